@@ -1,0 +1,1 @@
+"""Staddle: cross-silo personalised federated learning with a proof of what left."""

@@ -1,0 +1,1 @@
+"""Methods, exchanges, models, training: pure maths on tensors, no network."""

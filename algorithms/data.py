@@ -1,0 +1,123 @@
+"""A silo's records: loading, checking, and a split into training and test records that never moves."""
+
+import hashlib
+import hmac
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import LocalError
+
+SPLIT_DOMAIN = b"staddle/split/1"
+FEWEST_RECORDS = 2  # one to train on, one to test on
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Records ``x`` [N, …] float32 and their labels ``y`` [N] int64."""
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        if self.x.dtype != torch.float32 or self.y.dtype != torch.int64:
+            raise LocalError(f"data set: x is {self.x.dtype} and y is {self.y.dtype}; give float32 and int64")
+        if self.y.ndim != 1 or len(self.x) != len(self.y):
+            raise LocalError(f"data set: x is {list(self.x.shape)} and y {list(self.y.shape)}; give one label a record")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, indices: NDArray[np.int64]) -> "Dataset":
+        """The records at the given indices, in their order."""
+        index = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
+        return Dataset(self.x[index], self.y[index])
+
+
+def load_npz(path: Path, classes: int, input_shape: tuple[int, ...]) -> Dataset:
+    """Read arrays ``x`` and ``y`` of a .npz file and check them against the job's model; never unpickles."""
+    x, y = _read_arrays(path)
+    if not np.issubdtype(x.dtype, np.floating):
+        raise LocalError(f"{path}: x is {x.dtype}; store float32 (for images, divide by 255)")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise LocalError(f"{path}: y is {y.dtype}; store class numbers as int64")
+    if x.shape[1:] != tuple(input_shape) or x.ndim == 0:
+        wanted = ", ".join(str(side) for side in input_shape)
+        raise LocalError(f"{path}: x is {list(x.shape)}, the job's model takes [N, {wanted}]; reshape it")
+    if y.shape != x.shape[:1]:
+        raise LocalError(f"{path}: y is {list(y.shape)}, x has {len(x)} records; give one label a record")
+    if len(x) < FEWEST_RECORDS:
+        raise LocalError(f"{path}: holds {len(x)} records; at least {FEWEST_RECORDS} are needed")
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
+        raise LocalError(f"{path}: label {bad} in y, the job's model knows classes 0 to {classes - 1}")
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
+    if not np.isfinite(x).all():
+        record = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
+        raise LocalError(f"{path}: x holds NaN or a value beyond float32 in record {record}; clean it first")
+    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64)))
+
+
+def _read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise LocalError(f"{path}: holds one array; save x and y together with numpy.savez")
+            for name in ("x", "y"):
+                if name not in archive.files:
+                    raise LocalError(f"{path}: has no array {name!r}, only {sorted(archive.files)}; save x and y")
+            return archive["x"], archive["y"]
+    except OSError as error:
+        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+    except (ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise LocalError(f"{path}: not a .npz file of plain arrays: {error}") from error
+
+
+def save_npz(path: Path, data: Dataset) -> None:
+    """Write a data set so that ``load_npz`` reads it back."""
+    try:
+        with path.open("wb") as file:
+            np.savez_compressed(file, x=data.x.numpy(), y=data.y.numpy())
+    except OSError as error:
+        raise LocalError(f"{path}: cannot write it: {error.strerror or error}") from error
+
+
+def digits() -> Dataset:
+    """The 1,797 handwritten digits bundled with scikit-learn: x [1797, 1, 8, 8] in 0…1, ten classes."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - two seconds of import that only the demo needs
+
+    bunch = load_digits()
+    x = (bunch.images / 16).astype(np.float32)[:, None]
+    return Dataset(torch.from_numpy(x), torch.from_numpy(bunch.target.astype(np.int64)))
+
+
+def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dataset]:
+    """Training and test records, each record's side drawn by a keyed hash of its index alone.
+
+    Records appended later leave the sides of the earlier ones as they are, and who lacks the key cannot tell a side.
+    """
+    if not 0 < test_fraction < 1:
+        raise LocalError(f"test_fraction = {test_fraction}: choose a value between 0 and 1, such as 0.25")
+    if not key:
+        raise LocalError("the split needs a key; give a few random bytes that stay at this silo")
+    threshold = int(test_fraction * 2**64)
+    tested = np.array([_draw(key, index) < threshold for index in range(len(data))], dtype=bool)
+    if tested.all() or not tested.any():
+        side = "training" if tested.all() else "test"
+        raise LocalError(
+            f"test_fraction = {test_fraction} leaves no {side} record of {len(data)}; "
+            f"{'lower' if tested.all() else 'raise'} it or add records"
+        )
+    return data.take(np.flatnonzero(~tested)), data.take(np.flatnonzero(tested))
+
+
+def _draw(key: bytes, index: int) -> int:
+    digest = hmac.new(key, SPLIT_DOMAIN + index.to_bytes(8, "little"), hashlib.sha256).digest()
+    return int.from_bytes(digest[:8], "little")

@@ -1,0 +1,272 @@
+"""The four exchanges, and their plain arithmetic.
+
+Everything that a method sends upward is a part, and each part crosses by one of four exchanges (DESIGN.md section 1):
+
+=========  =============================================  ===================================================
+exchange   silo i gives                                   the coordinator needs only
+=========  =============================================  ===================================================
+``Sum``    tensors x_i and a weight w_i                   sum_i w_i x_i and sum_i w_i, over all or row by row
+``Mix``    tensors x_i                                    for each recipient r: sum_j A_rj x_j
+``Gram``   vectors v_i, one per group                     the inner products <v_i, v_j>
+``Each``   tensors x_i                                    x_i itself
+=========  =============================================  ===================================================
+
+The folds take the silos in one fixed order and accumulate in float64, element by element, so the simulator and the
+coordinator give the same bits (Gram uses a matrix product: the same bits at one thread).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import LocalError
+
+Tensors = Mapping[str, Tensor]
+Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo gave
+
+WEIGHT = "@weight"  # the name under which a Sum's weight crosses; "@" cannot start a tensor's own name
+MIX_BITS = 32  # SECURITY.md rule 19: the integer weights of a Mix row add up to 2^32 exactly
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int64": torch.int64,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Kind(IntEnum):
+    """What a part is, in the field's words; the numbers are those of ``PartKind`` in proto/tensor.proto."""
+
+    WHOLE_MODEL = 1
+    BACKBONE = 2
+    INTER_LEARNING_MODEL = 3
+    HEADER_ROWS = 4
+    PROTOTYPES = 5
+    CANONICAL_MODELS = 6
+    CLASSIFIER_ROWS = 7
+    MEMBERSHIP = 8
+    COUNTS = 9
+    METRIC = 10
+    SKETCH = 11
+    KEY = 12
+    SHARE = 13
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, dtype (a key of DTYPES) and shape of one tensor that crosses."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; Python integers, so no shape overflows it."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return self.elements * DTYPES[self.dtype].itemsize
+
+
+def specs_of(tensors: Tensors) -> tuple[TensorSpec, ...]:
+    """Specs of the given tensors, in their order."""
+    return tuple(TensorSpec(name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Sum over silos.
+
+    ``mean``: sum_i w_i x_i / sum_i w_i with one weight a silo. ``ratio``: the same row by row, w_i of shape [rows],
+    rows without weight come back as zeros. ``total``: sum_i x_i, no weight, in float64 (int64 stays int64).
+    """
+
+    form: Literal["mean", "ratio", "total"] = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A weighted sum per recipient, over the last version that each silo gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gram:
+    """Inner products of one tensor [groups, d] per silo, group by group; never for counts or proportions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """The value of each silo, visible to the coordinator."""
+
+
+Exchange = Sum | Mix | Gram | Each
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What crosses together: a name, a kind, an exchange and the tensors in their wire order."""
+
+    name: str
+    kind: Kind
+    exchange: Exchange
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def wire(self) -> tuple[TensorSpec, ...]:
+        """Specs of everything that a silo sends for this part, the weight of a Sum included."""
+        match self.exchange:
+            case Sum("mean"):
+                return (*self.tensors, TensorSpec(WEIGHT, "float64", ()))
+            case Sum("ratio"):
+                return (*self.tensors, TensorSpec(WEIGHT, "float64", self.tensors[0].shape[:1]))
+            case _:
+                return self.tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Gift:
+    """What a silo gives for one part: its tensors and, for a Sum of form mean or ratio, the weight."""
+
+    tensors: Tensors
+    weight: float | Tensor | None = None
+
+
+class Exchanges(Protocol):
+    """One way to run the exchanges, chosen once at job admission: in the clear, or blind."""
+
+    def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
+        """At the silo: the tensors that leave, exactly ``part.wire`` in its order."""
+        ...
+
+    def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
+        """At the coordinator: the result over ``members``, in that order; empty for a Mix."""
+        ...
+
+    def mix(self, part: Part, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
+        """At the coordinator: one recipient's row over the stored versions of the silos in ``weights``."""
+        ...
+
+
+class Plain:
+    """The exchanges in the clear: what each silo gives is visible to the coordinator."""
+
+    def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
+        """Check a gift against its part and lay it out in wire order; LocalError names what does not fit."""
+        given = dict(gift.tensors)
+        if part.wire != part.tensors:
+            if gift.weight is None:
+                raise LocalError(f"part {part.name!r}: a Sum of form {part.exchange!r} needs a weight")
+            given[WEIGHT] = torch.as_tensor(gift.weight, dtype=torch.float64)
+            if bool((given[WEIGHT] < 0).any()):
+                raise LocalError(f"part {part.name!r}: a weight is negative")
+        elif gift.weight is not None:
+            raise LocalError(f"part {part.name!r}: {part.exchange!r} takes no weight")
+        if set(given) != {spec.name for spec in part.wire}:
+            raise LocalError(f"part {part.name!r}: gave {sorted(given)}, its schema has {[s.name for s in part.wire]}")
+        return {spec.name: _fitting(part, spec, given[spec.name]) for spec in part.wire}
+
+    def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
+        """Fold what the members gave; ``members`` must not be empty.
+
+        Sum: the tensors of the part and ``@weight`` (the total; absent for form total). Gram: ``gram``
+        [groups, n, n] float64. Each: every tensor with a leading axis [n]. Mix: nothing, the versions stay stored.
+        """
+        if not members:
+            raise LocalError(f"part {part.name!r}: nothing to fold, no silo gave it")
+        match part.exchange:
+            case Sum("total"):
+                return {spec.name: _total(spec, members, read) for spec in part.tensors}
+            case Sum():
+                return _ratio(part, members, read)
+            case Gram():
+                (spec,) = part.tensors
+                vectors = torch.stack([read(silo, spec.name).double() for silo in members], dim=1)  # [groups, n, d]
+                return {"gram": vectors @ vectors.transpose(1, 2)}
+            case Each():
+                return {s.name: torch.stack([read(silo, s.name) for silo in members]) for s in part.tensors}
+            case Mix():
+                return {}
+
+    def mix(self, part: Part, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
+        """Row sum_j a_j x_j / 2^32 with a_j the integer weights of SECURITY.md rule 19, folded in float64."""
+        integers = integer_weights(list(weights.values()))
+        row: dict[str, Tensor] = {}
+        for spec in part.tensors:
+            total = torch.zeros(spec.shape, dtype=torch.float64)
+            for silo, integer in zip(weights, integers, strict=True):
+                if integer:
+                    total += read(silo, spec.name).double() * (integer / 2**MIX_BITS)
+            row[spec.name] = total.to(DTYPES[spec.dtype])
+        return row
+
+
+PLAIN = Plain()
+
+
+def _fitting(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
+    found = TensorSpec(spec.name, DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape))
+    if found != spec:
+        raise LocalError(
+            f"part {part.name!r}: tensor {spec.name!r} is {found.dtype} {list(found.shape)}, "
+            f"its schema says {spec.dtype} {list(spec.shape)}"
+        )
+    if not bool(torch.isfinite(tensor).all()):
+        raise LocalError(
+            f"part {part.name!r}: tensor {spec.name!r} holds NaN or infinity; training has diverged, lower the lr"
+        )
+    return tensor.detach().contiguous()
+
+
+def _total(spec: TensorSpec, members: Sequence[str], read: Read) -> Tensor:
+    total = torch.zeros(spec.shape, dtype=torch.int64 if spec.dtype == "int64" else torch.float64)
+    for silo in members:
+        total += read(silo, spec.name)
+    return total
+
+
+def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
+    """Weighted mean, over all or by leading row, a silo after another; each silo's weight is read once."""
+    weights = [read(silo, WEIGHT) for silo in members]
+    total = torch.stack(weights).sum(0)  # [] or [rows]
+    folded: dict[str, Tensor] = {}
+    for spec in part.tensors:
+        column = (-1,) + (1,) * (len(spec.shape) - 1) if total.ndim else ()
+        fold = torch.zeros(spec.shape, dtype=torch.float64)
+        for silo, weight in zip(members, weights, strict=True):
+            fold += read(silo, spec.name).double() * weight.reshape(column)
+        divisor = torch.where(total > 0, total, 1.0).reshape(column)
+        folded[spec.name] = (fold / divisor).to(DTYPES[spec.dtype])
+    return {**folded, WEIGHT: total}
+
+
+def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
+    """Non-negative integers in the proportion of ``weights`` that add up to 2^32 exactly, by largest remainder.
+
+    Ties go to the earlier silo. Raises LocalError for weights that are negative, not finite or all zero.
+    """
+    if not weights or any(not 0 <= w < float("inf") for w in weights) or sum(weights) <= 0:
+        raise LocalError(f"mixing weights {list(weights)} are not non-negative finite numbers with a positive sum")
+    whole = sum(weights)
+    exact = [w / whole * 2**MIX_BITS for w in weights]
+    floors = [int(e) for e in exact]
+    missing = 2**MIX_BITS - sum(floors)
+    by_remainder = sorted(range(len(weights)), key=lambda i: (floors[i] - exact[i], i))
+    for i in by_remainder[:missing]:
+        floors[i] += 1
+    return tuple(floors)
+
+
+def walk_tensors(parts: Sequence[Part]) -> Iterator[tuple[Part, TensorSpec]]:
+    """All tensors that cross, in wire order."""
+    for part in parts:
+        for spec in part.wire:
+            yield part, spec

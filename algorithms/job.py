@@ -1,0 +1,249 @@
+"""The job: what silos, coordinator and simulator all read, and the document that the operator signs.
+
+A job file, as a person writes it::
+
+    version = 1
+    name = "digits"
+    seed = 7
+    rounds = 10
+    silos = ["clinic-a", "clinic-b", "clinic-c"]
+
+    [method]
+    name = "pfedsim"
+    options = { rho = 0.5 }
+
+    [model]
+    name = "cnn-digits"
+    classes = 10
+
+    [training]
+    epochs = 2
+    batch_size = 32
+    lr = 0.1
+
+The document is the same with every default filled in, decimals as strings, and the wire schema written out: phase by
+phase the parts that cross. What is not in the schema cannot cross. A silo recomputes it from its own code.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import floor
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import BeforeValidator, Field
+
+from ..errors import LocalError
+from ..files import Strict, canonical_json, read_toml, validate
+from .catalog import configure, method_class, method_options
+from .exchange import Part
+from .method import METRICS, Method, Optimiser, Setting
+from .models import ModelOptions, build
+from .schema import explain_difference, method_digest, model_digest, phases, plain
+from .streams import raw, stream
+
+LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
+LONGEST_TIMEOUT = 30 * 24 * 3600.0
+DERIVED = ("schema", "method_digest", "model_digest")
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("give a number, not true or false")  # noqa: TRY004 - pydantic reports ValueError only
+    return value
+
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]  # this engine's $ is the very end, no newline passes
+Whole = Annotated[int, Field(strict=True)]
+Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
+
+
+class MethodTable(Strict):
+    """The [method] table; its options are checked by the method's own model."""
+
+    name: str
+    version: Whole | None = None  # left out: the version installed here
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class TrainingTable(Strict):
+    """The [training] table."""
+
+    epochs: Annotated[Whole, Field(ge=1, le=10_000)] = 1
+    batch_size: Annotated[Whole, Field(ge=1, le=1_000_000)] = 32
+    lr: Annotated[Real, Field(gt=0)]
+    momentum: Annotated[Real, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[Real, Field(ge=0)] = 0.0
+
+
+class JobFile(Strict):
+    """A job file."""
+
+    version: Annotated[Literal[1], BeforeValidator(_no_bool)]
+    name: Name
+    seed: Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
+    rounds: Annotated[Whole, Field(ge=1, le=100_000)]
+    silos: Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
+    participation: Annotated[Real, Field(gt=0, le=1)] = 1.0
+    min_cohort: Annotated[Whole, Field(ge=1)] = 2
+    round_timeout: Annotated[Real, Field(gt=0, le=LONGEST_TIMEOUT)] = 600.0
+    method: MethodTable
+    model: ModelOptions
+    training: TrainingTable
+
+    @pydantic.model_validator(mode="after")
+    def _combinations(self) -> "JobFile":
+        twice = sorted({silo for silo in self.silos if self.silos.count(silo) > 1})
+        if twice:
+            raise ValueError(f"silos names {', '.join(twice)} more than once; keep one of each")
+        if self.min_cohort > len(self.silos):
+            raise ValueError(f"min_cohort = {self.min_cohort}, but there are {len(self.silos)} silos; lower it")
+        if self.model.norm == "batch" and self.training.batch_size == 1:
+            raise ValueError('model.norm = "batch" cannot train with training.batch_size = 1; raise it to 2 or more')
+        return self
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked job; the one form of it that all of Staddle uses."""
+
+    name: str
+    seed: int
+    rounds: int
+    silos: tuple[str, ...]  # in job order: the order of every fold
+    participation: float
+    min_cohort: int
+    round_timeout: float  # seconds
+    method_name: str
+    method_options: Strict
+    model: ModelOptions
+    epochs: int
+    batch_size: int
+    optimiser: Optimiser
+
+    @classmethod
+    def from_toml(cls, path: Path) -> "Job":
+        """Read a job file; LocalError names file, key, value and the fix."""
+        return cls.from_file(read_toml(path, JobFile), str(path))
+
+    @classmethod
+    def from_file(cls, file: JobFile, origin: str) -> "Job":
+        """The job of a parsed job file."""
+        here = method_class(file.method.name, origin).version
+        if file.method.version not in (None, here):
+            raise LocalError(
+                f"{origin}: method.version = {file.method.version}: this silo's {file.method.name} version differs, "
+                f"it is {here}; install the Staddle release that the job was written with"
+            )
+        return cls(
+            **{key: getattr(file, key) for key in ("name", "seed", "rounds", "silos", "participation", "min_cohort")},
+            round_timeout=file.round_timeout,
+            method_name=file.method.name,
+            method_options=method_options(file.method.name, file.method.options, origin),
+            model=file.model,
+            epochs=file.training.epochs,
+            batch_size=file.training.batch_size,
+            optimiser=Optimiser(file.training.lr, file.training.momentum, file.training.weight_decay),
+        )
+
+    @classmethod
+    def from_document(cls, document: Any, origin: str) -> "Job":
+        """The job of a document that came from elsewhere, refused unless this machine's code makes the same of it."""
+        if not isinstance(document, Mapping):
+            raise LocalError(f"{origin}: a job document is a JSON object, not {type(document).__name__}")
+        written = {key: value for key, value in document.items() if key not in DERIVED}
+        job = cls.from_file(validate(written, JobFile, origin), origin)
+        computed = job.document()
+        if computed != document:
+            raise LocalError(f"{origin}: {explain_difference(document, computed, job.method_name, job.model.name)}")
+        return job
+
+    def document(self) -> dict[str, Any]:
+        """The document that is signed, hashed and sent: canonical JSON can hold it."""
+        return {
+            "version": 1,
+            "name": self.name,
+            "seed": self.seed,
+            "rounds": self.rounds,
+            "silos": list(self.silos),
+            "participation": plain(self.participation),
+            "min_cohort": self.min_cohort,
+            "round_timeout": plain(self.round_timeout),
+            "method": {
+                "name": self.method_name,
+                "version": self._method.version,
+                "options": plain(self.method_options),
+            },
+            "model": plain(self.model),
+            "training": {
+                "epochs": self.epochs,
+                "batch_size": self.batch_size,
+                "lr": plain(self.optimiser.lr),
+                "momentum": plain(self.optimiser.momentum),
+                "weight_decay": plain(self.optimiser.weight_decay),
+            },
+            "schema": self._schema,
+            "method_digest": method_digest(self._method, self._schema),
+            "model_digest": model_digest(self.model, self._method),
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical document, in hex: the name of this job in signatures and ledgers."""
+        return hashlib.sha256(canonical_json(self.document())).hexdigest()
+
+    @cached_property
+    def _method(self) -> Method:
+        return configure(self.method_name, self.method_options, self.setting())
+
+    @cached_property
+    def _schema(self) -> list[dict[str, Any]]:
+        return phases(self.rounds, self.up, self.down)
+
+    @cached_property
+    def phase_starts(self) -> tuple[int, ...]:
+        """The rounds at which another set of parts begins to cross; the final delivery is not among them."""
+        return tuple(phase["from_round"] for phase in self._schema if phase["from_round"] < self.rounds)
+
+    def setting(self) -> Setting:
+        """What both halves of the method know of the job."""
+        return Setting(
+            self.silos,
+            self.rounds,
+            self.model.classes,
+            self.epochs,
+            self.optimiser,
+            lambda: build(self.model, self.seed),
+        )
+
+    def method(self) -> Method:
+        """The configured method; it holds no state, so all users of a job share one."""
+        return self._method
+
+    def up(self, round_: int) -> tuple[Part, ...]:
+        """Parts that a silo gives in a round, METRICS last; none in the final delivery."""
+        self._check_round(round_)
+        return () if round_ == self.rounds else (*self._method.up(round_), METRICS)
+
+    def down(self, round_: int) -> tuple[Part, ...]:
+        """Parts that may be delivered at the start of a round; round number ``rounds`` is the final delivery."""
+        self._check_round(round_)
+        return self._method.down(round_)
+
+    def cohort(self, round_: int) -> tuple[str, ...]:
+        """Silos that train in a round, in job order: the same draw for every method.
+
+        Their number is participation · silos rounded half up, and at least ``min_cohort``.
+        """
+        self._check_round(round_)
+        size = max(floor(self.participation * len(self.silos) + 0.5), self.min_cohort)
+        words = raw(stream(self.seed, "", round_, "cohort"), len(self.silos)).tolist()
+        drawn = sorted(range(len(self.silos)), key=lambda i: (words[i], i))[:size]
+        return tuple(self.silos[i] for i in sorted(drawn))
+
+    def _check_round(self, round_: int) -> None:
+        if not 0 <= round_ <= self.rounds:
+            raise LocalError(f"round {round_} of job {self.name!r}, which has rounds 0 to {self.rounds - 1}")

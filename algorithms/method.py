@@ -1,0 +1,233 @@
+"""The method contract: deliver, train, give.
+
+A method is one file with one class. Its wire list says which parts cross and by which exchange; its silo half turns
+what came down into stages of local training and one bundle of gifts; its coordinator half sees only the results that
+its exchanges grant. Loops, batches, clocks, devices, files and sockets belong to the runner, so one method file runs
+in the simulator and over the network.
+
+A round at a silo: ``deliver`` (what came down) → train the ``stages`` → ``give``. A round at the coordinator:
+``deliveries`` per silo → collect the gifts → ``combine``. Results are delivered at the start of a silo's next round,
+and once more after the last round (round number == ``setting.rounds``).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..files import Strict
+from .exchange import Gift, Kind, Part, Sum, Tensors, TensorSpec
+
+Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]  # part name → the module, or its functional form under vmap
+Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]  # (parts, x [B, …], y [B], context) → [B]
+Penalty: TypeAlias = Callable[[Mapping[str, Tensors]], Tensor]  # parameters by part → scalar
+CoordinatorState: TypeAlias = Mapping[str, Tensor]  # small and named, so that the coordinator can store it
+Results: TypeAlias = Mapping[str, Tensors]  # part name → what the exchange gave
+
+METRICS = Part(
+    "metrics",
+    Kind.METRIC,
+    Sum("total"),
+    (
+        TensorSpec("correct.delivered", "int64", ()),  # test records right with the model as delivered
+        TensorSpec("correct.trained", "int64", ()),  # the same after local training
+        TensorSpec("tested", "int64", ()),  # test records
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """SGD: v ← momentum·v + g + weight_decay·θ; θ ← θ − lr·v."""
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The public facts of a job that both halves know.
+
+    ``build`` returns a freshly initialised model of the job as its two parts, ``extractor`` and ``classifier``; it
+    gives the same values at every silo (seeded by the job).
+    """
+
+    silos: tuple[str, ...]  # in job order: the order of every fold
+    rounds: int
+    classes: int
+    epochs: int
+    optimiser: Optimiser
+    build: Callable[[], dict[str, nn.Module]]
+
+
+@dataclass(frozen=True)
+class SiloState:
+    """What a silo keeps between rounds: parameters and buffers by part, and other tensors of the method."""
+
+    parts: Mapping[str, Tensors]
+    extra: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the silo half may know of its own data; it stays at the silo unless a gift carries it."""
+
+    samples: int
+    class_counts: Tensor  # [classes] int64
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stretch of local training: the parts that move, for how many epochs, by which loss.
+
+    ``loss`` returns per-sample losses [B]; the runner takes the mean. Terms that depend on parameters alone go into
+    ``penalty``, where differentially private training can see them. Parts not trained run in evaluation mode.
+    """
+
+    trains: tuple[str, ...]
+    epochs: int
+    loss: Loss
+    optimiser: Optimiser
+    penalty: Penalty | None = None
+    context: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Latest:
+    """Deliver the last published value of a part; nothing where none was published yet."""
+
+    part: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """Deliver a Mix row: sum over silos of weight · last given version, weights normalised by the runtime."""
+
+    part: str
+    weights: Mapping[str, float]
+
+
+Delivery: TypeAlias = Latest | Row
+
+
+class NoOptions(Strict):
+    """Options of a method that has none."""
+
+
+class Method(ABC):
+    """Base of all methods. Subclasses set the class variables and write the two halves."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    options_model: ClassVar[type[Strict]] = NoOptions
+    product: ClassVar[Literal["delivered", "trained"]] = "trained"
+    """Which model a silo keeps in the end: the one delivered last, or the one trained last."""
+
+    options: Strict
+    """Checked options, an instance of ``options_model``; subclasses narrow the annotation."""
+
+    def __init__(self, setting: Setting, options: Strict | None = None) -> None:
+        self.setting = setting
+        self.options = self.options_model() if options is None else options
+        self.template = {name: specs_of_parameters(m) for name, m in setting.build().items()}
+
+    # The wire list.
+
+    @abstractmethod
+    def up(self, round_: int) -> tuple[Part, ...]:
+        """Parts that a silo gives in this round, besides the metrics that every method gives."""
+
+    @abstractmethod
+    def down(self, round_: int) -> tuple[Part, ...]:
+        """Parts that may be delivered at the start of this round; ``rounds`` is the final delivery."""
+
+    # The silo half.
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The silo's own modules by part, freshly initialised."""
+        return self.setting.build()
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        """Logits [B, classes] of the silo's model."""
+        return parts["classifier"](parts["extractor"](x))
+
+    def deliver(self, state: SiloState, delivered: Results) -> SiloState:
+        """Take what came down into the state; by default each part replaces the parameters that it names."""
+        parts = dict(state.parts)
+        for tensors in delivered.values():
+            for name, value in tensors.items():
+                part, _, leaf = name.partition(".")
+                parts[part] = {**parts[part], leaf: value}
+        return SiloState(parts, state.extra)
+
+    @abstractmethod
+    def stages(self, state: SiloState, round_: int) -> tuple[Stage, ...]:
+        """What to train in this round, in order."""
+
+    @abstractmethod
+    def give(self, state: SiloState, round_: int, facts: Facts) -> dict[str, Gift]:
+        """One gift for each part of ``up(round_)``."""
+
+    # The coordinator half.
+
+    def begin(self) -> CoordinatorState:
+        """State before the first round."""
+        return {}
+
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> tuple[CoordinatorState, dict[str, dict[str, Tensor]]]:
+        """Turn the results of a round into the next state and the parts to publish (for ``Latest``)."""
+        published = {
+            part.name: {spec.name: results[part.name][spec.name] for spec in part.tensors}
+            for part in self.up(round_)
+            if isinstance(part.exchange, Sum)
+        }
+        return state, published
+
+    def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
+        """What this silo gets at the start of this round; by default the last value of each part of ``down``."""
+        return tuple(Latest(part.name) for part in self.down(round_))
+
+    # For subclasses.
+
+    def shared(self, name: str, kind: Kind, *parts: str) -> Part:
+        """A Sum over the parameters of the named parts, weighted by samples; tensors are named ``part.parameter``."""
+        return Part(name, kind, Sum("mean"), self.flat_specs(*parts))
+
+    def flat_specs(self, *parts: str) -> tuple[TensorSpec, ...]:
+        """Specs of the named parts' parameters, named ``part.parameter``."""
+        return tuple(
+            TensorSpec(f"{part}.{spec.name}", spec.dtype, spec.shape) for part in parts for spec in self.template[part]
+        )
+
+    def flat(self, state: SiloState, *parts: str) -> dict[str, Tensor]:
+        """Parameters of the named parts, without buffers, named ``part.parameter``."""
+        return {f"{part}.{spec.name}": state.parts[part][spec.name] for part in parts for spec in self.template[part]}
+
+    def stage(self, *trains: str) -> Stage:
+        """Cross-entropy on the job's epochs and optimiser, training the named parts."""
+        return Stage(trains, self.setting.epochs, self.cross_entropy, self.setting.optimiser)
+
+    def cross_entropy(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
+        """Per-sample cross-entropy [B] of ``predict``."""
+        return nn.functional.cross_entropy(self.predict(parts, x), y, reduction="none")
+
+
+def specs_of_parameters(module: nn.Module) -> tuple[TensorSpec, ...]:
+    """Specs of a module's parameters (buffers stay local), in definition order."""
+    return tuple(
+        TensorSpec(name, str(p.dtype).removeprefix("torch."), tuple(p.shape)) for name, p in module.named_parameters()
+    )
+
+
+def initial_state(method: Method) -> SiloState:
+    """State of a silo before its first round: what ``modules`` initialised."""
+    with torch.no_grad():
+        return SiloState(
+            {part: {k: v.clone() for k, v in m.state_dict().items()} for part, m in method.modules().items()}
+        )

@@ -1,0 +1,174 @@
+"""pFedSim: feature extractors mixed among silos whose classifiers agree.
+
+Tan, Zhou, Liu, Wang, Yu, Jin, "pFedSim: similarity-aware model aggregation towards personalized federated learning",
+2023, arXiv:2305.15706, Algorithm 2.
+
+A model is θ = φ ∘ ω with feature extractor ω and classifier φ of rows φ_c, one a class. T_g = floor(ρ T) rounds of
+FedAvg (generalisation) are followed by rounds in which only ω travels (personalisation):
+
+    (2) sim(φ_i, φ_j) = (1/C) Σ_c cos(φ_{i,c}, φ_{j,c})
+    (3) Φ_ij = -(1/C) Σ_c log[1 - max(0, φ_{i,c}·φ_{j,c} / (‖φ_{i,c}‖ ‖φ_{j,c}‖ + ε))],   Φ = I before the first pair
+    (4) ω_i ← Σ_j Φ_ij ω_j / Σ_j Φ_ij over all silos j with their last ω_j,   φ_i ← φ_i
+
+Where this differs from the paper:
+- ``similarity = "mean"``, the default, is the form of the authors' code and published figures:
+  (3') Φ_ij = -log[1 - max(0, sim(φ_i, φ_j))], clamp and log after the mean over classes. It also discloses less: one
+  number per pair. ``similarity = "per_class"`` is Eq. 3 as printed, one number per pair and class.
+- ``self_weight`` is Φ_ii. Left out it is 9.2103 = -log(1 - 0.9999) for "mean" (the code's value) and 1 for
+  "per_class" (the paper's identity matrix).
+- Cosines are cut to at most 1 - 1e-4 before the log. Right after the generalisation phase all classifiers are nearly
+  equal, cos → 1 and Eq. 3 has no bound; cut, no neighbour weighs more than 9.2103.
+- Rows cross as unit vectors φ_c / max(‖φ_c‖, ε), so that the coordinator sees cosines only; ε = 1e-8 stands at the
+  norm and not at the product of norms. The bias of the classifier takes no part in the similarity (as in the code).
+- A silo without a neighbour of positive weight keeps its own extractor, as in the code; Eq. 4 says the same.
+- A silo that has not given an extractor since the phase changed takes no part in Eq. 4's sum (the paper lets it stand
+  in with the generalisation model) and starts from the last generalisation model when it first trains.
+- Batch norm's running statistics stay at each silo in both phases, its weight and bias are parameters of ω.
+
+Wire list:
+
+=================  ====  ==============================================================  =======================
+phase              way   part                                                            exchange
+=================  ====  ==============================================================  =======================
+generalisation     up    ``model``: ω and φ                                              Sum, weighted by samples
+generalisation     down  ``model``                                                       -
+personalisation    up    ``extractor``: ω                                                Mix
+personalisation    up    ``rows``: [1, C·d] for "mean", [C, d] for "per_class"           Gram
+personalisation    down  ``extractor``: the silo's row of Eq. 4                          -
+personalisation    down  ``model``: once, to a silo that has given no extractor yet      -
+=================  ====  ==============================================================  =======================
+
+A silo's model in the end is the one it trained last, as in the authors' evaluation.
+"""
+
+from fractions import Fraction
+from math import floor, log
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ..files import Strict
+from .exchange import Gift, Gram, Kind, Mix, Part, TensorSpec
+from .method import CoordinatorState, Delivery, Facts, Latest, Method, Results, Row, Setting, SiloState, Stage
+
+EPSILON = 1e-8  # ε of Eq. 3
+LARGEST_COSINE = 1 - 1e-4
+CODE_SELF_WEIGHT = -log(1 - 0.9999)  # 9.2103
+PAPER_SELF_WEIGHT = 1.0
+
+
+class PFedSimOptions(Strict):
+    """Options of pFedSim."""
+
+    rho: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    """Share of the rounds that the generalisation phase takes."""
+    similarity: Literal["mean", "per_class"] = "mean"
+    self_weight: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = None
+    """Φ_ii; left out, 9.2103 for "mean" and 1 for "per_class"."""
+
+
+class PFedSim(Method):
+    """Extractors mixed among silos whose classifiers agree."""
+
+    name = "pfedsim"
+    version = 1
+    options_model = PFedSimOptions
+    options: PFedSimOptions
+
+    def __init__(self, setting: Setting, options: Strict | None = None) -> None:
+        super().__init__(setting, options)
+        self.warmup = floor(
+            Fraction(str(self.options.rho)) * setting.rounds
+        )  # T_g, of ρ as it is written: .29·100 = 29
+        weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
+        classes, width = weight.shape
+        rows = (1, classes * width) if self.options.similarity == "mean" else (classes, width)
+        self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")
+        self.extractor = Part("extractor", Kind.BACKBONE, Mix(), self.flat_specs("extractor"))
+        self.rows = Part("rows", Kind.CLASSIFIER_ROWS, Gram(), (TensorSpec("rows", weight.dtype, rows),))
+
+    @property
+    def self_weight(self) -> float:
+        """Φ_ii."""
+        if self.options.self_weight is not None:
+            return self.options.self_weight
+        return CODE_SELF_WEIGHT if self.options.similarity == "mean" else PAPER_SELF_WEIGHT
+
+    def up(self, round_: int) -> tuple[Part, ...]:
+        """The model in the generalisation phase, then extractor and classifier rows."""
+        return (self.model,) if round_ < self.warmup else (self.extractor, self.rows)
+
+    def down(self, round_: int) -> tuple[Part, ...]:
+        """The model up to the phase change; afterwards the mixed extractor, or the model to a newcomer."""
+        if round_ <= self.warmup:
+            return (self.model,) if self.warmup else ()
+        return (self.extractor, self.model) if self.warmup else (self.extractor,)
+
+    # The silo half.
+
+    def stages(self, state: SiloState, round_: int) -> tuple[Stage, ...]:
+        """ClientUpdate of Algorithm 2: both parts together, in both phases."""
+        return (self.stage("extractor", "classifier"),)
+
+    def give(self, state: SiloState, round_: int, facts: Facts) -> dict[str, Gift]:
+        """The model for FedAvg, or the extractor for Eq. 4 and the classifier rows for Eq. 3."""
+        if round_ < self.warmup:
+            return {"model": Gift(self.flat(state, "extractor", "classifier"), float(facts.samples))}
+        rows = state.parts["classifier"]["weight"].double()  # [C, d]
+        unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=EPSILON)
+        if self.options.similarity == "mean":
+            unit = (unit / len(unit) ** 0.5).reshape(1, -1)  # ⟨v_i, v_j⟩ = (1/C) Σ_c cos_c: Eq. 2 in one product
+        (spec,) = self.rows.tensors
+        return {
+            "extractor": Gift(self.flat(state, "extractor")),
+            "rows": Gift({spec.name: unit.to(state.parts["classifier"]["weight"].dtype)}),
+        }
+
+    # The coordinator half. ``phi`` holds max(0, sim) of Eq. 2 for "mean" and Φ of Eq. 3 for "per_class", 0 for pairs
+    # that never trained in the same round; ``gave`` marks the silos that have given an extractor.
+
+    def begin(self) -> CoordinatorState:
+        """No pair seen; the diagonal is not stored, it is ``self_weight``."""
+        n = len(self.setting.silos)
+        return {"phi": torch.zeros(n, n, dtype=torch.float64), "gave": torch.zeros(n, dtype=torch.int64)}
+
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> tuple[CoordinatorState, dict[str, dict[str, Tensor]]]:
+        """FedAvg, then new similarities for the pairs of this cohort; older entries stay."""
+        if round_ < self.warmup:
+            return super().combine(state, round_, cohort, results)
+        index = torch.tensor([self.setting.silos.index(silo) for silo in cohort])
+        phi, gave = state["phi"].clone(), state["gave"].clone()
+        phi[index[:, None], index] = self.similarities(results["rows"]["gram"])
+        phi.fill_diagonal_(0)
+        gave[index] = 1
+        return {"phi": phi, "gave": gave}, {}
+
+    def similarities(self, gram: Tensor) -> Tensor:
+        """What ``phi`` stores for a cohort of n silos, from the inner products [groups, n, n]."""
+        cosines = gram.clamp(0, LARGEST_COSINE)
+        if self.options.similarity == "mean":
+            return cosines[0]  # Eq. 2, clamped
+        return -torch.log(1 - cosines).mean(0)  # Eq. 3
+
+    def weights(self, state: CoordinatorState, silo: str) -> dict[str, float]:
+        """Φ_ij of one silo i for the silos j of positive weight, itself included, in job order."""
+        here = self.setting.silos.index(silo)
+        row = state["phi"][here]
+        if self.options.similarity == "mean":
+            row = -torch.log(1 - row)  # Eq. 3'
+        row = row.clone()
+        row[here] = self.self_weight
+        return {name: value for name, value in zip(self.setting.silos, row.tolist(), strict=True) if value > 0}
+
+    def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
+        """Eq. 4 for a silo that has given an extractor; the last generalisation model for one that has not."""
+        if round_ <= self.warmup or not state["gave"][self.setting.silos.index(silo)]:
+            return (Latest("model"),) if self.warmup else ()
+        weights = self.weights(state, silo)
+        if not weights.keys() - {silo}:
+            return ()  # no neighbour: Σ_j Φ_ij ω_j / Σ_j Φ_ij = ω_i, which the silo has
+        return (Row("extractor", weights),)  # Eq. 4

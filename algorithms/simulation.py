@@ -1,0 +1,65 @@
+"""All silos of a job in one process, one after another: no network, no disk, the same functions as the federation."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import LocalError
+from .aggregation import MemoryArchive, close_round, deliver
+from .data import Dataset
+from .exchange import PLAIN
+from .job import Job
+from .local_round import Report, final_round, local_round
+from .method import CoordinatorState, SiloState, initial_state
+from .training import silent
+
+Shards = Mapping[str, tuple[Dataset, Dataset]]  # silo → (training records, test records)
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """What a simulated job leaves behind."""
+
+    history: Mapping[str, tuple[Report, ...]]  # by silo: the rounds in which it trained, then the final delivery
+    metrics: tuple[Mapping[str, Tensor], ...]  # by round: the sums that the coordinator sees
+    states: Mapping[str, SiloState]  # the model that each silo keeps
+    coordinator: CoordinatorState
+
+    def accuracy(self, product: str) -> dict[str, float]:
+        """Test accuracy by silo after the last round, of the model "delivered" last or "trained" last."""
+        last = {silo: reports[-1] for silo, reports in self.history.items()}
+        return {silo: getattr(report, f"correct_{product}") / report.tested for silo, report in last.items()}
+
+
+def simulate(job: Job, shards: Shards, progress: Callable[[int, int], None] = silent) -> SimulationResult:
+    """Run a job to its end; ``progress`` is told the rounds done and their total."""
+    if set(shards) != set(job.silos):
+        raise LocalError(f"data was given for silos {sorted(shards)}, the job names {sorted(job.silos)}")
+    method = job.method()
+    archive, coordinator = MemoryArchive(), method.begin()
+    states = {silo: initial_state(method) for silo in job.silos}
+    history: dict[str, list[Report]] = {silo: [] for silo in job.silos}
+    metrics: list[Mapping[str, Tensor]] = []
+    for round_ in range(job.rounds):
+        cohort, up = job.cohort(round_), job.up(round_)
+        spool: dict[tuple[str, str], dict[str, Tensor]] = {}
+        for silo in cohort:
+            down = deliver(method, PLAIN, coordinator, round_, silo, archive)
+            outcome = local_round(method, job, states[silo], round_, down, *shards[silo], silo)
+            states[silo] = outcome.state
+            history[silo].append(outcome.report)
+            spool |= {(part.name, silo): PLAIN.give(part, outcome.gifts[part.name]) for part in up}
+
+        def read(part: str, silo: str, name: str, spool: Mapping[tuple[str, str], dict[str, Tensor]] = spool) -> Tensor:
+            return spool[part, silo][name]
+
+        coordinator, sums = close_round(method, PLAIN, coordinator, round_, cohort, up, read, archive)
+        metrics.append(sums)
+        progress(round_ + 1, job.rounds)
+    for silo in job.silos:
+        down = deliver(method, PLAIN, coordinator, job.rounds, silo, archive)
+        outcome = final_round(method, job, states[silo], down, shards[silo][1], trained=bool(history[silo]))
+        states[silo] = outcome.state
+        history[silo].append(outcome.report)
+    return SimulationResult({s: tuple(r) for s, r in history.items()}, tuple(metrics), states, coordinator)

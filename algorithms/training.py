@@ -1,0 +1,146 @@
+"""The one local loop: epochs, batches, optimiser and evaluation of one silo.
+
+The step of a batch is an argument: ``plain`` here; differentially private training brings its own. A step is begun
+once per stage, so optimiser state never outlives a stage.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, isfinite
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..errors import CancelledError, LocalError
+from .data import Dataset
+from .method import Method, Optimiser, Stage
+from .streams import permutation
+
+EVALUATION_CHUNK = 512
+
+Modules: TypeAlias = Mapping[str, nn.Module]
+
+
+class Step(Protocol):
+    """Begin a stage: returns what trains one batch (x [B, …], y [B]) in place and gives its loss."""
+
+    def __call__(self, modules: Modules, stage: Stage) -> Callable[[Tensor, Tensor], float]:
+        """Begin the stage with fresh optimiser state."""
+        ...
+
+
+def never() -> bool:
+    """No request to stop."""
+    return False
+
+
+def silent(done: int, total: int) -> None:
+    """No progress shown."""
+
+
+def batches(n: int, batch_size: int, rng: np.random.Generator, wrap: bool) -> list[NDArray[np.int64]]:
+    """Indices of one epoch's batches, shuffled.
+
+    The last batch is smaller, or with ``wrap`` filled up with records from the start of the same shuffle:
+    batch-coupled normalisation gives another result on batches of another size.
+    """
+    order = permutation(rng, n)
+    if wrap:
+        order = np.resize(order, ceil(n / batch_size) * batch_size)  # repeats the order from its start
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def batch_coupled(modules: Modules) -> bool:
+    """Whether a record's output depends on the other records of its batch."""
+    return any(isinstance(leaf, _BatchNorm) for module in modules.values() for leaf in module.modules())
+
+
+@torch.no_grad()
+def sgd_step(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor], velocity: list[Tensor], optimiser: Optimiser
+) -> None:
+    """One step of SGD in place; ``velocity`` is empty before the first step of a stage."""
+    for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        update = gradient
+        if optimiser.weight_decay:
+            update = update.add(parameter, alpha=optimiser.weight_decay)  # g + weight_decay·θ
+        if optimiser.momentum:
+            if len(velocity) == i:
+                velocity.append(update.clone())
+            else:
+                velocity[i].mul_(optimiser.momentum).add_(update)  # v ← momentum·v + g
+            update = velocity[i]
+        parameter.add_(update, alpha=-optimiser.lr)  # θ ← θ − lr·v
+
+
+def plain(modules: Modules, stage: Stage) -> Callable[[Tensor, Tensor], float]:
+    """Begin a stage of ordinary SGD on the mean of the per-sample losses plus the stage's penalty."""
+    parameters = [p for part in stage.trains for p in modules[part].parameters()]
+    velocity: list[Tensor] = []
+
+    def step(x: Tensor, y: Tensor) -> float:
+        loss = stage.loss(modules, x, y, stage.context).mean()  # [B] → scalar
+        if stage.penalty is not None:
+            loss = loss + stage.penalty({part: dict(m.named_parameters()) for part, m in modules.items()})
+        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        sgd_step(parameters, gradients, velocity, stage.optimiser)
+        return float(loss.detach())
+
+    return step
+
+
+def train(
+    modules: Modules,
+    stage: Stage,
+    data: Dataset,
+    batch_size: int,
+    rng: np.random.Generator,
+    step: Step = plain,
+    cancelled: Callable[[], bool] = never,
+    progress: Callable[[], None] = lambda: None,
+) -> float:
+    """Run one stage in place and return the mean training loss of its last epoch.
+
+    Raises CancelledError between two batches once ``cancelled()`` holds, LocalError where the loss is not finite.
+    """
+    unknown = set(stage.trains) - set(modules)
+    if unknown or not stage.trains:
+        raise LocalError(f"a stage trains {list(stage.trains)}, the model has parts {list(modules)}")
+    for part, module in modules.items():
+        module.train(part in stage.trains)
+        module.requires_grad_(part in stage.trains)
+    wrap = batch_coupled(modules)
+    step_batch = step(modules, stage)
+    mean = 0.0
+    for _ in range(stage.epochs):
+        losses: list[float] = []
+        for index in batches(len(data), batch_size, rng, wrap):
+            if cancelled():
+                raise CancelledError("training stopped between two batches, as asked")
+            batch = data.take(index)
+            losses.append(step_batch(batch.x, batch.y))
+            if not isfinite(losses[-1]):
+                raise LocalError(
+                    f"the training loss is {losses[-1]}; lower training.lr ({stage.optimiser.lr}) or momentum"
+                )
+            progress()
+        mean = sum(losses) / len(losses)
+    for module in modules.values():
+        module.eval()
+    return mean
+
+
+@torch.no_grad()
+def evaluate(method: Method, modules: Modules, data: Dataset) -> int:
+    """Number of records that the silo's model classifies correctly, in evaluation mode."""
+    for module in modules.values():
+        module.eval()
+    correct = 0
+    for start in range(0, len(data), EVALUATION_CHUNK):
+        chunk = slice(start, start + EVALUATION_CHUNK)
+        predicted = method.predict(modules, data.x[chunk]).argmax(dim=1)  # [B]
+        correct += int((predicted == data.y[chunk]).sum())
+    return correct

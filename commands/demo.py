@@ -1,0 +1,199 @@
+"""``staddle demo``: a whole federation on this machine, with real processes, real TLS and real data."""
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..errors import AbortedError, LocalError
+from ..security.ledger_audit import ledger_file, summary, verify
+from .processes import Daemon, running
+
+SEED = 7
+ALPHA = 0.3
+TRAINING: Mapping[str, float] = {"epochs": 2, "batch_size": 32, "lr": 0.1}
+TIMING: Mapping[str, float] = {"admission_seconds": 120, "beat_seconds": 2, "hold_seconds": 10}
+BASELINES = ("local", "fedavg")
+START_SECONDS = 120.0
+SILENCE_SECONDS = 300.0
+
+
+def demo(
+    method: Annotated[str, typer.Option(help="The method to compare with local-only training and FedAvg.")] = "pfedsim",
+    silos: Annotated[int, typer.Option(min=2, max=32, help="Silo agents to launch.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each job.")] = 12,
+    keep: Annotated[Path | None, typer.Option(help="Keep everything in this new or empty folder.")] = None,
+) -> None:
+    """Watch a coordinator daemon and silo agents train personalised models together, on this machine.
+
+    Three jobs in turn (local-only, FedAvg, the method) on label-skewed shards of the handwritten digits that come with
+    scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one egress ledger a silo.
+    """
+    console = Console()
+    folder = keep if keep is not None else Path(tempfile.mkdtemp(prefix="staddle-demo-"))
+    try:
+        sound = Demo(console, folder, method, silos, rounds).run()
+    except BaseException:
+        console.print(f"Everything so far lies in {folder}", highlight=False)
+        raise
+    if keep is None and sound:
+        console.print(
+            f"Everything lies in {folder} until you remove it; --keep DIR chooses the folder.", highlight=False
+        )
+    if not sound:
+        raise LocalError("a ledger did not verify; see above")
+
+
+class Demo:
+    """One run of the demo."""
+
+    def __init__(self, console: Console, folder: Path, method: str, silos: int, rounds: int) -> None:
+        # Imported here: torch takes seconds, and ``staddle --help`` should not.
+        from ..algorithms.catalog import method_class  # noqa: PLC0415
+        from . import local_federation  # noqa: PLC0415
+
+        method_class(method)  # LocalError names the known ones
+        self._console = console
+        self._methods = tuple(dict.fromkeys((*BASELINES, method)))
+        self._rounds = rounds
+        self._setup = local_federation
+        self._federation = local_federation.make(folder, [f"silo-{n + 1}" for n in range(silos)])
+
+    def run(self) -> bool:
+        """All of it; whether every ledger verified."""
+        started = time.monotonic()
+        jobs = [self._setup.sign_job(self._federation, self._job(name)) for name in self._methods]
+        names = [job.name for job in jobs]
+        self._setup.write_coordinator(self._federation, names, TIMING)
+        coordinator = Daemon("coordinator", "staddle.coordinator", self._federation.coordinator_config)
+        daemons = [coordinator]
+        with running(daemons):
+            address = str(coordinator.wait_for("listening", START_SECONDS)["address"])
+            for silo, shard in zip(self._federation.silos, self._shards(), strict=True):
+                self._setup.write_silo(self._federation, silo, address, shard, jobs)
+                daemons.append(Daemon(silo, "staddle.silo", self._federation.silo_config(silo)))
+            self._console.print(
+                f"1 coordinator and {len(self._federation.silos)} silos, processes "
+                f"{', '.join(str(d.pid) for d in daemons)}, mutual TLS 1.3 on {address}",
+                highlight=False,
+            )
+            self._follow(coordinator, daemons, names)
+        self._show_accuracy(names)
+        sound = self._show_ledgers()
+        self._console.print(f"{time.monotonic() - started:.0f} s in all.", highlight=False)
+        return sound
+
+    def _job(self, method: str) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "name": f"demo-{method}",
+            "seed": SEED,
+            "rounds": self._rounds,
+            "silos": list(self._federation.silos),
+            "method": {"name": method},
+            "model": {"name": "cnn-digits", "classes": 10},
+            "training": dict(TRAINING),
+        }
+
+    def _shards(self) -> list[Any]:
+        from ..algorithms.data import digits  # noqa: PLC0415
+        from ..algorithms.partition import dirichlet  # noqa: PLC0415
+
+        records = digits()
+        parts = dirichlet(records.y.numpy(), len(self._federation.silos), ALPHA, SEED, minimum=20)
+        return [records.take(part) for part in parts]
+
+    # Progress.
+
+    def _follow(self, coordinator: Daemon, daemons: Sequence[Daemon], names: Sequence[str]) -> None:
+        columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, TextColumn("{task.fields[note]}"), console=self._console) as progress:
+            bars = {name: progress.add_task(name, total=self._rounds, start=False, note="") for name in names}
+            ended = 0
+            heard = time.monotonic()
+            while ended < len(names):
+                event = coordinator.event(1.0)
+                for daemon in daemons:
+                    daemon.check()
+                if event is not None:
+                    heard = time.monotonic()
+                    ended += self._show(progress, bars, event)
+                elif time.monotonic() - heard > SILENCE_SECONDS:
+                    raise AbortedError(f"the coordinator was silent for {SILENCE_SECONDS:g} s:\n{coordinator.tail()}")
+
+    def _show(self, progress: Progress, bars: Mapping[str, TaskID], event: Mapping[str, Any]) -> int:
+        """Show one event; 1 when it ends a job."""
+        bar = bars.get(str(event.get("job")))
+        if bar is None:
+            return 0
+        match event["event"]:
+            case "job.offered":
+                progress.start_task(bar)
+            case "job.declined" | "silo.dropped":
+                self._console.print(f"{event['silo']}: {event['event']}, {event['code']}", highlight=False)
+            case "round.metrics":
+                right, tested = event["correct.trained"], event["tested"]
+                note = f"{event['silos']} silos, {right / tested:.1%} after local training"
+                progress.update(bar, advance=1, note=note)
+                if not self._console.is_terminal:
+                    done = event["round"] + 1
+                    self._console.print(f"{event['job']} round {done}/{self._rounds}: {note}", highlight=False)
+            case "job.ended" if event["outcome"] != "completed":
+                raise AbortedError(f"job {event['job']} failed: {event['reason']}")
+            case "job.ended":
+                progress.stop_task(bar)
+                return 1
+        return 0
+
+    # Results.
+
+    def _reports(self, silo: str, names: Sequence[str]) -> list[dict[str, Any]]:
+        jobs = self._federation.state(silo) / "jobs"
+        return [json.loads((jobs / name / "report.json").read_text()) for name in names]
+
+    def _show_accuracy(self, names: Sequence[str]) -> None:
+        """From each silo's own report: the coordinator knows sums over silos only."""
+        table = Table(title="Accuracy on each silo's own held-out records")
+        for heading in ("silo", "train", "test", "classes", *self._methods):
+            table.add_column(heading, justify="left" if heading == "silo" else "right")
+        totals = [0] * len(names)
+        tested = 0
+        for silo in self._federation.silos:
+            reports = self._reports(silo, names)
+            correct = [report["final"][f"correct_{report['product']}"] for report in reports]
+            final = reports[0]["final"]["tested"]
+            tested += final
+            totals = [total + c for total, c in zip(totals, correct, strict=True)]
+            present = sum(count > 0 for count in reports[0]["classes"])
+            shown = [f"{c / final:.1%}" for c in correct]
+            table.add_row(silo, str(reports[0]["samples"]), str(final), str(present), *shown)
+        table.add_section()
+        table.add_row("all", "", str(tested), "", *(f"{total / tested:.1%}" for total in totals))
+        self._console.print(table)
+
+    def _show_ledgers(self) -> bool:
+        table = Table(title="What left each silo, read from its ledger")
+        for heading in ("silo", "job", "part", "messages", "tensors", "bytes"):
+            table.add_column(heading, justify="left" if heading in ("silo", "job", "part") else "right")
+        verdicts, sound = [], True
+        for silo in self._federation.silos:
+            path = ledger_file(self._federation.state(silo))
+            for (job, part), total in summary(path).items():
+                numbers = (f"{n:,}" for n in (total.messages, total.tensors, total.bytes))
+                table.add_row(silo, job or "-", part, *numbers)
+            table.add_section()
+            found = verify(path)
+            sound = sound and found.ok
+            said = f"ledger verified ({found.records} records)" if found.ok else f"LEDGER BROKEN: {found.problems[0]}"
+            verdicts.append(f"{silo}: {said}: {path}")
+        self._console.print(table)
+        for verdict in verdicts:
+            self._console.print(verdict, highlight=False, soft_wrap=True)
+        return sound

@@ -1,0 +1,54 @@
+"""``staddle keys``: a member's keys."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..security.identity import ENTRY_FILE, Entry, Role, create_keys, load_keys
+
+app = typer.Typer(
+    no_args_is_help=True, help="Make and show the keys of a member: silo, coordinator, operator, founder."
+)
+
+
+@app.command("new")
+def new(
+    member: Annotated[str, typer.Argument(metavar="ID", help="The member's id in the federation, such as hospital-a.")],
+    role: Annotated[Role, typer.Option(help="What this member is.")],
+    organisation: Annotated[str, typer.Option(help="The organisation it belongs to, as people write it.")],
+    out: Annotated[Path, typer.Option(help="A new folder for the keys; only you will be able to read it.")],
+    host_operator: Annotated[
+        str, typer.Option(help="The organisation that runs its machine, if it is another one.")
+    ] = "",
+) -> None:
+    """Make the keys of a member on this machine, which they never leave.
+
+    Hand the file entry.json to whoever keeps the roster, and read the fingerprints to them over the telephone.
+    """
+    entry = create_keys(out, member, role, organisation, host_operator)
+    _show(entry)
+    typer.echo(f"\nKeys made in {out}. Give {out / ENTRY_FILE} to the keeper of the roster; keep the rest to yourself.")
+
+
+@app.command("show")
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that 'staddle keys new' made.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the public entry as JSON.")] = False,
+) -> None:
+    """Check a folder of keys, and show its public half."""
+    entry = load_keys(folder).entry
+    if as_json:
+        typer.echo(json.dumps({**entry.model_dump(mode="json"), "protocol_fingerprint": entry.protocol_fingerprint}))
+    else:
+        _show(entry)
+
+
+def _show(entry: Entry) -> None:
+    typer.echo(f"id            {entry.id}")
+    typer.echo(f"role          {entry.role}")
+    typer.echo(f"organisation  {entry.organisation}")
+    typer.echo(f"host run by   {entry.host_operator}")
+    typer.echo(f"TLS key       {entry.tls_fingerprint}")
+    typer.echo(f"protocol key  {entry.protocol_fingerprint}")

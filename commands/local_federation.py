@@ -1,0 +1,176 @@
+"""A federation on one machine, made by the same functions as a real one: keys, roster, jobs, policies, configurations.
+
+::
+
+    <folder>/roster.json          signed by the one founder
+    <folder>/founder/ operator/   their keys
+    <folder>/jobs/<name>.toml     what the operator wrote; <name>.json is what the operator signed
+    <folder>/coordinator/         keys, coordinator.toml, state
+    <folder>/silo-1/ …            keys, silo.toml, policy.toml, data.npz, state (personal parts, ledger, reports)
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..algorithms.data import Dataset, save_npz
+from ..algorithms.job import Job
+from ..errors import LocalError
+from ..files import canonical_json, write_atomic
+from ..proto.wire import given_items
+from ..security import roster as rosters
+from ..security.envelope import sign_document
+from ..security.identity import Entry, Role, create_keys, load_keys
+from ..security.labels import JOB
+
+FEDERATION = "local"
+
+
+@dataclass(frozen=True)
+class LocalFederation:
+    """Where everything lies."""
+
+    folder: Path
+    silos: tuple[str, ...]
+    founder: str  # fingerprint of its protocol key
+
+    @property
+    def coordinator_config(self) -> Path:
+        """The coordinator's TOML file."""
+        return self.folder / "coordinator" / "coordinator.toml"
+
+    def silo_config(self, silo: str) -> Path:
+        """A silo's TOML file."""
+        return self.folder / silo / "silo.toml"
+
+    def state(self, silo: str) -> Path:
+        """A silo's state folder: ledger, personal parts, reports."""
+        return self.folder / silo / "state"
+
+
+def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
+    """Keys for everybody, and a roster that the founder has signed."""
+    if folder.exists() and any(folder.iterdir()):
+        raise LocalError(f"{folder}: not empty; choose another folder, so that no key is overwritten")
+    members = [("founder", Role.FOUNDER), ("operator", Role.OPERATOR), ("coordinator", Role.COORDINATOR)]
+    members += [(silo, Role.SILO) for silo in silos]
+    entries: dict[str, Entry] = {}
+    for member, role in members:
+        place = folder / member if role in (Role.FOUNDER, Role.OPERATOR) else folder / member / "keys"
+        entries[member] = create_keys(place, member, role, f"organisation of {member}")
+    roster = rosters.new(FEDERATION, [entries["founder"]], 1)
+    for member, entry in entries.items():
+        if member != "founder":
+            roster = rosters.add(roster, entry)
+    rosters.save(rosters.sign(roster, load_keys(folder / "founder")), folder / "roster.json")
+    return LocalFederation(folder, tuple(silos), entries["founder"].protocol_fingerprint)
+
+
+def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
+    """Write a job file and have the operator sign it."""
+    folder = federation.folder / "jobs"
+    folder.mkdir(exist_ok=True)
+    source = folder / f"{document['name']}.toml"
+    write_atomic(source, to_toml(document).encode(), 0o644)
+    job = Job.from_toml(source)
+    roster = rosters.load(federation.folder / "roster.json")
+    signed = sign_document(job.document(), roster, load_keys(federation.folder / "operator"), JOB)
+    write_atomic(source.with_suffix(".json"), canonical_json(signed) + b"\n", 0o644)
+    return job
+
+
+def write_coordinator(
+    federation: LocalFederation, jobs: Sequence[str], timing: Mapping[str, float], listen: str = "127.0.0.1:0"
+) -> None:
+    """The coordinator's configuration: these jobs in turn."""
+    document = {
+        "version": 1,
+        "listen": listen,
+        "directory": "state",
+        "keys": "keys",
+        "roster": "../roster.json",
+        "jobs": [f"../jobs/{name}.json" for name in jobs],
+        "log": "json",
+        "trust": _trust(federation),
+        "timing": dict(timing),
+    }
+    write_atomic(federation.coordinator_config, to_toml(document).encode())
+
+
+def write_silo(federation: LocalFederation, silo: str, address: str, data: Dataset, jobs: Sequence[Job]) -> None:
+    """A silo's configuration, its records, and a policy that allows what these jobs need and nothing else."""
+    folder = federation.folder / silo
+    save_npz(folder / "data.npz", data)
+    write_atomic(folder / "policy.toml", policy_text(jobs).encode())
+    document = {
+        "version": 1,
+        "coordinator": address,
+        "directory": "state",
+        "keys": "keys",
+        "roster": "../roster.json",
+        "policy": "policy.toml",
+        "log": "json",
+        "trust": _trust(federation),
+        "data": {"file": "data.npz", "test_fraction": 0.25},
+    }
+    write_atomic(federation.silo_config(silo), to_toml(document).encode())
+    federation.state(silo).mkdir(exist_ok=True)
+
+
+def policy_text(jobs: Sequence[Job]) -> str:
+    """A policy with one rule for each method and part of these jobs, tensors named by their first segment."""
+    rules: dict[tuple[str, str], dict[str, Any]] = {}
+    for job in jobs:
+        for item in [item for start in job.phase_starts for item in given_items(job.up(start))]:
+            rule = rules.setdefault(
+                (job.method_name, item.part),
+                {
+                    "name": f"{job.method_name}-{item.part}",
+                    "methods": [job.method_name],
+                    "parts": [item.part],
+                    "kinds": [item.kind.name.lower()],
+                    "tensors": [],
+                    "dtypes": [],
+                    "max_elements": 0,
+                    "recipients": ["coordinator"],
+                    "readers": ["coordinator"],
+                },
+            )
+            head, dot, _ = item.spec.name.partition(".")
+            _include(rule["tensors"], f"{head}.**" if dot else head)
+            _include(rule["dtypes"], item.spec.dtype)
+            rule["max_elements"] = max(rule["max_elements"], item.spec.elements)
+    head_text = (
+        '# What may leave this silo: nothing but this.\nversion = 1\n\n[limits]\nmax_bytes_per_round = "64MiB"\n\n'
+    )
+    control = '# Polls, heartbeats and answers of one session.\n[control]\nmax_messages = 100000\nmax_bytes = "16MiB"\n'
+    return head_text + control + "".join(f"\n[[allow]]\n{to_toml(rule)}" for rule in rules.values())
+
+
+def to_toml(document: Mapping[str, Any]) -> str:
+    """TOML of strings, numbers, lists and one level of tables: all that our files hold."""
+    plain = {key: value for key, value in document.items() if not isinstance(value, Mapping)}
+    tables = {key: value for key, value in document.items() if isinstance(value, Mapping)}
+    lines = [f"{key} = {_inline(value)}" for key, value in plain.items()]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{key} = {_inline(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_inline(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)  # strings, numbers and booleans read the same in TOML
+
+
+def _include(values: list[str], value: str) -> None:
+    if value not in values:
+        values.append(value)
+
+
+def _trust(federation: LocalFederation) -> dict[str, Any]:
+    return {"federation": FEDERATION, "founders": [federation.founder], "threshold": 1}

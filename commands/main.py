@@ -1,0 +1,44 @@
+"""``staddle``: the one console script, and how errors end it."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from ..errors import StaddleError
+from . import coordinator, demo, job, keys, ledger, roster, silo
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Cross-silo personalised federated learning, with a ledger of exactly what left each silo.",
+)
+app.add_typer(keys.app, name="keys")
+app.add_typer(roster.app, name="roster")
+app.add_typer(job.app, name="job")
+app.add_typer(coordinator.app, name="coordinator")
+app.add_typer(silo.app, name="silo")
+app.add_typer(ledger.app, name="ledger")
+app.command("demo")(demo.demo)
+
+
+def main() -> None:
+    """Run the console script; an error of ours is one line on standard error and exit code 1."""
+    ended(app)
+
+
+def single(command: Callable[..., None]) -> None:
+    """Run one command as a program of its own."""
+    alone = typer.Typer(pretty_exceptions_enable=False)
+    alone.command()(command)
+    ended(alone)
+
+
+def ended(run: Callable[[], Any]) -> None:
+    """Run and exit."""
+    try:
+        run()
+    except StaddleError as error:
+        sys.stderr.write(f"staddle: {error}\n")
+        sys.exit(1)

@@ -1,0 +1,114 @@
+"""``staddle roster``: who is in the federation."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import LocalError
+from ..files import validate
+from ..security import roster as rosters
+from ..security.identity import Role, load_entry, load_keys
+
+app = typer.Typer(no_args_is_help=True, help="Make, change, sign and check the list of a federation's members.")
+
+RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster file.")]
+
+
+@app.command("new")
+def new(
+    federation: Annotated[str, typer.Option(help="Name of the federation: a-z, 0-9 and '-'.")],
+    founder: Annotated[list[Path], typer.Option(help="A founder's entry.json; once for each founder.")],
+    threshold: Annotated[int, typer.Option(help="How many founders must sign a roster.")],
+    out: Annotated[Path, typer.Option(help="The roster file to make.")],
+) -> None:
+    """Begin a roster with its founders. Add the coordinator, the silos and the operators, then have it signed."""
+    if out.exists():
+        raise LocalError(f"{out}: exists already; to change it, use: staddle roster add, remove")
+    roster = rosters.new(federation, [load_entry(path) for path in founder], threshold)
+    rosters.save(roster, out)
+    _tell(roster)
+
+
+@app.command("add")
+def add(
+    path: RosterFile,
+    entry: Annotated[Path, typer.Argument(metavar="ENTRY", help="The new member's entry.json.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Give a member of the same id these new keys.")] = False,
+) -> None:
+    """Add a member. The roster gets a new version and loses its signatures."""
+    roster = rosters.add(rosters.load(path), load_entry(entry), replace=replace)
+    rosters.save(roster, path)
+    _tell(roster)
+
+
+@app.command("remove")
+def remove(path: RosterFile, member: Annotated[str, typer.Argument(metavar="ID", help="Whom to remove.")]) -> None:
+    """Remove a member, for instance because its keys are lost. The roster loses its signatures."""
+    roster = rosters.remove(rosters.load(path), member)
+    rosters.save(roster, path)
+    _tell(roster)
+
+
+@app.command("sign")
+def sign(path: RosterFile, keys: Annotated[Path, typer.Option(help="A founder's folder of keys.")]) -> None:
+    """Sign the roster as a founder. Look at it first with 'staddle roster show'."""
+    roster = rosters.sign(rosters.load(path), load_keys(keys))
+    rosters.save(roster, path)
+    _tell(roster)
+
+
+@app.command("show")
+def show(
+    path: RosterFile, as_json: Annotated[bool, typer.Option("--json", help="Print the roster as JSON.")] = False
+) -> None:
+    """Show the members. This checks the entries, not the founders' signatures: 'staddle roster verify' does."""
+    roster = rosters.load(path)
+    if as_json:
+        typer.echo(json.dumps({**roster.model_dump(mode="json"), "digest": rosters.digest(roster)}))
+        return
+    table = Table("id", "role", "organisation", "host run by", "TLS key", "protocol key")
+    for entry in roster.entries:
+        fingerprints = (entry.tls_fingerprint, entry.protocol_fingerprint)
+        table.add_row(
+            *(Text(c) for c in (entry.id, entry.role, entry.organisation, entry.host_operator, *fingerprints))
+        )
+    console = Console()
+    console.print(table) if console.is_terminal else Console(width=240).print(table)
+    _tell(roster)
+
+
+@app.command("verify")
+def verify(
+    path: RosterFile,
+    federation: Annotated[str, typer.Option(help="The federation that you belong to.")],
+    founder: Annotated[
+        list[str], typer.Option(help="Fingerprint SHA256:… of a founder's protocol key; once for each.")
+    ],
+    threshold: Annotated[int, typer.Option(help="How many founders must have signed.")],
+    minimum_version: Annotated[int, typer.Option(help="The oldest version to accept.")] = 1,
+) -> None:
+    """Check the roster against what you know of the federation from elsewhere than this file."""
+    document = {
+        "federation": federation,
+        "threshold": threshold,
+        "founders": founder,
+        "minimum_version": minimum_version,
+    }
+    roster = rosters.load(path)
+    rosters.verify(roster, validate(document, rosters.Pins, "command line"))
+    _tell(roster)
+    typer.echo("verified")
+
+
+def _tell(roster: rosters.Roster) -> None:
+    founders = roster.having(Role.FOUNDER)
+    typer.echo(
+        f"federation {roster.federation}, version {roster.version}, {len(roster.entries)} members, "
+        f"signed by {', '.join(sorted(roster.signatures)) or 'nobody'} "
+        f"({roster.threshold} of {len(founders)} founders must sign)\ndigest {rosters.digest(roster)}"
+    )

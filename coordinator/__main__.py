@@ -1,0 +1,7 @@
+"""``python -m staddle.coordinator --config coordinator.toml``: the same as ``staddle coordinator run``."""
+
+from ..commands.coordinator import run
+from ..commands.main import single
+
+if __name__ == "__main__":
+    single(run)

@@ -1,0 +1,66 @@
+"""The coordinator's configuration file.
+
+::
+
+    version = 1
+    listen = "0.0.0.0:7443"
+    directory = "state"               # paths are relative to this file
+    keys = "keys"
+    roster = "roster.json"
+    jobs = ["jobs/first.json"]        # signed job files, run in turn
+    log = "text"                      # or "json"
+
+    [trust]                           # pinned by hand: a swapped roster file is noticed
+    federation = "northern-hospitals"
+    founders = ["SHA256:..."]
+    threshold = 1
+
+    [timing]
+    admission_seconds = 120
+    beat_seconds = 5
+    hold_seconds = 20
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+
+from ..files import Strict, read_toml
+from ..security.roster import Pins
+
+
+class Timing(Strict):
+    """How long the coordinator waits, in seconds."""
+
+    admission_seconds: float = pydantic.Field(default=120.0, gt=0, le=86_400)
+    beat_seconds: int = pydantic.Field(default=5, ge=1, le=300)
+    hold_seconds: int = pydantic.Field(default=20, ge=1, le=300)
+
+
+class CoordinatorConfig(Strict):
+    """What the file may hold."""
+
+    version: Literal[1]
+    listen: str = pydantic.Field(pattern=r"^[^\s]+:\d{1,5}$")
+    directory: Path
+    keys: Path
+    roster: Path
+    jobs: tuple[Path, ...] = ()
+    log: Literal["text", "json"] = "text"
+    trust: Pins
+    timing: Timing = Timing()
+
+
+def load(path: Path) -> CoordinatorConfig:
+    """Read the file; its paths become relative to it."""
+    config = read_toml(path, CoordinatorConfig)
+    base = path.parent
+    return config.model_copy(
+        update={
+            "directory": base / config.directory,
+            "keys": base / config.keys,
+            "roster": base / config.roster,
+            "jobs": tuple(base / job for job in config.jobs),
+        }
+    )

@@ -1,0 +1,234 @@
+"""The daemon: runs the effects of ``round.advance`` on disk, clock and threads, and tells waiting silos of changes."""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .. import log
+from ..algorithms import aggregation
+from ..algorithms.exchange import PLAIN
+from ..algorithms.job import Job
+from ..errors import RefusedError, StaddleError
+from ..proto import federation_pb2 as pb
+from ..proto import tensor_pb2 as tensor
+from ..proto.stream import Digests
+from ..proto.wire import Item, given_items
+from ..security import roster as rosters
+from ..security.identity import Keys
+from ..security.receipt import Receipt
+from .config import CoordinatorConfig
+from .round import (
+    Began,
+    Deadline,
+    DrawCohort,
+    Drawn,
+    Effect,
+    Event,
+    Failed,
+    Fold,
+    Folded,
+    FoldFailed,
+    Given,
+    JobState,
+    Report,
+    SiloTask,
+    Watch,
+    advance,
+    task_for,
+)
+from .store import JobStore, Spool, Upload
+
+LOST_AFTER_BEATS = 6
+
+
+class JobRun:
+    """One job: its state, its method's state, its files."""
+
+    def __init__(self, job: Job, signed: bytes, folder: Path) -> None:
+        self.job = job
+        self.signed = signed
+        self.store = JobStore(folder)
+        self.state = JobState(job.name, job.silos, job.rounds, job.min_cohort)
+        self.exchanges = PLAIN
+        self._method = job.method()
+        self._method_state = self._method.begin()
+        self._reading = asyncio.Semaphore(2)  # deliveries in memory at a time
+        sizes = (sum(i.spec.nbytes for i in given_items(job.up(r))) for r in job.phase_starts)
+        self.largest_upload = max(sizes)
+
+    def check_open(self, silo: str, round_: int) -> None:
+        """RefusedError ROUND_CLOSED unless this silo is awaited in this round."""
+        state = self.state
+        if state.stage != "round" or state.round != round_ or silo not in state.open:
+            raise RefusedError(silo, "ROUND_CLOSED", f"job {self.job.name!r}: round {round_} does not await it")
+
+    async def delivery(self, round_: int, silo: str) -> dict[str, dict[str, Tensor]]:
+        """What this silo gets at the start of this round."""
+        async with self._reading:
+            return await asyncio.to_thread(
+                aggregation.deliver, self._method, self.exchanges, self._method_state, round_, silo, self.store
+            )
+
+    async def accept(self, silo: str, round_: int, spool: Spool, items: Sequence[Item]) -> None:
+        """Check what was spooled and keep it; RefusedError if a value is not finite or the round closed meanwhile."""
+        path = await asyncio.to_thread(spool.finished)
+        await asyncio.to_thread(Upload(path, items).check_finite, silo)
+        self.check_open(silo, round_)
+        self.store.keep(silo, path)
+
+    def fold(self, round_: int, members: tuple[str, ...]) -> Mapping[str, Tensor]:
+        """Fold the round's uploads, publish, move the method's state on; the metrics."""
+        parts = self.job.up(round_)
+        read = self.store.reader(members, given_items(parts))
+        self._method_state, metrics = aggregation.close_round(
+            self._method, self.exchanges, self._method_state, round_, members, parts, read, self.store
+        )
+        self.store.clear_round()
+        return metrics
+
+
+class Daemon:
+    """All jobs of one coordinator, in turn."""
+
+    def __init__(self, config: CoordinatorConfig, keys: Keys, roster: rosters.Roster) -> None:
+        self.config = config
+        self.roster = roster
+        self.runs: list[JobRun] = []
+        self.sessions: dict[str, bytes] = {}
+        self.changed = asyncio.Event()
+        self.stopping = False
+        self._keys = keys
+        self._seen: dict[str, float] = {}
+        self._folding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._spool = config.directory / "spool"
+        shutil.rmtree(self._spool, ignore_errors=True)
+        self._spool.mkdir(parents=True)
+        self._effects: dict[type[Effect], Callable[[JobRun, Any], None]] = {
+            DrawCohort: self._draw,
+            Fold: self._start_fold,
+            Watch: self._watch,
+            Report: self._report,
+        }
+
+    def add(self, job: Job, signed: bytes) -> None:
+        """Queue a job; the first one begins at once."""
+        self.runs.append(JobRun(job, signed, self.config.directory / "jobs" / job.name))
+        self._begin_next()
+
+    # What the service asks.
+
+    def saw(self, silo: str) -> None:
+        """Note that a silo is alive."""
+        self._seen[silo] = asyncio.get_running_loop().time()
+
+    def spool(self, silo: str) -> Spool:
+        """A file for an upload in flight."""
+        try:
+            return Spool(self._spool / f"{silo}.part", silo)
+        except OSError as error:
+            raise RefusedError(silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+
+    def task_for(self, silo: str) -> tuple[JobRun, SiloTask] | None:
+        """The first task of this silo, in job order."""
+        for run in self.runs:
+            if (task := task_for(run.state, silo)) is not None:
+                return run, task
+        return None
+
+    def conclude(self, run: JobRun, silo: str, round_: int, end: tensor.End, digests: Digests) -> pb.Receipt:
+        """Take an accepted upload into the state; the signed receipt."""
+        self.apply(run, Given(silo, round_, digests.total.hex()))
+        job = run.job
+        size = sum(i.spec.nbytes for i in given_items(job.up(round_)))
+        leaf = end.ledger_leaf[:32].hex()
+        receipt = Receipt(
+            federation=self.roster.federation,
+            roster=rosters.digest(self.roster),
+            silo=silo,
+            job=job.digest,
+            round=round_,
+            size=size,
+            sha256=digests.total.hex(),
+            ledger_seq=end.ledger_seq,
+            ledger_leaf=leaf,
+        )
+        return pb.Receipt(round=round_, size=size, sha256=digests.total, signature=receipt.sign(self._keys))
+
+    async def watch_silos(self) -> None:
+        """For ever: drop the silos of open rounds that were not heard of for some beats."""
+        loop = asyncio.get_running_loop()
+        beat = self.config.timing.beat_seconds
+        while True:
+            await asyncio.sleep(beat)
+            silent = loop.time() - LOST_AFTER_BEATS * beat
+            for run in self.runs:
+                for silo in run.state.open if run.state.stage == "round" else ():
+                    if self._seen.setdefault(silo, loop.time()) < silent:
+                        self.apply(run, Failed(silo, run.state.round, "lost"))
+
+    # Events and effects.
+
+    def apply(self, run: JobRun, event: Event) -> None:
+        """One event into one job, and all effects of it."""
+        run.state, effects = advance(run.state, event)
+        self._run(run, effects)
+
+    def _run(self, run: JobRun, effects: tuple[Effect, ...]) -> None:
+        for effect in effects:
+            self._effects[type(effect)](run, effect)
+        self.changed.set()  # wakes every waiting poll; the next ones wait on a new event
+        self.changed = asyncio.Event()
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Begin the first job that has not begun, once all before it have ended."""
+        for run in self.runs:
+            if run.state.stage == "queued":
+                self.apply(run, Began())
+                return
+            if run.state.stage != "ended":
+                return
+
+    def _draw(self, run: JobRun, effect: DrawCohort) -> None:
+        admitted = set(run.state.admitted)
+        cohort = tuple(silo for silo in run.job.cohort(effect.round) if silo in admitted)
+        self.apply(run, Drawn(effect.round, cohort))
+
+    def _report(self, run: JobRun, effect: Report) -> None:
+        log.event(effect.event, job=run.job.name, **effect.fields)
+
+    def _watch(self, run: JobRun, effect: Watch) -> None:
+        loop = asyncio.get_running_loop()
+        seconds = {"admitting": self.config.timing.admission_seconds}.get(effect.stage, run.job.round_timeout)
+        loop.call_later(seconds, self.apply, run, Deadline(effect.stage, effect.round))
+
+    def _start_fold(self, run: JobRun, effect: Fold) -> None:
+        task = asyncio.get_running_loop().create_task(self._fold(run, effect))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _fold(self, run: JobRun, effect: Fold) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            metrics = await loop.run_in_executor(self._folding, run.fold, effect.round, effect.members)
+        except (StaddleError, OSError, RuntimeError, MemoryError) as error:
+            log.problem("fold.failed", job=run.job.name, round=effect.round, why=str(error))
+            self.apply(run, FoldFailed(effect.round, str(error)))
+            return
+        counts = {name: int(value) for name, value in metrics.items()}
+        log.event("round.metrics", job=run.job.name, round=effect.round, silos=len(effect.members), **counts)
+        self.apply(run, Folded(effect.round))
+
+    async def stop(self) -> None:
+        """Let waiting polls go, finish the fold in hand."""
+        self.stopping = True
+        self.changed.set()
+        for task in tuple(self._tasks):
+            await task
+        self._folding.shutdown(wait=True)

@@ -1,0 +1,130 @@
+"""Who calls, and may they: checked before any method of any service runs.
+
+(1) the connection is TLS 1.3; (2) its certificate's public key is that of a roster entry; (3) that entry is a silo, or
+an operator for the health service; (4) the member is within its limits. Errors leave here as gRPC status codes with a
+code of the closed list, by one table.
+"""
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import grpc
+
+from .. import log
+from ..errors import PeerError, RefusedError
+from ..proto.channel import ERROR_METADATA
+from ..security.certificate import subject_key
+from ..security.identity import Entry, Role
+from ..security.roster import Roster
+from .limits import Limits
+
+STATUS = {
+    "PROTOCOL_VERSION": grpc.StatusCode.FAILED_PRECONDITION,
+    "ROSTER": grpc.StatusCode.FAILED_PRECONDITION,
+    "IDENTITY": grpc.StatusCode.PERMISSION_DENIED,
+    "SESSION": grpc.StatusCode.UNAUTHENTICATED,
+    "LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "UNKNOWN_JOB": grpc.StatusCode.NOT_FOUND,
+    "ROUND_CLOSED": grpc.StatusCode.FAILED_PRECONDITION,
+    "MANIFEST": grpc.StatusCode.INVALID_ARGUMENT,
+    "LENGTH": grpc.StatusCode.INVALID_ARGUMENT,
+    "DIGEST": grpc.StatusCode.DATA_LOSS,
+    "NOT_FINITE": grpc.StatusCode.INVALID_ARGUMENT,
+    "STORAGE": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "STOPPING": grpc.StatusCode.UNAVAILABLE,
+}
+HEALTH = "/grpc.health.v1.Health/"
+SERVICE = "/staddle.v1.Federation/"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> Entry:
+    """The roster entry behind a connection; RefusedError IDENTITY for a stranger or an old TLS version."""
+    # (1) TLS 1.3.
+    version = b"".join(auth.get("ssl_tls_version", ()))
+    if version != b"TLSv1.3":
+        raise RefusedError(peer, "IDENTITY", f"the connection is {version.decode(errors='replace')}, not TLSv1.3")
+    # (2) A certificate whose public key stands in the roster.
+    certificates = list(auth.get("x509_pem_cert", ()))
+    if len(certificates) != 1:
+        raise RefusedError(peer, "IDENTITY", "no client certificate; start the silo with its keys")
+    try:
+        return roster.by_spki(hashlib.sha256(subject_key(certificates[0].decode())).hexdigest())
+    except (PeerError, ValueError) as error:
+        raise RefusedError(peer, "IDENTITY", str(error)) from error
+
+
+def caller(context: Context, roster: Roster) -> Entry:
+    """The roster entry behind a call."""
+    auth = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
+    return identify(auth, roster, context.peer())
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Runs the checks around every handler."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._limits = Limits()
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":  # in quotes: generic in its type stubs only
+        """Wrap the handler of one call."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        codec = (handler.request_deserializer, handler.response_serializer)
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), *codec)
+        if handler.stream_unary:
+            return grpc.stream_unary_rpc_method_handler(self._unary(method, handler.stream_unary), *codec)
+        return grpc.unary_stream_rpc_method_handler(self._stream(method, handler.unary_stream), *codec)
+
+    @contextmanager
+    def _admitted(self, method: str, context: Context) -> Any:
+        entry = caller(context, self._roster)
+        # (3) The role fits the service.
+        if not (entry.role is Role.SILO or (entry.role is Role.OPERATOR and method.startswith(HEALTH))):
+            raise RefusedError(entry.id, "IDENTITY", f"role {entry.role} may not call {method}")
+        # (4) Within limits.
+        rpc = method.removeprefix(SERVICE)
+        self._limits.enter(entry.id, rpc, time.monotonic())
+        try:
+            yield
+        finally:
+            self._limits.leave(entry.id, rpc)
+
+    def _unary(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                with self._admitted(method, context):
+                    return await behaviour(request, context)
+            except RefusedError as error:
+                await refuse(context, method, error)
+
+        return guarded
+
+    def _stream(self, method: str, behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+        async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                with self._admitted(method, context):
+                    async for reply in behaviour(request, context):
+                        yield reply
+            except RefusedError as error:
+                await refuse(context, method, error)
+
+        return guarded
+
+
+async def refuse(context: Context, method: str, error: RefusedError) -> None:
+    """End a call with the status of the error's code."""
+    log.problem("refused", peer=error.peer, method=method, code=error.code, why=error.why)
+    await context.abort(STATUS[error.code], error.why, trailing_metadata=((ERROR_METADATA, error.code),))

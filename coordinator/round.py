@@ -1,0 +1,324 @@
+"""A job at the coordinator as a pure state machine: ``advance(state, event) -> (state, effects)``.
+
+Names and digests only: no tensor, no clock, no file. Time is an event (Deadline). Replaying the events gives the state.
+
+::
+
+    stage      leaves when                                          goes to
+    queued     its turn has come (Began)                            admitting
+    admitting  every silo answered, or the deadline                 drawing (≥ min_cohort accepted), else finishing
+    drawing    the cohort is drawn                                  round, or finishing (failed) if it is too small
+    round      every member of the cohort gave, failed or was lost, folding (≥ min_cohort gave), else finishing
+               or the deadline
+    folding    the fold is done                                     drawing, or finishing after the last one
+    finishing  every admitted silo confirmed, or the deadline       ended
+
+``task_for`` says what a silo should do now; it depends on the state alone, so a task that was lost on the way is
+simply told again. Events that come too late (an upload for a closed round) change nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+Stage: TypeAlias = Literal["queued", "admitting", "drawing", "round", "folding", "finishing", "ended"]
+
+
+@dataclass(frozen=True)
+class JobState:
+    """All that decides what happens next in a job."""
+
+    job: str
+    silos: tuple[str, ...]  # job order
+    rounds: int
+    min_cohort: int
+    stage: Stage = "queued"
+    round: int = 0
+    answers: Mapping[str, str] = field(default_factory=dict)  # silo → "accepted", or the code of its refusal
+    cohort: tuple[str, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)  # silo → digest of its upload in this round
+    failed: Mapping[str, str] = field(default_factory=dict)  # silo → why it drops out of this round
+    done: frozenset[str] = frozenset()
+    outcome: Literal["running", "completed", "failed"] = "running"
+    reason: str = ""
+
+    @property
+    def admitted(self) -> tuple[str, ...]:
+        """Silos that accepted, in job order."""
+        return tuple(s for s in self.silos if self.answers.get(s) == "accepted")
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """Members of the cohort that have neither given nor failed."""
+        return tuple(s for s in self.cohort if s not in self.given and s not in self.failed)
+
+
+# Events.
+
+
+@dataclass(frozen=True)
+class Began:
+    """It is this job's turn."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A silo accepted the job (code None) or declined it with a code."""
+
+    silo: str
+    code: str | None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The cohort of a round: the drawn silos that are admitted, in job order."""
+
+    round: int
+    cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A silo's upload was checked and stored."""
+
+    silo: str
+    round: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A silo cannot take part in this round any more: its own report, a bad upload, or lost."""
+
+    silo: str
+    round: int
+    code: str
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The round's results are published."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class FoldFailed:
+    """The round could not be folded."""
+
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """A silo confirmed the end of the job."""
+
+    silo: str
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Time is up for a stage of a round; for any other it is stale and changes nothing."""
+
+    stage: Stage
+    round: int
+
+
+Event: TypeAlias = Began | Answered | Drawn | Given | Failed | Folded | FoldFailed | Done | Deadline
+
+
+# Effects.
+
+
+@dataclass(frozen=True)
+class DrawCohort:
+    """Draw the cohort of this round from the admitted silos; answered by Drawn."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Fold the uploads of these silos, in this order."""
+
+    round: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Raise Deadline(stage, round) when the time of this stage is over."""
+
+    stage: Stage
+    round: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tell the operator: a name of an event and its fields."""
+
+    event: str
+    fields: Mapping[str, str | int | tuple[str, ...]]
+
+
+Effect: TypeAlias = DrawCohort | Fold | Watch | Report
+Step: TypeAlias = tuple[JobState, tuple[Effect, ...]]
+Follow: TypeAlias = Callable[[JobState], Step]
+
+
+def advance(state: JobState, event: Event) -> Step:
+    """The next state and what has to be done; events that do not fit the state change nothing."""
+    match event:
+        case Began() if state.stage == "queued":
+            told = Report("job.offered", {"silos": state.silos, "rounds": state.rounds})
+            return replace(state, stage="admitting"), (told, Watch("admitting", 0))
+        case Answered(silo, code) if state.stage == "admitting" and silo in state.silos and silo not in state.answers:
+            state = replace(state, answers={**state.answers, silo: code or "accepted"})
+            told = Report("job.accepted", {"silo": silo}) if code is None else _declined(silo, code)
+            return _then(state, (told,), _admit if len(state.answers) == len(state.silos) else None)
+        case Drawn(round_, cohort) if state.stage == "drawing" and round_ == state.round:
+            return _start_round(state, cohort)
+        case Given(silo, round_, digest) if _expected(state, silo, round_):
+            state = replace(state, given={**state.given, silo: digest})
+            return _then(state, (Report("upload.accepted", {"silo": silo, "round": round_}),), _close_if_complete)
+        case Failed(silo, round_, code) if _expected(state, silo, round_):
+            state = replace(state, failed={**state.failed, silo: code})
+            told = Report("silo.dropped", {"silo": silo, "round": round_, "code": code})
+            return _then(state, (told,), _close_if_complete)
+        case Folded(round_) if state.stage == "folding" and round_ == state.round:
+            told = Report(
+                "round.closed", {"round": round_, "members": tuple(s for s in state.cohort if s in state.given)}
+            )
+            if round_ + 1 == state.rounds:
+                return _then(replace(state, round=state.rounds), (told,), _complete)
+            return _then(replace(state, round=round_ + 1), (told,), _open_round)
+        case FoldFailed(round_, reason) if state.stage == "folding" and round_ == state.round:
+            return _finish(state, "failed", reason)
+        case Done(silo) if state.stage in ("finishing", "ended") and silo in state.admitted:
+            state = replace(state, done=state.done | {silo})
+            complete = state.stage == "finishing" and state.done >= set(state.admitted)
+            return _then(state, (), _end if complete else None)
+        case Deadline(stage, round_) if stage == state.stage and round_ == state.round:
+            return _deadline(state)
+        case _:
+            return state, ()
+
+
+def _start_round(state: JobState, cohort: tuple[str, ...]) -> Step:
+    if len(cohort) < state.min_cohort:
+        why = (
+            f"round {state.round}: only {len(cohort)} of the drawn silos are admitted, min_cohort is {state.min_cohort}"
+        )
+        return _finish(state, "failed", why)
+    state = replace(state, stage="round", cohort=cohort, given={}, failed={})
+    told = Report("round.opened", {"round": state.round, "cohort": cohort})
+    return state, (told, Watch("round", state.round))
+
+
+def _declined(silo: str, code: str) -> Report:
+    return Report("job.declined", {"silo": silo, "code": code})
+
+
+def _expected(state: JobState, silo: str, round_: int) -> bool:
+    return state.stage == "round" and round_ == state.round and silo in state.open
+
+
+def _then(state: JobState, effects: tuple[Effect, ...], follow: Follow | None) -> Step:
+    if follow is None:
+        return state, effects
+    state, more = follow(state)
+    return state, (*effects, *more)
+
+
+def _admit(state: JobState) -> Step:
+    if len(state.admitted) < state.min_cohort:
+        refused = ", ".join(f"{s}: {state.answers.get(s, 'no answer')}" for s in state.silos if s not in state.admitted)
+        why = f"{len(state.admitted)} silos accepted, min_cohort is {state.min_cohort} ({refused})"
+        return _finish(state, "failed", why)
+    return _open_round(state)
+
+
+def _open_round(state: JobState) -> Step:
+    return replace(state, stage="drawing"), (DrawCohort(state.round),)
+
+
+def _close_if_complete(state: JobState) -> Step:
+    return (state, ()) if state.open else _close(state)
+
+
+def _close(state: JobState) -> Step:
+    members = tuple(s for s in state.cohort if s in state.given)
+    if len(members) < state.min_cohort:
+        lost = ", ".join(f"{s}: {code}" for s, code in state.failed.items())
+        why = f"round {state.round}: {len(members)} silos gave, min_cohort is {state.min_cohort} ({lost})"
+        return _finish(state, "failed", why)
+    return replace(state, stage="folding"), (Fold(state.round, members),)
+
+
+def _complete(state: JobState) -> Step:
+    return _finish(state, "completed", "")
+
+
+def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: str) -> Step:
+    state = replace(state, stage="finishing", outcome=outcome, reason=reason, cohort=(), given={}, failed={})
+    told = Report("job.finishing", {"outcome": outcome, "reason": reason, "round": state.round})
+    if not state.admitted:
+        return _then(state, (told,), _end)
+    return state, (told, Watch("finishing", state.round))
+
+
+def _end(state: JobState) -> Step:
+    told = Report("job.ended", {"outcome": state.outcome, "reason": state.reason})
+    return replace(state, stage="ended"), (told,)
+
+
+def _deadline(state: JobState) -> Step:
+    if state.stage == "admitting":
+        return _admit(state)
+    if state.stage == "round":
+        late = state.open
+        state = replace(state, failed={**state.failed, **dict.fromkeys(late, "deadline")})
+        told = tuple(Report("silo.dropped", {"silo": s, "round": state.round, "code": "deadline"}) for s in late)
+        return _then(state, told, _close)
+    if state.stage == "finishing":
+        return _end(state)
+    return state, ()
+
+
+# What a silo should do now.
+
+
+@dataclass(frozen=True)
+class OfferTask:
+    """Decide on the job."""
+
+
+@dataclass(frozen=True)
+class RoundTask:
+    """Take part in a round."""
+
+    round: int
+    cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FinishTask:
+    """Fetch the last results and confirm."""
+
+    round: int
+    completed: bool
+
+
+SiloTask: TypeAlias = OfferTask | RoundTask | FinishTask
+
+
+def task_for(state: JobState, silo: str) -> SiloTask | None:
+    """What this silo should do now; None: nothing in this job."""
+    if state.stage == "admitting" and silo in state.silos and silo not in state.answers:
+        return OfferTask()
+    if state.stage == "round" and silo in state.open:
+        return RoundTask(state.round, state.cohort)
+    if state.stage in ("finishing", "ended") and silo in state.admitted and silo not in state.done:
+        return FinishTask(state.round, state.outcome == "completed")
+    return None

@@ -1,0 +1,104 @@
+"""Start and stop: configuration, roster, keys, jobs, the gRPC server, signals."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import grpc
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from .. import log
+from ..algorithms.job import Job
+from ..errors import LocalError
+from ..files import parse_json, read_bytes
+from ..proto.channel import SERVER_OPTIONS, require_tls13
+from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
+from ..security import roster as rosters
+from ..security.envelope import verify_document
+from ..security.identity import Keys, Role, load_keys
+from ..security.labels import JOB
+from ..security.lock import locked
+from . import config as configs
+from .daemon import Daemon
+from .guard import Guard
+from .service import Service
+
+GRACE_SECONDS = 5.0  # for calls that are running when we stop
+
+
+async def serve(config: configs.CoordinatorConfig) -> None:
+    """Run until SIGTERM or SIGINT; LocalError before anything listens if something is wrong."""
+    keys, roster = _identity(config)
+    jobs = [_job(path, roster) for path in config.jobs]
+    config.directory.mkdir(parents=True, exist_ok=True)
+    with locked(config.directory):
+        torch.set_num_threads(1)  # one order of every sum
+        daemon = Daemon(config, keys, roster)
+        server = _server(daemon)
+        port = _listen(server, config.listen, keys, roster)
+        health_service = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+        await server.start()
+        await health_service.set("", health_pb2.HealthCheckResponse.SERVING)
+        host = config.listen.rpartition(":")[0]
+        log.event("listening", address=f"{host}:{port}", roster=roster.version, jobs=[job.name for job, _ in jobs])
+        for job, signed in jobs:
+            daemon.add(job, signed)
+        watching = asyncio.create_task(daemon.watch_silos())
+        await _stop_signal()
+        log.event("stopping")
+        watching.cancel()
+        await health_service.enter_graceful_shutdown()
+        await daemon.stop()
+        await server.stop(GRACE_SECONDS)
+        log.event("stopped")
+
+
+def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:
+    keys = load_keys(config.keys)
+    roster = rosters.load(config.roster)
+    rosters.verify(roster, config.trust)
+    if roster.coordinator != keys.entry:
+        raise LocalError(
+            f"{config.keys}: these keys are {keys.entry.id!r} ({keys.entry.tls_fingerprint}), the roster's coordinator "
+            f"is {roster.coordinator.id!r} ({roster.coordinator.tls_fingerprint}); use its keys, or have it re-added"
+        )
+    return keys, roster
+
+
+def _job(path: Path, roster: rosters.Roster) -> tuple[Job, bytes]:
+    signed = read_bytes(path)
+    document = verify_document(parse_json(signed, str(path)), roster, Role.OPERATOR, JOB)
+    job = Job.from_document(document, str(path))
+    for silo in job.silos:
+        if silo not in roster or roster[silo].role is not Role.SILO:
+            raise LocalError(f"{path}: silo {silo!r} is no silo of the roster; add it or take it out of the job")
+    return job, signed
+
+
+def _server(daemon: Daemon) -> grpc.aio.Server:
+    require_tls13()
+    server = grpc.aio.server(interceptors=(Guard(daemon.roster),), options=list(SERVER_OPTIONS))
+    add_FederationServicer_to_server(Service(daemon), server)  # type: ignore[no-untyped-call]
+    return server
+
+
+def _listen(server: grpc.aio.Server, address: str, keys: Keys, roster: rosters.Roster) -> int:
+    pair = (keys.tls_key, keys.entry.certificate.encode())
+    configuration = grpc.ssl_server_certificate_configuration([pair], root_certificates=roster.bundle().encode())
+    credentials = grpc.dynamic_ssl_server_credentials(
+        configuration, lambda: configuration, require_client_authentication=True
+    )
+    try:
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise LocalError(f"cannot listen on {address}: is the port taken, or the address not of this host?") from error
+
+
+async def _stop_signal() -> None:
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()

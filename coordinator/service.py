@@ -1,0 +1,221 @@
+"""The Federation service: protobuf in, checked values to the daemon, protobuf out."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ..errors import RefusedError
+from ..proto import federation_pb2 as pb
+from ..proto import tensor_pb2 as tensor
+from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
+from ..proto.stream import Digester, Inbound, chunks
+from ..proto.wire import Item, check_manifest, delivered_items, given_items, to_wire
+from ..security import roster as rosters
+from .daemon import Daemon, JobRun
+from .guard import Context, caller
+from .round import Answered, Done, Failed, FinishTask, OfferTask, RoundTask, SiloTask
+
+FAULTS_OF_THE_SILO = ("MANIFEST", "LENGTH", "DIGEST", "NOT_FINITE")  # a refused upload with one of these is final
+
+
+class Service:
+    """The six calls; identity and limits were checked by the guard."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._uploading: set[str] = set()
+
+    async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:  # noqa: N802 gRPC's name
+        """Agree on a version; open a session."""
+        silo = caller(context, self._daemon.roster).id
+        # (1) The name that is claimed is the certificate's.
+        if request.silo != silo:
+            raise RefusedError(
+                silo, "IDENTITY", f"says it is {request.silo[:64]!r}, its certificate is that of {silo!r}"
+            )
+        # (2) One version that both speak.
+        if not request.protocol_min <= PROTOCOL_MAX or not request.protocol_max >= PROTOCOL_MIN:
+            why = (
+                f"speaks protocol {request.protocol_min} to {request.protocol_max}, this coordinator {PROTOCOL_MIN} to "
+                f"{PROTOCOL_MAX}; install the same release of Staddle on both sides"
+            )
+            raise RefusedError(silo, "PROTOCOL_VERSION", why)
+        # (3) One roster.
+        if request.roster_digest != bytes.fromhex(rosters.digest(self._daemon.roster)):
+            why = f"holds another roster; this coordinator has version {self._daemon.roster.version}, bring both to one"
+            raise RefusedError(silo, "ROSTER", why)
+        token = secrets.token_bytes(16)
+        timing = self._daemon.config.timing
+        self._daemon.sessions[silo] = token
+        self._daemon.saw(silo)
+        return pb.HelloReply(
+            protocol=min(request.protocol_max, PROTOCOL_MAX),
+            session=token,
+            beat_seconds=timing.beat_seconds,
+            hold_seconds=timing.hold_seconds,
+        )
+
+    async def Poll(self, request: pb.PollRequest, context: Context) -> pb.Task:  # noqa: N802
+        """Wait for a task."""
+        silo = self._silo(request.session, context)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._daemon.config.timing.hold_seconds
+        while True:
+            changed = self._daemon.changed
+            self._check_stopping(silo)
+            if (found := self._daemon.task_for(silo)) is not None:
+                return _task(*found)
+            try:
+                await asyncio.wait_for(changed.wait(), until - loop.time())
+            except TimeoutError:
+                return pb.Task(nothing=pb.Nothing())
+            finally:
+                self._daemon.saw(silo)
+
+    async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:  # noqa: N802
+        """Note that a silo is alive; say whether its work is wanted."""
+        silo = self._silo(request.session, context)
+        found = self._daemon.task_for(silo)
+        wanted = found is not None and found[0].job.name == request.job and _round(found[1]) == request.round
+        return pb.BeatReply(wanted=wanted)
+
+    async def Answer(self, request: pb.AnswerRequest, context: Context) -> pb.AnswerReply:  # noqa: N802
+        """Take an answer into the job's state; a late one changes nothing."""
+        silo = self._silo(request.session, context)
+        run = self._run(silo, request.job, request.job_digest)
+        code = _code(request.code)
+        match request.kind:
+            case pb.ANSWER_KIND_ACCEPT:
+                self._daemon.apply(run, Answered(silo, None))
+            case pb.ANSWER_KIND_DECLINE:
+                self._daemon.apply(run, Answered(silo, code))
+            case pb.ANSWER_KIND_FAILED:
+                self._daemon.apply(run, Failed(silo, request.round, code))
+            case pb.ANSWER_KIND_DONE:
+                self._daemon.apply(run, Done(silo))
+            case _:
+                raise RefusedError(silo, "MANIFEST", f"answer of unknown kind {request.kind}")
+        return pb.AnswerReply()
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[tensor.Frame]:  # noqa: N802
+        """Stream what is delivered to this silo at the start of its round."""
+        silo = self._silo(request.session, context)
+        run = self._run(silo, request.job, request.job_digest)
+        found = self._daemon.task_for(silo)
+        if found is None or found[0] is not run or _round(found[1]) != request.round:
+            raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r}: round {request.round} is not open to it")
+        delivery = await run.delivery(request.round, silo)
+        parts = [part for part in run.job.down(request.round) if part.name in delivery]
+        items = delivered_items(parts)
+        values = [delivery[item.part][item.spec.name] for item in items]
+        size = sum(item.spec.nbytes for item in items)
+        yield tensor.Frame(
+            manifest=tensor.Manifest(
+                job=run.job.name,
+                job_digest=bytes.fromhex(run.job.digest),
+                round=request.round,
+                size=size,
+                tensors=to_wire(items),
+            )
+        )
+        digester = Digester([item.spec.nbytes for item in items])
+        for chunk in chunks(values):
+            digester.update(chunk)
+            self._daemon.saw(silo)
+            yield tensor.Frame(chunk=chunk)
+        digests = digester.digests()
+        yield tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors))
+
+    async def Upload(self, frames: AsyncIterator[tensor.Frame], context: Context) -> pb.Receipt:  # noqa: N802
+        """Spool, check and accept what a silo gives; nothing half done stays behind."""
+        silo = caller(context, self._daemon.roster).id
+        if silo in self._uploading:
+            raise RefusedError(silo, "LIMIT", "an upload of this silo is running already; wait for its end")
+        self._uploading.add(silo)
+        try:
+            return await self._receive(silo, frames, context)
+        finally:
+            self._uploading.discard(silo)
+
+    async def _receive(self, silo: str, frames: AsyncIterator[tensor.Frame], context: Context) -> pb.Receipt:
+        run: JobRun | None = None
+        round_ = 0
+
+        def check(manifest: tensor.Manifest) -> tuple[Item, ...]:
+            nonlocal run, round_
+            self._check_session(silo, manifest.session)
+            run = self._run(silo, manifest.job, manifest.job_digest)
+            round_ = manifest.round
+            run.check_open(silo, round_)
+            items = given_items(run.job.up(round_))
+            check_manifest(silo, manifest, items)
+            run.store.check_space(silo, manifest.size)
+            return items
+
+        spool = self._daemon.spool(silo)
+        inbound = Inbound(silo, check, spool.write)
+        largest = max((run.largest_upload for run in self._daemon.runs), default=0)
+        try:
+            async with asyncio.timeout(transfer_seconds(largest)):
+                async for frame in frames:
+                    inbound.feed(frame)
+                    self._daemon.saw(silo)
+            end, digests = inbound.finish()
+            if run is None:
+                raise RefusedError(silo, "MANIFEST", "a stream without manifest")
+            await run.accept(silo, round_, spool, inbound.items)
+        except RefusedError as error:
+            if run is not None and error.code in FAULTS_OF_THE_SILO:
+                self._daemon.apply(run, Failed(silo, round_, error.code))
+            raise
+        except TimeoutError:
+            raise RefusedError(silo, "LIMIT", "the upload took longer than its size allows; it was dropped") from None
+        finally:
+            spool.discard()
+        return self._daemon.conclude(run, silo, round_, end, digests)
+
+    def _silo(self, session: bytes, context: Context) -> str:
+        silo = caller(context, self._daemon.roster).id
+        self._check_session(silo, session)
+        self._daemon.saw(silo)
+        return silo
+
+    def _check_session(self, silo: str, session: bytes) -> None:
+        self._check_stopping(silo)
+        if not secrets.compare_digest(self._daemon.sessions.get(silo, b""), session):
+            raise RefusedError(silo, "SESSION", "the session is not known (any more); say hello again")
+
+    def _check_stopping(self, silo: str) -> None:
+        if self._daemon.stopping:
+            raise RefusedError(silo, "STOPPING", "this coordinator is stopping; try again later")
+
+    def _run(self, silo: str, job: str, digest: bytes) -> JobRun:
+        run = next((r for r in self._daemon.runs if r.job.name == job), None)
+        if run is None or silo not in run.job.silos:
+            raise RefusedError(silo, "UNKNOWN_JOB", f"no job {job[:64]!r} for this silo")
+        if digest != bytes.fromhex(run.job.digest):
+            raise RefusedError(silo, "UNKNOWN_JOB", f"job {job!r} has digest {run.job.digest}, not {digest[:32].hex()}")
+        return run
+
+
+def _code(value: Any) -> str:
+    if value not in pb.ErrorCode.values():
+        return "UNSPECIFIED"
+    return pb.ErrorCode.Name(value).removeprefix("ERROR_CODE_")
+
+
+def _round(task: SiloTask) -> int:
+    return 0 if isinstance(task, OfferTask) else task.round
+
+
+def _task(run: JobRun, task: SiloTask) -> pb.Task:
+    digest = bytes.fromhex(run.job.digest)
+    match task:
+        case OfferTask():
+            return pb.Task(offer=pb.Offer(job=run.job.name, job_digest=digest, signed_job=run.signed))
+        case RoundTask(round_, cohort):
+            return pb.Task(round=pb.Round(job=run.job.name, job_digest=digest, round=round_, cohort=cohort))
+        case FinishTask(round_, completed):
+            finish = pb.Finish(job=run.job.name, job_digest=digest, round=round_, completed=completed)
+            return pb.Task(finish=finish)

@@ -1,0 +1,151 @@
+"""The coordinator's disk: uploads in flight, uploads of the round, published results, Mix versions.
+
+::
+
+    <directory>/spool/<silo>.part                a stream that is still coming; removed when it fails
+    <directory>/jobs/<job>/round/<silo>.upload   checked uploads of the open round, removed after the fold
+    <directory>/jobs/<job>/latest/<part>.safetensors
+    <directory>/jobs/<job>/versions/<part>/<silo>.safetensors
+
+Files appear under their name complete: written aside, fsynced, renamed. Tensors are mapped, not read, so a fold holds
+one tensor of one silo at a time.
+"""
+
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ..errors import RefusedError
+from ..files import sync_directory, write_atomic
+from ..proto.wire import Item, tensor_from
+
+MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
+
+
+class Spool:
+    """One upload in flight: bytes go to a file of their own until they are checked."""
+
+    def __init__(self, path: Path, silo: str) -> None:
+        self._path = path
+        self._silo = silo
+        self._file = path.open("wb")
+
+    def write(self, chunk: bytes) -> None:
+        """Append bytes; RefusedError STORAGE when the disk does not take them."""
+        try:
+            self._file.write(chunk)
+        except OSError as error:
+            raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+
+    def finished(self) -> Path:
+        """Make the bytes durable; where they lie."""
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+        return self._path
+
+    def discard(self) -> None:
+        """Close, and remove what is still there under the temporary name."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+class Upload:
+    """The tensors of one upload, mapped from its file."""
+
+    def __init__(self, path: Path, items: Sequence[Item]) -> None:
+        with path.open("rb") as file:
+            # A private writable map: tensors share its memory, and nothing writes to it.
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._places: dict[tuple[str, str], tuple[Item, int]] = {}
+        offset = 0
+        for item in items:
+            self._places[item.part, item.spec.name] = (item, offset)
+            offset += item.spec.nbytes
+
+    def read(self, part: str, name: str) -> Tensor:
+        """One tensor, in the shape and dtype of its spec."""
+        item, offset = self._places[part, name]
+        return tensor_from(memoryview(self._map), item.spec, offset)
+
+    def check_finite(self, silo: str) -> None:
+        """RefusedError NOT_FINITE names the first tensor that holds NaN or infinity."""
+        for part, name in self._places:
+            if not bool(torch.isfinite(self.read(part, name)).all()):
+                raise RefusedError(silo, "NOT_FINITE", f"tensor {part}/{name} holds NaN or infinity")
+
+
+class JobStore:
+    """One job's files; what ``algorithms.aggregation.Archive`` asks for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        shutil.rmtree(folder / "round", ignore_errors=True)
+        for name in ("round", "latest", "versions"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+
+    def check_space(self, silo: str, size: int) -> None:
+        """RefusedError STORAGE where an upload of this size would fill the disk."""
+        free = shutil.disk_usage(self._folder).free
+        if free < size + MARGIN_BYTES:
+            raise RefusedError(silo, "STORAGE", f"the coordinator has {free} bytes free, the upload needs {size}")
+
+    # Uploads of the open round.
+
+    def keep(self, silo: str, spooled: Path) -> None:
+        """Give a checked upload its name."""
+        spooled.replace(self._folder / "round" / f"{silo}.upload")
+        sync_directory(self._folder / "round")
+
+    def reader(self, members: Sequence[str], items: Sequence[Item]) -> Callable[[str, str, str], Tensor]:
+        """``read(part, silo, name)`` over the uploads of these silos."""
+        uploads = {silo: Upload(self._folder / "round" / f"{silo}.upload", items) for silo in members}
+        return lambda part, silo, name: uploads[silo].read(part, name)
+
+    def clear_round(self) -> None:
+        """Remove the uploads of the round."""
+        for path in (self._folder / "round").iterdir():
+            path.unlink()
+
+    # Archive: published results and Mix versions.
+
+    def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the published value of a part."""
+        self._write(self._folder / "latest" / f"{part}.safetensors", tensors)
+
+    def latest(self, part: str) -> dict[str, Tensor] | None:
+        """The published value of a part, or None."""
+        return self._read(self._folder / "latest" / f"{part}.safetensors")
+
+    def store(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
+        """Replace a silo's version of a Mix part."""
+        self._version(part, silo).parent.mkdir(exist_ok=True)
+        self._write(self._version(part, silo), tensors)
+
+    def has(self, part: str, silo: str) -> bool:
+        """Whether a silo has given a version."""
+        return self._version(part, silo).exists()
+
+    def version(self, part: str, silo: str, name: str) -> Tensor:
+        """One tensor of a silo's version; the others are not read."""
+        with safetensors.safe_open(self._version(part, silo), "pt") as file:
+            return cast("Tensor", file.get_tensor(name))
+
+    def _version(self, part: str, silo: str) -> Path:
+        return self._folder / "versions" / part / f"{silo}.safetensors"
+
+    def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        write_atomic(path, safetensors.torch.save({k: v.contiguous() for k, v in tensors.items()}))
+
+    def _read(self, path: Path) -> dict[str, Tensor] | None:
+        return safetensors.torch.load_file(path) if path.exists() else None

@@ -1,0 +1,47 @@
+"""Whose fault it is.
+
+::
+
+    StaddleError
+    ├── LocalError        we, or the person at this keyboard: a file, a key, a value, a call in the wrong order
+    │   └── CancelledError     this process was asked to stop
+    ├── PeerError         another member of the federation broke the protocol, or a stranger knocked
+    │   └── RefusedError       the same, with a code of the closed list that may be told to the peer
+    └── AbortedError           nobody's fault: a deadline passed, too few silos were left
+
+Every text names the thing, the value and the fix. Only codes of the closed list ``ErrorCode`` in
+``proto/federation.proto`` cross the wire, never these texts: a text may hold what a silo must not tell.
+"""
+
+
+class StaddleError(Exception):
+    """Root of all errors that Staddle raises on purpose; its text is written for people."""
+
+
+class LocalError(StaddleError):
+    """Our own side is wrong: a configuration, a file, an argument."""
+
+
+class CancelledError(LocalError):
+    """Work stopped because this process was asked to stop."""
+
+
+class PeerError(StaddleError):
+    """A peer misbehaved. ``peer`` is its roster id, or its address where it has none."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(f"{peer}: {why}")
+        self.peer = peer
+        self.why = why
+
+
+class RefusedError(PeerError):
+    """What a peer sent is refused; ``code`` is a name of ``ErrorCode`` without its prefix, such as ``POLICY``."""
+
+    def __init__(self, peer: str, code: str, why: str) -> None:
+        super().__init__(peer, why)
+        self.code = code
+
+
+class AbortedError(StaddleError):
+    """The work cannot go on, and nobody broke a rule."""

@@ -1,0 +1,209 @@
+"""Files at the edges: strict TOML and JSON in, canonical JSON and atomic writes out."""
+
+import difflib
+import json
+import math
+import os
+import secrets
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+
+from .errors import LocalError
+
+MAX_FILE_BYTES = 16 * 1024 * 1024  # no configuration, roster or job comes near; a larger one is a mistake
+MAX_DEPTH = 64  # of canonical JSON: far above any format here, far below the interpreter's own limit
+MAX_SAFE_INTEGER = 2**53 - 1  # RFC 8785 section 3.2.2.3: beyond it JSON numbers lose bits in other readers
+
+ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
+
+
+class Strict(pydantic.BaseModel):
+    """Base of every file model: frozen, unknown keys are errors."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+
+def canonical_json(value: Any) -> bytes:
+    """Encode as the RFC 8785 subset that Staddle signs and hashes.
+
+    Strings, integers below 2^53, booleans, null, lists and mappings with ASCII keys; no floats (write decimals as
+    strings). Raises LocalError for anything else.
+    """
+    _check_canonical(value, "$")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _check_canonical(value: Any, where: str, depth: int = 0) -> None:
+    if depth > MAX_DEPTH:
+        raise LocalError(f"canonical JSON: nested deeper than {MAX_DEPTH} levels; flatten it")
+    if value is None or isinstance(value, bool):
+        return
+    if isinstance(value, int):
+        if abs(value) > MAX_SAFE_INTEGER:
+            raise LocalError(f"canonical JSON: {where} is {value}, beyond 2^53; write it as a string")
+    elif isinstance(value, str):
+        if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
+            raise LocalError(f"canonical JSON: {where} holds a lone surrogate, which UTF-8 cannot encode")
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _check_canonical(item, f"{where}[{i}]", depth + 1)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str) or not key.isascii():
+                raise LocalError(f"canonical JSON: key {key!r} in {where} is not an ASCII string")
+            _check_canonical(item, f"{where}.{key}", depth + 1)
+    else:
+        raise LocalError(f"canonical JSON: {where} is a {type(value).__name__}; write decimals as strings")
+
+
+def parse_json(data: bytes, origin: str) -> Any:
+    """Parse UTF-8 JSON, refusing duplicate keys, NaN, Infinity and 1e999; ``origin`` names them in errors."""
+
+    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        parsed: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in parsed:
+                raise LocalError(f"{origin}: key {key!r} appears twice; keep one")
+            parsed[key] = value
+        return parsed
+
+    def no_constant(text: str) -> Any:
+        raise LocalError(f"{origin}: {text} is no JSON number")
+
+    def finite(text: str) -> float:
+        number = float(text)
+        return number if math.isfinite(number) else no_constant(text)
+
+    try:  # decoded here: json.loads would guess UTF-16 and UTF-32 from bytes, and other readers would not
+        return json.loads(
+            data.decode(), object_pairs_hook=no_duplicates, parse_constant=no_constant, parse_float=finite
+        )
+    except (ValueError, RecursionError) as error:
+        raise LocalError(f"{origin}: not valid JSON: {error}") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a small file; LocalError names what is missing, unreadable or too large."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise LocalError(f"{path}: larger than {MAX_FILE_BYTES} bytes; is this the right file?")
+    return data
+
+
+def read_toml(path: Path, model: type[ModelT]) -> ModelT:
+    """Read a TOML file into a strict model; errors name file, key, value and the nearest known key."""
+    return parse_toml(read_bytes(path), model, str(path))
+
+
+def parse_toml(data: bytes, model: type[ModelT], origin: str) -> ModelT:
+    """Parse TOML bytes into a strict model, for callers that need a digest of the same bytes."""
+    try:
+        document = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LocalError(f"{origin}: not valid TOML: {error}") from error
+    return validate(document, model, origin)
+
+
+def validate(document: Any, model: type[ModelT], origin: str) -> ModelT:
+    """Check a parsed document against a strict model; every fault found is named in one LocalError."""
+    try:
+        return model.model_validate(document)
+    except pydantic.ValidationError as error:
+        lines = [_explain(fault, model) for fault in error.errors(include_url=False)]
+        raise LocalError(f"{origin}: " + "; ".join(lines)) from None
+
+
+def parse_canonical(data: bytes, model: type[ModelT], origin: str) -> ModelT:
+    """Check canonical JSON, a final newline allowed, against a strict model: what is signed has one spelling."""
+    document = parse_json(data, origin)
+    if canonical_json(document) != data.removesuffix(b"\n"):
+        raise LocalError(f"{origin}: is not canonical JSON, so it was edited by hand; take the file as it was made")
+    return validate(document, model, origin)
+
+
+def _explain(fault: Any, model: type[pydantic.BaseModel]) -> str:
+    key = ".".join(str(part) for part in fault["loc"]) or "the file"
+    if fault["type"] == "missing":
+        return f"missing key {key!r}; add it"
+    if fault["type"] == "extra_forbidden":
+        known = sorted(_known_keys(model))
+        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        return f"unknown key {key!r}; {hint}"
+    why = fault["msg"].removeprefix("Value error, ")
+    if isinstance(
+        fault["input"], dict | list | tuple | pydantic.BaseModel
+    ):  # a rule over several keys: the text names them itself
+        return why if key == "the file" else f"{key}: {why}"
+    return f"{key} = {fault['input']!r}: {why}"
+
+
+def _known_keys(model: type[pydantic.BaseModel]) -> set[str]:
+    """Names of all keys in a model and the models inside it: enough to suggest a spelling."""
+    keys: set[str] = set()
+    pending: list[Any] = [model]
+    seen: set[Any] = set()
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        if isinstance(current, type) and issubclass(current, pydantic.BaseModel):
+            for name, field in current.model_fields.items():
+                keys.add(field.alias or name)
+                pending.append(field.annotation)
+        else:
+            pending.extend(getattr(current, "__args__", ()))
+    return keys
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file so that a crash leaves the old or the new one: temporary name, fsync, rename, fsync."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")  # threads may write one path at once
+    try:
+        _write_exclusive(temporary, data, mode)
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise LocalError(f"{path}: cannot write it: {error.strerror or error}") from error
+
+
+def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Create a file that must not exist yet (keys), with its mode from the first byte on."""
+    try:
+        _write_exclusive(path, data, mode)
+        sync_directory(path.parent)
+    except FileExistsError as error:
+        raise LocalError(f"{path}: exists already; move it away or choose another folder") from error
+    except OSError as error:
+        raise LocalError(f"{path}: cannot create it: {error.strerror or error}") from error
+
+
+def _write_exclusive(path: Path, data: bytes, mode: int) -> None:
+    """Create, write and fsync; a file that could not be written whole is removed again."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

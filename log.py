@@ -1,0 +1,55 @@
+"""Structured events of the daemons, one line each on standard error: JSON, or text for people.
+
+Never a value of data, a parameter or a secret: names, counts, sizes and codes only. JSON:
+``{"time":"2026-11-20T21:30:05.123Z","level":"info","event":"round.opened","job":"demo","round":3}``
+"""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal
+
+Format = Literal["text", "json"]
+_LOGGER = logging.getLogger("staddle")
+
+
+class _Lines(logging.Formatter):
+    def __init__(self, form: Format) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        if self._form == "json":
+            head = {"time": time, "level": record.levelname.lower(), "event": record.getMessage()}
+            return json.dumps({**head, **fields})
+        shown = " ".join(f"{k}={_plain(v)}" for k, v in fields.items())
+        return f"{time} {record.levelname.lower():7} {record.getMessage()} {shown}".rstrip()
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(str(v) for v in value)
+    text = str(value)
+    return repr(text) if " " in text else text
+
+
+def setup(form: Format) -> None:
+    """Send this process's events to standard error in the given format."""
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(_Lines(form))
+    _LOGGER.handlers[:] = [stream]
+    _LOGGER.setLevel(logging.INFO)
+    _LOGGER.propagate = False
+
+
+def event(name: str, **fields: object) -> None:
+    """Something happened."""
+    _LOGGER.info(name, extra={"fields": fields})
+
+
+def problem(name: str, **fields: object) -> None:
+    """Something went wrong and the daemon goes on."""
+    _LOGGER.warning(name, extra={"fields": fields})

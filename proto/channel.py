@@ -1,0 +1,50 @@
+"""What both ends of the channel agree on: protocol version, limits, gRPC options, TLS 1.3 only."""
+
+import os
+
+PROTOCOL_MIN = 1
+PROTOCOL_MAX = 1
+
+CHUNK_BYTES = 1024 * 1024  # payload of one chunk frame
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # a frame, a manifest of thousands of tensors, or a signed job
+MAX_METADATA_BYTES = 16 * 1024
+MAX_STREAMS_PER_CONNECTION = 16
+
+ERROR_METADATA = "staddle-error"  # trailing metadata that carries the name of an ErrorCode
+
+UPLOAD_SECONDS = 60  # grace on top of the time that the payload takes at the slowest rate
+SLOWEST_BYTES_PER_SECOND = 256 * 1024
+
+# gRPC offers TLS 1.2 by default and Python has no option against it. The variable sets the cipher suites of TLS 1.2
+# only; this one needs a pre-shared key that no member has, so nothing below TLS 1.3 can complete a handshake.
+TLS13_ONLY = "ECDHE-PSK-AES128-CBC-SHA"
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # identity alone
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *OPTIONS,
+    ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 2),
+    ("grpc.server_handshake_timeout_ms", 20_000),
+)
+
+
+def require_tls13() -> None:
+    """Remove TLS 1.2 from this process's handshakes; call it before the first channel or server is made."""
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = TLS13_ONLY
+
+
+def transfer_seconds(size: int) -> float:
+    """Deadline of a transfer of ``size`` bytes."""
+    return UPLOAD_SECONDS + size / SLOWEST_BYTES_PER_SECOND

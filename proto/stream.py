@@ -1,0 +1,156 @@
+"""Tensor streams as values: a manifest, then chunks, then an end with the digests.
+
+::
+
+    state      frame       goes to
+    manifest   manifest    chunks     checked against the schema before a byte is taken
+    chunks     chunk       chunks     never more bytes than declared
+    chunks     end         done       all bytes there, every digest as computed here
+
+Anything else is refused. No I/O here: the receiver hands checked bytes to its sink.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from torch import Tensor
+
+from ..errors import RefusedError
+from . import tensor_pb2 as pb
+from .channel import CHUNK_BYTES
+from .wire import Item, tensor_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """SHA-256 of each tensor's bytes, and of these digests one after another."""
+
+    tensors: tuple[bytes, ...]
+
+    @property
+    def total(self) -> bytes:
+        """Digest of the whole payload."""
+        return sha256(b"".join(self.tensors)).digest()
+
+
+class Digester:
+    """Digests of tensors that lie back to back in a byte stream cut anywhere."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = list(sizes)
+        self._done: list[bytes] = []
+        self._hash = sha256()
+        self._left = 0
+        self._index = -1
+        self._advance()
+
+    def _advance(self) -> None:
+        """Close finished tensors (empty ones too) and open the next."""
+        while self._left == 0:
+            if self._index >= 0:
+                self._done.append(self._hash.digest())
+            self._index += 1
+            if self._index >= len(self._sizes):
+                return
+            self._hash = sha256()
+            self._left = self._sizes[self._index]
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Take the next bytes; there must not be more than the sizes allow."""
+        view = memoryview(data)
+        while view:
+            take = view[: self._left]
+            self._hash.update(take)
+            self._left -= len(take)
+            view = view[len(take) :]
+            self._advance()
+
+    def digests(self) -> Digests:
+        """The digests, once every byte was taken."""
+        return Digests(tuple(self._done))
+
+
+def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """The tensors' bytes back to back, in pieces of ``size`` (the last may be smaller)."""
+    pending = bytearray()
+    for tensor in tensors:
+        view = tensor_bytes(tensor)
+        while len(view):
+            take = view[: size - len(pending)]
+            view = view[len(take) :]
+            if len(take) == size:
+                yield bytes(take)
+                continue
+            pending += take
+            if len(pending) == size:
+                yield bytes(pending)
+                pending.clear()
+    if pending:
+        yield bytes(pending)
+
+
+class Inbound:
+    """The receiving end of one stream."""
+
+    def __init__(
+        self,
+        peer: str,
+        check: Callable[[pb.Manifest], Sequence[Item]],
+        sink: Callable[[bytes], object],
+    ) -> None:
+        """``check`` refuses a manifest or returns its items; ``sink`` takes bytes that were declared."""
+        self._peer = peer
+        self._check = check
+        self._sink = sink
+        self._items: Sequence[Item] = ()
+        self._digester: Digester | None = None
+        self._left = 0
+        self.end: pb.End | None = None
+        self.digests: Digests | None = None
+
+    @property
+    def items(self) -> Sequence[Item]:
+        """What the manifest declared."""
+        return self._items
+
+    def feed(self, frame: pb.Frame) -> None:
+        """Take one frame; RefusedError for any that does not belong here."""
+        body = frame.WhichOneof("body")
+        if self.end is not None or body is None:
+            raise RefusedError(self._peer, "MANIFEST", "a frame without body, or after the end")
+        if self._digester is None:
+            if body != "manifest":
+                raise RefusedError(self._peer, "MANIFEST", f"the first frame is a {body}, not a manifest")
+            self._items = self._check(frame.manifest)
+            self._digester = Digester([item.spec.nbytes for item in self._items])
+            self._left = sum(item.spec.nbytes for item in self._items)
+        elif body == "chunk":
+            self._take(frame.chunk, self._digester)
+        elif body == "end":
+            self._finish(frame.end, self._digester)
+        else:
+            raise RefusedError(self._peer, "MANIFEST", "a second manifest in one stream")
+
+    def _take(self, chunk: bytes, digester: Digester) -> None:
+        if not 0 < len(chunk) <= min(self._left, CHUNK_BYTES):
+            raise RefusedError(
+                self._peer, "LENGTH", f"a chunk of {len(chunk)} bytes where {self._left} were left of the manifest"
+            )
+        self._left -= len(chunk)
+        digester.update(chunk)
+        self._sink(chunk)
+
+    def _finish(self, end: pb.End, digester: Digester) -> None:
+        if self._left:
+            raise RefusedError(self._peer, "LENGTH", f"the stream ended {self._left} bytes before its manifest")
+        digests = digester.digests()
+        if tuple(end.tensor_sha256) != digests.tensors or end.sha256 != digests.total:
+            raise RefusedError(self._peer, "DIGEST", "the bytes that arrived have other digests than the end says")
+        self.end, self.digests = end, digests
+
+    def finish(self) -> tuple[pb.End, Digests]:
+        """The end frame and the digests; RefusedError where the stream stopped before its end."""
+        if self.end is None or self.digests is None:
+            raise RefusedError(self._peer, "LENGTH", "the stream stopped before its end frame")
+        return self.end, self.digests

@@ -1,0 +1,90 @@
+"""The one pair of conversions between declared parts and protobuf messages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..algorithms.exchange import DTYPE_NAMES, DTYPES, Kind, Part, TensorSpec, walk_tensors
+from ..errors import RefusedError
+from . import tensor_pb2 as pb
+
+DTYPE_TO_WIRE = {"float32": pb.DTYPE_FLOAT32, "float64": pb.DTYPE_FLOAT64, "int64": pb.DTYPE_INT64}
+LITTLE_ENDIAN = {"float32": "<f4", "float64": "<f8", "int64": "<i8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One declared tensor of a transfer."""
+
+    part: str
+    kind: Kind
+    spec: TensorSpec
+
+
+def given_items(parts: Sequence[Part]) -> tuple[Item, ...]:
+    """All that a silo gives for these parts, in wire order, weights included."""
+    return tuple(Item(part.name, part.kind, spec) for part, spec in walk_tensors(parts))
+
+
+def delivered_items(parts: Sequence[Part]) -> tuple[Item, ...]:
+    """All that is delivered for these parts, in wire order."""
+    return tuple(Item(part.name, part.kind, spec) for part in parts for spec in part.tensors)
+
+
+def to_wire(items: Sequence[Item]) -> list[pb.TensorHeader]:
+    """Headers of a manifest."""
+    return [
+        pb.TensorHeader(
+            part=item.part,
+            kind=pb.PartKind.Name(int(item.kind)),
+            name=item.spec.name,
+            dtype=DTYPE_TO_WIRE[item.spec.dtype],
+            shape=item.spec.shape,
+            size=item.spec.nbytes,
+        )
+        for item in items
+    ]
+
+
+def check_manifest(peer: str, manifest: pb.Manifest, expected: Sequence[Item]) -> None:
+    """Refuse a manifest that is not exactly what the signed schema declares; the text names the first difference."""
+    for place, (found, wanted) in enumerate(zip(manifest.tensors, to_wire(expected), strict=False)):
+        if found != wanted:
+            raise RefusedError(
+                peer, "MANIFEST", f"tensor {place}: declared {_show(found)}, the job's schema has {_show(wanted)}"
+            )
+    if len(manifest.tensors) > len(expected):
+        extra = manifest.tensors[len(expected)]
+        raise RefusedError(peer, "MANIFEST", f"undeclared tensor {_show(extra)}: the job's schema does not have it")
+    if len(manifest.tensors) < len(expected):
+        missing = to_wire(expected)[len(manifest.tensors)]
+        raise RefusedError(peer, "MANIFEST", f"tensor {_show(missing)} is missing from the manifest")
+    total = sum(item.spec.nbytes for item in expected)
+    if manifest.size != total:
+        raise RefusedError(peer, "MANIFEST", f"declared {manifest.size} bytes, the tensors have {total}")
+
+
+def _show(header: pb.TensorHeader) -> str:
+    dtype = pb.DType.Name(header.dtype) if header.dtype in pb.DType.values() else str(header.dtype)
+    kind = pb.PartKind.Name(header.kind) if header.kind in pb.PartKind.values() else str(header.kind)
+    return f"{header.part[:64]}/{header.name[:64]} ({kind}, {dtype}, {list(header.shape[:8])}, {header.size} bytes)"
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """Little-endian row-major bytes of a CPU tensor; no copy on a little-endian machine."""
+    array = tensor.detach().contiguous().numpy()
+    little = array.astype(LITTLE_ENDIAN[DTYPE_NAMES[tensor.dtype]], copy=False)
+    return memoryview(little.reshape(-1).view(np.uint8).data)
+
+
+def tensor_from(buffer: memoryview | bytes | bytearray, spec: TensorSpec, offset: int = 0) -> Tensor:
+    """The tensor that lies at ``offset`` of a buffer; shares the memory of a writable, aligned buffer."""
+    if spec.elements == 0:
+        return torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
+    array = np.frombuffer(buffer, dtype=LITTLE_ENDIAN[spec.dtype], count=spec.elements, offset=offset)
+    usable = array.flags.writeable and array.flags.aligned
+    native = array.astype(array.dtype.newbyteorder("="), copy=not usable)
+    return torch.from_numpy(native).reshape(spec.shape)

@@ -1,0 +1,1 @@
+"""Identity, roster, policy, ledger: the mechanisms that a data-protection officer relies on."""

@@ -1,0 +1,99 @@
+"""A member's TLS certificate: self-signed, pinned by the roster, good for one name and for nothing else.
+
+It is its own trust anchor, so what it may vouch for is held to a minimum: CA:FALSE, and the one name ``<id>.staddle``.
+"""
+
+import datetime as dt
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
+
+ExtensionT = TypeVar("ExtensionT", bound=x509.ExtensionType)
+
+UNREADABLE = (  # all that the parser raises; a bit flip in a certificate leads to most of them
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+DOMAIN = "staddle"
+BACKDATED = dt.timedelta(minutes=5)  # for the clocks of other members that are behind
+LIFETIME = dt.timedelta(days=3653)  # ten years: revocation is a new roster, not a date
+
+
+def self_signed(member: str, key: EllipticCurvePrivateKey) -> str:
+    """PEM of a certificate for ``member``, signed by its own key."""
+    now = dt.datetime.now(dt.UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, member)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(now + LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(f"{member}.{DOMAIN}")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return certificate.public_bytes(Encoding.PEM).decode()
+
+
+def subject_key(pem: str) -> bytes:
+    """SubjectPublicKeyInfo (DER) of a certificate; ValueError for what is no certificate."""
+    key = x509.load_pem_x509_certificate(pem.encode()).public_key()
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def check_certificate(member: str, pem: str) -> None:
+    """ValueError unless ``pem`` is what ``self_signed(member, …)`` makes, apart from key and dates.
+
+    The steps run in order; each fault has a test with its number.
+    """
+    # (1) One certificate and not a byte more: the text goes into the trust bundle as it stands.
+    try:
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        extensions = certificate.extensions
+        key = certificate.public_key()
+    except UNREADABLE as error:
+        raise ValueError(f"certificate is not readable: {error}") from error
+    if certificate.public_bytes(Encoding.PEM).decode() != pem:
+        raise ValueError("certificate holds more than one plain PEM block")
+    # (2) A P-256 key.
+    if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP256R1):
+        raise ValueError("certificate key is not P-256")  # noqa: TRY004 (pydantic collects ValueErrors)
+    # (3) Signed by that key.
+    try:
+        certificate.verify_directly_issued_by(certificate)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+        raise ValueError("certificate is not signed by its own key") from error
+    signature = certificate.signature  # at most 72 bytes for P-256; the parser lets its unused-bits octet pass
+    if not certificate.public_bytes(Encoding.DER).endswith(bytes([3, len(signature) + 1, 0]) + signature):
+        raise ValueError("certificate signature is not in DER")
+    # (4) Not a certificate authority.
+    constraints = _extension(extensions, x509.BasicConstraints)
+    if constraints is None or not constraints.critical or constraints.value.ca:
+        raise ValueError("certificate lacks the critical CA:FALSE")
+    # (5) Its one name is the member's.
+    names = _extension(extensions, x509.SubjectAlternativeName)
+    wanted = f"{member}.{DOMAIN}"
+    if names is None or list(names.value) != [x509.DNSName(wanted)]:
+        raise ValueError(f"certificate is not for the one name {wanted!r}")
+    # (6) Nothing else that would widen it.
+    if len(extensions) != 2:
+        raise ValueError("certificate has extensions beyond basic constraints and the name")
+
+
+def _extension(extensions: x509.Extensions, kind: type[ExtensionT]) -> x509.Extension[ExtensionT] | None:
+    try:
+        return extensions.get_extension_for_class(kind)
+    except x509.ExtensionNotFound:
+        return None

@@ -1,0 +1,189 @@
+"""The egress ledger of a silo: exactly what left its door, written before it leaves.
+
+``<silo>/ledger/egress.jsonl`` is an append-only hash chain (chain.py) of the records in records.py. One message that
+leaves is up to three of them: ``egress.intent`` is durable before the first byte, ``egress.digest`` before the frame
+that makes the message count, ``egress.outcome`` says how it ended.
+
+What it proves: the file was not edited, and its records are consistent. Cutting whole records off the end is found only
+by whoever holds a later head, such as a receipt; and the ledger cannot prove what the software chose not to write.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from ..errors import LocalError
+from .appendlog import Appended, AppendLog
+from .chain import Line
+from .ledger_rules import Rules
+from .records import (
+    Applied,
+    ControlClose,
+    ControlOpen,
+    Deny,
+    Digest,
+    Ingress,
+    Intent,
+    JobAccept,
+    JobDecline,
+    Outcome,
+    Payload,
+    Peer,
+    Record,
+    Size,
+    Start,
+    Stop,
+    Tensor,
+    TensorDigest,
+    parse_record,
+)
+from .release import Release
+
+
+class Ledger:
+    """The writer; safe to share between threads. Every method returns once its record is durable, or raises."""
+
+    def __init__(self, silo: str) -> None:
+        self.silo = silo
+        self._rules = Rules()
+        self._mutex = threading.Lock()
+        self._log: AppendLog
+
+    @classmethod
+    def open(cls, path: Path, silo: str) -> Self:
+        """Open a silo's ledger, checking all of it; LocalError refuses one that breaks its chain or its rules."""
+        ledger = cls(silo)
+
+        def visit(line: Line) -> None:
+            record = parse_record(line)
+            if problem := ledger._rules.check(record) or _foreign(record, silo):
+                raise LocalError(f"{path}: seq {line.seq}: {problem}; keep the file as evidence and start a new one")
+            ledger._rules.accept(line.seq, record)
+
+        ledger._log = AppendLog.open(path, visit)
+        return ledger
+
+    def start(self, software: str, roster: str, policy: str) -> Appended:
+        """The agent has started, with this software, roster digest and policy digest."""
+        return self._append(Start(silo=self.silo, software=software, roster=roster, policy=policy))
+
+    def stop(self, reason: str) -> Appended:
+        """The agent stops in good order."""
+        return self._append(Stop(reason=reason))
+
+    def job_accept(self, job: str, job_digest: str, signer: str) -> Appended:
+        """The silo takes part in a job that ``signer`` signed."""
+        return self._append(JobAccept(job=job, job_digest=job_digest, signer=signer))
+
+    def job_decline(self, job: str, job_digest: str, signer: str, reasons: Sequence[str]) -> Appended:
+        """The silo does not take part."""
+        return self._append(JobDecline(job=job, job_digest=job_digest, signer=signer, reasons=tuple(reasons)))
+
+    def intent(
+        self,
+        *,
+        job: str,
+        job_digest: str,
+        round_number: int,
+        attempt: int,
+        purpose: str,
+        rpc: str,
+        recipient: Peer,
+        readers: Sequence[str],
+        form: str,
+        policy: Applied,
+        releases: Sequence[Release],
+        message_bytes: int,
+    ) -> Appended:
+        """A message is about to leave; its ``seq`` is the ``ref`` of what follows."""
+        tensors = tuple(
+            Tensor(part=r.part, kind=r.kind, name=r.name, dtype=r.dtype, shape=r.shape, bytes=r.nbytes, taint=r.taint)
+            for r in releases
+        )
+        return self._append(
+            Intent(
+                silo=self.silo,
+                job=job,
+                job_digest=job_digest,
+                round=round_number,
+                attempt=attempt,
+                purpose=purpose,
+                rpc=rpc,
+                recipient=recipient,
+                readers=tuple(readers),
+                form=form,
+                policy=policy,
+                tensors=tensors,
+                message=Size(bytes=message_bytes),
+            )
+        )
+
+    def digest(self, ref: int, tensors: Sequence[TensorDigest], message: Payload) -> Appended:
+        """All bytes of intent ``ref`` are with the transport, and these are their hashes."""
+        return self._append(Digest(ref=ref, tensors=tuple(tensors), message=message))
+
+    def outcome(
+        self, ref: int, status: Literal["sent", "failed", "unknown"], bytes_sent: int, receipt: str | None = None
+    ) -> Appended:
+        """How intent ``ref`` ended; durable with the next record, since a missing outcome counts as sent."""
+        return self._append(Outcome(ref=ref, status=status, bytes_sent=bytes_sent, receipt=receipt), durable=False)
+
+    def control_open(self, session: str, recipient: Peer, max_messages: int, max_bytes: int) -> Appended:
+        """A session of polls and heartbeats begins, under these caps."""
+        return self._append(
+            ControlOpen(session=session, recipient=recipient, max_messages=max_messages, max_bytes=max_bytes)
+        )
+
+    def control_close(self, ref: int, messages: int, bytes_sent: int) -> Appended:
+        """The session that ``control_open`` began at ``ref`` is over; these are its totals."""
+        return self._append(ControlClose(ref=ref, messages=messages, bytes=bytes_sent))
+
+    def ingress(
+        self, *, job: str, round_number: int, purpose: str, rpc: str, sender: Peer, message: Payload
+    ) -> Appended:
+        """A message came in."""
+        return self._append(
+            Ingress(job=job, round=round_number, purpose=purpose, rpc=rpc, sender=sender, message=message)
+        )
+
+    def policy_deny(
+        self, *, job: str, round_number: int, purpose: str, policy: str, reasons: Sequence[str]
+    ) -> Appended:
+        """The policy held a message back; nothing left."""
+        return self._append(Deny(job=job, round=round_number, purpose=purpose, policy=policy, reasons=tuple(reasons)))
+
+    @property
+    def head(self) -> Appended | None:
+        """The last record."""
+        return self._log.head
+
+    @property
+    def open_intents(self) -> tuple[int, ...]:
+        """Intents without outcome, such as a crash leaves: they count as left."""
+        with self._mutex:
+            return tuple(self._rules.intents)
+
+    def close(self) -> None:
+        """Make everything durable and let the lock go."""
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _append(self, record: Record, *, durable: bool = True) -> Appended:
+        with self._mutex:
+            if problem := self._rules.check(record):
+                raise LocalError(f"ledger of {self.silo!r}: {problem}")
+            appended = self._log.append(record.model_dump(mode="json"), durable=durable)
+            self._rules.accept(appended.seq, record)
+            return appended
+
+
+def _foreign(record: Record, silo: str) -> str:
+    named = record.silo if isinstance(record, Start | Intent) else silo
+    return "" if named == silo else f"the record is of silo {named!r}, this is {silo!r}"

@@ -1,0 +1,230 @@
+"""The egress policy: what may leave a silo. Deny by default; the first rule for a method and part decides.
+
+::
+
+    version = 1
+
+    [limits]
+    max_bytes_per_round = "512MiB"
+
+    [control]                       # polls and heartbeats, per session
+    max_messages = 100_000
+    max_bytes = "16MiB"
+
+    [[allow]]
+    name = "round-update"
+    methods = ["fedavg", "fedprox"]
+    parts = ["model"]
+    kinds = ["whole_model"]
+    tensors = ["features.**", "@weight"]
+    never = ["**.running_*"]
+    dtypes = ["float32", "float64"]
+    max_elements = 12_000_000       # of one tensor
+    recipients = ["coordinator"]
+    readers = ["coordinator"]
+    forms = ["plain"]
+
+Globs are those of globs.py: ``*`` within one dotted segment, ``**`` for any number of segments.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from ..files import Strict, parse_toml, read_bytes
+from .globs import check_glob, matches
+from .release import ITEM_BYTES, Release
+
+UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
+DEFAULT_DENY = "default-deny"  # the rule that stands where none matches
+
+Dtype = Literal["float32", "float64", "int64", "uint32", "uint64"]
+Form = Literal["plain", "masked", "padded", "rotated", "dp"]
+KindName = Literal[  # exchange.Kind in lower case; a test compares the two
+    "whole_model",
+    "backbone",
+    "inter_learning_model",
+    "header_rows",
+    "prototypes",
+    "canonical_models",
+    "classifier_rows",
+    "membership",
+    "counts",
+    "metric",
+    "sketch",
+    "key",
+    "share",
+]
+
+
+def _bytes(value: object) -> object:
+    """``"512MiB"`` to 536870912; integers pass."""
+    if not isinstance(value, str):
+        return value
+    for unit, factor in reversed(UNITS.items()):
+        number = value.removesuffix(unit).strip()
+        if value.endswith(unit) and number.isascii() and number.isdecimal():
+            return int(number) * factor
+    raise ValueError("is no size; write bytes as an integer, or a whole number with B, KiB, MiB, GiB or TiB")
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Glob = Annotated[str, AfterValidator(check_glob)]
+Some = Field(min_length=1)
+
+
+class Limits(Strict):
+    """``[limits]``."""
+
+    max_bytes_per_round: Bytes
+
+
+class Control(Strict):
+    """``[control]``: caps on one session of polls and heartbeats."""
+
+    max_messages: Count
+    max_bytes: Bytes
+
+
+class Rule(Strict):
+    """One ``[[allow]]``."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+    methods: Annotated[tuple[str, ...], Some]
+    parts: Annotated[tuple[str, ...], Some]
+    kinds: Annotated[tuple[KindName, ...], Some]
+    tensors: Annotated[tuple[Glob, ...], Some]
+    never: tuple[Glob, ...] = ()
+    dtypes: Annotated[tuple[Dtype, ...], Some]
+    max_elements: Count
+    recipients: Annotated[tuple[str, ...], Some]
+    readers: Annotated[tuple[str, ...], Some]
+    forms: Annotated[tuple[Form, ...], Some] = ("plain",)
+
+    def refusals(self, release: Release, recipient: str, readers: Sequence[str]) -> Iterator[str]:
+        """Every reason why this rule lets a tensor not pass, each with its fix."""
+        if not any(matches(glob, release.name) for glob in self.tensors):
+            yield f"no glob of tensors = {list(self.tensors)} matches; add one if it may leave"
+        for glob in self.never:
+            if matches(glob, release.name):
+                yield f"never has {glob!r}; keep it out of the job's part"
+        yield from _outside("kinds", (release.kind,), self.kinds)
+        yield from _outside("dtypes", (release.dtype,), self.dtypes)
+        yield from _outside("forms", (release.form,), self.forms)
+        if release.elements > self.max_elements:
+            yield f"{release.elements} elements are over max_elements = {self.max_elements}; raise it if they may leave"
+        yield from _outside("recipients", (recipient,), self.recipients)
+        yield from _outside("readers", readers, self.readers)
+        if not readers:
+            yield "nobody says who can read it; name its readers"
+
+
+class PolicyFile(Strict):
+    """The whole file."""
+
+    version: Literal[1]
+    limits: Limits
+    control: Control
+    allow: tuple[Rule, ...] = ()
+
+    @model_validator(mode="after")
+    def _unique(self) -> Self:
+        names = [rule.name for rule in self.allow]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"rules share the name {twice[0]!r}; the ledger tells rules by name, so rename one")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a message may leave, by which rules, and, if not, every reason."""
+
+    allow: bool
+    rule: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy and the SHA-256 (hex) of its file."""
+
+    file: PolicyFile
+    digest: str
+
+    def rule(self, method: str, part: str) -> Rule | None:
+        """The first rule for a method and part, which alone decides."""
+        return next((rule for rule in self.file.allow if method in rule.methods and part in rule.parts), None)
+
+    def decide(
+        self, method: str, releases: Sequence[Release], recipient: str, readers: Sequence[str], sent: int = 0
+    ) -> Decision:
+        """Whether one message may leave in a round in which ``sent`` bytes have left; the steps run in order."""
+        # (1) There is something to decide on.
+        if not releases:
+            return Decision(
+                allow=False, rule=DEFAULT_DENY, reasons=("message declares no tensor; declare what leaves",)
+            )
+        # (2) Each tensor passes the rule of its part.
+        reasons: list[str] = []
+        rules: dict[str, None] = {}  # an ordered set
+        for release in releases:
+            rule = self.rule(method, release.part)
+            rules[rule.name if rule else DEFAULT_DENY] = None
+            reasons += self._refusals(rule, method, release, recipient, readers)
+        # (3) No tensor comes twice.
+        names = [(release.part, release.name) for release in releases]
+        twice = [name for name, times in Counter(names).items() if times > 1]
+        reasons += [f"tensor {part}/{name} is declared twice; declare it once" for part, name in twice]
+        # (4) The round stays within its bytes.
+        total = sent + sum(release.nbytes for release in releases if release.dtype in ITEM_BYTES)
+        if total > (most := self.file.limits.max_bytes_per_round):
+            reasons.append(
+                f"{total} bytes this round are over max_bytes_per_round = {most}; raise it if they may leave"
+            )
+        return Decision(allow=not reasons, rule=", ".join(rules), reasons=tuple(reasons))
+
+    def explain(self, method: str, releases: Sequence[Release], recipient: str, readers: Sequence[str]) -> list[str]:
+        """What ``decide`` would say, a line a tensor and a line for the whole message."""
+        lines = []
+        for release in releases:
+            rule = self.rule(method, release.part)
+            reasons = list(self._refusals(rule, method, release, recipient, readers))
+            shown = f"{release.part}/{release.name} {release.dtype}{list(release.shape)} {release.form} to {recipient}"
+            lines.append(f"allow  {shown} (rule {rule.name})" if rule and not reasons else f"DENY   {shown}")
+            lines += [f"       {reason}" for reason in reasons]
+        decision = self.decide(method, releases, recipient, readers)
+        lines.append(f"{'allow' if decision.allow else 'DENY '}  message of {len(releases)} tensors to {recipient}")
+        told = "\n".join(lines)
+        return lines + [f"       {reason}" for reason in decision.reasons if reason not in told]
+
+    def _refusals(
+        self, rule: Rule | None, method: str, release: Release, recipient: str, readers: Sequence[str]
+    ) -> Iterator[str]:
+        name = f"tensor {release.part}/{release.name}"
+        if rule is None:
+            yield f"{name}: no [[allow]] has method {method!r} and part {release.part!r}; add one if it may leave"
+            return
+        for reason in rule.refusals(release, recipient, readers):
+            yield f"{name}: rule {rule.name!r}: {reason}"
+
+
+def load(path: Path) -> Policy:
+    """Read a policy file; the digest is of the very bytes that were parsed."""
+    return parse(read_bytes(path), str(path))
+
+
+def parse(data: bytes, origin: str) -> Policy:
+    """Check the bytes of a policy file."""
+    return Policy(parse_toml(data, PolicyFile, origin), hashlib.sha256(data).hexdigest())
+
+
+def _outside(key: str, values: Sequence[str], allowed: Sequence[str]) -> Iterator[str]:
+    for value in values:
+        if value not in allowed:
+            yield f"{value!r} is not in {key} = {list(allowed)}; add it if it may be"

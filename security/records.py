@@ -1,0 +1,239 @@
+"""The records of a silo's egress ledger, each with a literal example.
+
+The log adds ``v``, ``seq``, ``prev``, ``nonce``, ``time`` and ``mono_ns`` to each (chain.py); ``ref`` is the ``seq``
+of an earlier record. What may follow what stands in ledger_rules.py.
+"""
+
+from math import prod
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Field
+
+from ..errors import LocalError
+from ..files import Strict
+from .chain import FRAME, Line
+from .identity import Hex32
+
+Count = Annotated[int, Field(strict=True, ge=0)]
+Text = Annotated[str, Field(max_length=1024)]
+
+
+class Peer(Strict):
+    """``{"id":"coordinator","spki":"9f86…"}``: a member and the TLS key that it showed."""
+
+    id: Text
+    spki: Hex32
+
+
+class Tensor(Strict):
+    """One tensor that leaves; ``bytes`` are those on the wire.
+
+    ``{"bytes":1800,"dtype":"float32","kind":"backbone","name":"features.0.weight","part":"backbone",
+    "shape":[6,3,5,5],"taint":"private"}``
+    """
+
+    part: Text
+    kind: Text
+    name: Text
+    dtype: Text
+    shape: tuple[Count, ...]
+    bytes: Count
+    taint: Literal["public", "dp", "private"]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+class TensorDigest(Strict):
+    """``{"name":"features.0.weight","part":"backbone","sha256":"2c26…"}``: over the bytes on the wire."""
+
+    part: Text
+    name: Text
+    sha256: Hex32
+
+
+class Size(Strict):
+    """``{"bytes":248112}``: a payload; its header is not counted (rule 27)."""
+
+    bytes: Count
+
+
+class Payload(Size):
+    """``{"bytes":248112,"sha256":"fcde…"}``."""
+
+    sha256: Hex32
+
+
+class Applied(Strict):
+    """``{"decision":"allow","file":"e3b0…","rule":"round-update"}``: the policy file's digest and its rule."""
+
+    file: Hex32
+    rule: Text
+    decision: Literal["allow"]
+
+
+class Start(Strict):
+    """``{"policy":"e3b0…","roster":"9f86…","silo":"hospital-a","software":"staddle 0.1.0","type":"start"}``."""
+
+    type: Literal["start"] = "start"
+    silo: Text
+    software: Text
+    roster: Hex32
+    policy: Hex32
+
+
+class Stop(Strict):
+    """``{"reason":"asked to stop","type":"stop"}``."""
+
+    type: Literal["stop"] = "stop"
+    reason: Text
+
+
+class Recovery(Strict):
+    """``{"dropped_bytes":117,"last_good_seq":41,"type":"recovery"}``: a torn last line was put aside."""
+
+    type: Literal["recovery"] = "recovery"
+    dropped_bytes: Annotated[int, Field(strict=True, ge=1)]
+    last_good_seq: Annotated[int, Field(strict=True, ge=-1)]
+
+
+class JobAccept(Strict):
+    """``{"job":"lung-3","job_digest":"ab12…","signer":"operator-1","type":"job.accept"}``."""
+
+    type: Literal["job.accept"] = "job.accept"
+    job: Text
+    job_digest: Hex32
+    signer: Text
+
+
+class JobDecline(Strict):
+    """``{"job":"lung-3","job_digest":"ab12…","reasons":["…"],"signer":"operator-1","type":"job.decline"}``."""
+
+    type: Literal["job.decline"] = "job.decline"
+    job: Text
+    job_digest: Hex32
+    signer: Text
+    reasons: tuple[str, ...]
+
+
+class Intent(Strict):
+    """Durable before byte 1 leaves; without an ``egress.digest`` all of it counts as left (rule 27).
+
+    ``{"attempt":0,"form":"plain","job":"lung-3","job_digest":"ab12…","message":{"bytes":1800},
+    "policy":{"decision":"allow","file":"e3b0…","rule":"round-update"},"purpose":"update",
+    "readers":["coordinator"],"recipient":{"id":"coordinator","spki":"9f86…"},"round":17,
+    "rpc":"/staddle.Federation/Upload","silo":"hospital-a","tensors":[{…}],"type":"egress.intent"}``
+    """
+
+    type: Literal["egress.intent"] = "egress.intent"
+    silo: Text
+    job: Text
+    job_digest: Hex32
+    round: Count
+    attempt: Count
+    purpose: Text
+    rpc: Text
+    recipient: Peer
+    readers: tuple[Text, ...]  # all who can open the payload, and under which collusion (rule 31)
+    form: Text
+    policy: Applied
+    tensors: tuple[Tensor, ...]
+    message: Size
+
+
+class Digest(Strict):
+    """Durable before the END frame: ``{"message":{…},"ref":412,"tensors":[{…}],"type":"egress.digest"}``."""
+
+    type: Literal["egress.digest"] = "egress.digest"
+    ref: Count
+    tensors: tuple[TensorDigest, ...]
+    message: Payload
+
+
+class Outcome(Strict):
+    """``{"bytes_sent":1800,"receipt":"5c1f…","ref":412,"status":"sent","type":"egress.outcome"}``.
+
+    ``bytes_sent`` counts payload bytes handed to the transport; a receipt is what the recipient signed, in hex.
+    """
+
+    type: Literal["egress.outcome"] = "egress.outcome"
+    ref: Count
+    status: Literal["sent", "failed", "unknown"]
+    bytes_sent: Count
+    receipt: Annotated[str, Field(max_length=4096)] | None
+
+
+class ControlOpen(Strict):
+    """Polls and heartbeats of one session under one cap (rule 32).
+
+    ``{"max_bytes":65536,"max_messages":10000,"recipient":{…},"session":"7f3a…","type":"control.open"}``
+    """
+
+    type: Literal["control.open"] = "control.open"
+    session: Text
+    recipient: Peer
+    max_messages: Count
+    max_bytes: Count
+
+
+class ControlClose(Strict):
+    """``{"bytes":5120,"messages":80,"ref":3,"type":"control.close"}``."""
+
+    type: Literal["control.close"] = "control.close"
+    ref: Count
+    messages: Count
+    bytes: Count
+
+
+class Ingress(Strict):
+    """``{"job":"lung-3","message":{…},"purpose":"deliver","round":17,"rpc":"…","sender":{…},"type":"ingress"}``."""
+
+    type: Literal["ingress"] = "ingress"
+    job: Text
+    round: Count
+    purpose: Text
+    rpc: Text
+    sender: Peer
+    message: Payload
+
+
+class Deny(Strict):
+    """``{"job":"lung-3","policy":"e3b0…","purpose":"update","reasons":["…"],"round":17,"type":"policy.deny"}``."""
+
+    type: Literal["policy.deny"] = "policy.deny"
+    job: Text
+    round: Count
+    purpose: Text
+    policy: Hex32
+    reasons: tuple[str, ...]
+
+
+Record = (
+    Start
+    | Stop
+    | Recovery
+    | JobAccept
+    | JobDecline
+    | Intent
+    | Digest
+    | Outcome
+    | ControlOpen
+    | ControlClose
+    | Ingress
+    | Deny
+)
+_RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(Annotated[Record, Field(discriminator="type")])
+
+
+def parse_record(line: Line) -> Record:
+    """The typed record of a verified line; LocalError names its seq and what is wrong with it."""
+    body = {key: value for key, value in line.record.items() if key not in FRAME}
+    try:
+        return _RECORDS.validate_python(body)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "type"
+        raise LocalError(f"seq {line.seq}: {where}: {first['msg']}") from None

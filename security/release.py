@@ -1,0 +1,39 @@
+"""One tensor that would leave, in the words that policy, gate, ledger and budget share."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from ..errors import LocalError
+
+ITEM_BYTES = {"float32": 4, "float64": 8, "int64": 8, "uint32": 4, "uint64": 8}  # the unsigned ones are masked words
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What leaves, before it does.
+
+    ``dtype`` is that on the wire. ``taint`` says what it was computed from; only software that has tracked it may say
+    less than ``private``. ``ledger_ids`` are the budget records that paid for it.
+    """
+
+    part: str
+    kind: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    form: str = "plain"
+    taint: Literal["public", "dp", "private"] = "private"
+    ledger_ids: tuple[int, ...] = ()
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire; LocalError for a dtype that cannot cross."""
+        if self.dtype not in ITEM_BYTES:
+            raise LocalError(f"tensor {self.part}/{self.name}: dtype {self.dtype!r} cannot cross; cast it")
+        return self.elements * ITEM_BYTES[self.dtype]

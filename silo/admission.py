@@ -1,0 +1,59 @@
+"""May this job run here? Numbered checks in running order, before anything trains and before anything is told."""
+
+from dataclasses import dataclass
+
+from ..algorithms.data import Dataset, load_npz, split
+from ..algorithms.job import Job
+from ..algorithms.models import input_shape
+from ..errors import LocalError, PeerError, RefusedError
+from ..files import parse_json
+from ..proto.wire import given_items
+from ..security.envelope import verify_document
+from ..security.identity import Role
+from ..security.labels import JOB
+from ..security.policy import Policy
+from ..security.roster import Roster
+from .config import Data
+from .payload import readers_of, release_of
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A job that this silo takes part in, with its own data."""
+
+    job: Job
+    signer: str
+    train: Dataset
+    test: Dataset
+
+
+def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, data: Data, key: bytes) -> Admitted:
+    """The admitted job; RefusedError with the code of the first check that fails."""
+    coordinator = roster.coordinator.id
+    # (1) An operator of our roster signed it.
+    try:
+        envelope = parse_json(signed, "the offered job")
+        document = verify_document(envelope, roster, Role.OPERATOR, JOB)
+    except (LocalError, PeerError) as error:
+        raise RefusedError(coordinator, "JOB_SIGNATURE", str(error)) from error
+    # (2) Our code gives the same schema: same method, model and versions.
+    try:
+        job = Job.from_document(document, "the offered job")
+    except LocalError as error:
+        raise RefusedError(coordinator, "JOB_INVALID", str(error)) from error
+    # (3) We are one of its silos.
+    if silo not in job.silos:
+        raise RefusedError(coordinator, "JOB_INVALID", f"job {job.name!r} is not for silo {silo!r}")
+    # (4) The policy allows all that any of its rounds gives.
+    for phase in job.phase_starts:
+        releases = [release_of(item) for item in given_items(job.up(phase))]
+        decision = policy.decide(job.method_name, releases, coordinator, readers_of(roster))
+        if not decision.allow:
+            raise RefusedError(coordinator, "POLICY", f"from round {phase} on: " + "; ".join(decision.reasons))
+    # (5) Our data fit the model.
+    try:
+        records = load_npz(data.file, job.model.classes, input_shape(job.model))
+        train, test = split(records, key, data.test_fraction)
+    except LocalError as error:
+        raise RefusedError(coordinator, "DATA", str(error)) from error
+    return Admitted(job, envelope["signer"], train, test)

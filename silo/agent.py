@@ -1,0 +1,285 @@
+"""The agent: runs the effects of ``session.advance`` one at a time, with a heartbeat beside each piece of work."""
+
+import asyncio
+import contextlib
+import random
+import re
+from collections.abc import AsyncIterator
+
+import torch
+from torch import Tensor
+
+from .. import log
+from ..algorithms.exchange import PLAIN
+from ..algorithms.local_round import Outcome, final_round, local_round
+from ..algorithms.method import initial_state
+from ..errors import CancelledError, LocalError, PeerError, RefusedError
+from ..proto import federation_pb2 as pb
+from ..security.identity import ID_PATTERN
+from ..security.policy import Policy
+from ..security.roster import Roster
+from .admission import Admitted, admit
+from .config import SiloConfig
+from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
+from .session import (
+    Asked,
+    Barred,
+    Conclude,
+    Connect,
+    Connected,
+    Decide,
+    Effect,
+    Event,
+    Exit,
+    Finished,
+    Lost,
+    Offered,
+    Poll,
+    StopAsked,
+    TakePart,
+    Task,
+    Told,
+    Worked,
+    advance,
+    begin,
+)
+from .state import JobFolder, split_key
+from .trainer import Trainer
+
+FIRST_WAIT_SECONDS = 0.5
+LONGEST_WAIT_SECONDS = 10.0
+BARRING = ("PROTOCOL_VERSION", "ROSTER", "IDENTITY")  # trying again does not cure these
+
+
+class Agent:
+    """One silo at one coordinator."""
+
+    def __init__(self, config: SiloConfig, silo: str, roster: Roster, policy: Policy, gate: Gate) -> None:
+        self._config = config
+        self._silo = silo
+        self._roster = roster
+        self._policy = policy
+        self._gate = gate
+        self._trainer = Trainer()
+        self._admitted: dict[str, Admitted] = {}
+        self._beat_seconds = 5
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Leave at the next chance; training ends at its next batch."""
+        self._stop.set()
+        self._trainer.cancel()
+
+    async def run(self) -> str:
+        """Until stopped (empty string) or barred (why)."""
+        state, effect = begin()
+        while not isinstance(effect, Exit):
+            work = asyncio.create_task(self._perform(effect))
+            stop = asyncio.create_task(self._stop.wait())
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            event: Event
+            if work.done():
+                event = work.result()
+                stop.cancel()
+            else:
+                work.cancel()
+                await asyncio.wait({work})
+                event = StopAsked()
+            state, effect = advance(state, event)
+        self._trainer.close()
+        await self._gate.close()
+        return effect.why
+
+    async def _perform(self, effect: Effect) -> Event:
+        """Run one effect; what came of it."""
+        try:
+            match effect:
+                case Connect(attempt):
+                    return await self._connect(attempt)
+                case Poll():
+                    return Told(_task(await self._gate.poll()))
+                case Decide(offer):
+                    return await self._decide(offer)
+                case TakePart(asked):
+                    return await self._take_part(asked)
+                case Conclude(finished):
+                    return await self._conclude(finished)
+                case Exit():
+                    return StopAsked()
+        except TurnedAwayError as error:
+            if error.code in BARRING:
+                return Barred(str(error))
+            log.problem("turned.away", code=error.code, why=str(error))
+            working = isinstance(effect, Decide | TakePart | Conclude) and error.code not in ("SESSION", "STOPPING")
+            return Worked() if working else Lost(str(error))
+        except PeerError as error:
+            log.problem("coordinator.lost", why=str(error))
+            return Lost(str(error))
+
+    async def _connect(self, attempt: int) -> Event:
+        if attempt > 0:
+            longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(attempt - 1, 8))
+            await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 jitter is no secret
+        self._beat_seconds = await self._gate.hello()
+        log.event("connected", coordinator=self._roster.coordinator.id, address=self._config.coordinator)
+        return Connected()
+
+    # A job is offered.
+
+    async def _decide(self, offer: Offered) -> Event:
+        try:
+            admitted = await asyncio.to_thread(self._admit, offer.signed)
+        except RefusedError as error:
+            log.problem("job.declined", job=offer.job, code=error.code, why=str(error))
+            await self._gate.record_decision(offer.job, offer.digest, "", (str(error),))
+            await self._gate.answer(offer.job, offer.digest, 0, "DECLINE", error.code)
+            return Worked()
+        job = admitted.job
+        self._admitted[job.name] = admitted
+        await self._gate.record_decision(job.name, job.digest, admitted.signer, None)
+        await self._gate.answer(job.name, job.digest, 0, "ACCEPT")
+        log.event("job.accepted", job=job.name, method=job.method_name, signer=admitted.signer)
+        return Worked()
+
+    def _admit(self, signed: bytes) -> Admitted:
+        key = split_key(self._config.directory)
+        admitted = admit(signed, self._silo, self._roster, self._policy, self._config.data, key)
+        try:
+            self._folder(admitted.job.name).accept(signed)
+        except LocalError as error:
+            raise RefusedError(self._roster.coordinator.id, "JOB_INVALID", str(error)) from error
+        return admitted
+
+    def _known(self, job: str, digest: str) -> Admitted:
+        """A job that we accepted, read again from disk after a restart."""
+        known = self._admitted.get(job)
+        if known is None and re.fullmatch(ID_PATTERN, job) and (signed := self._folder(job).signed()) is not None:
+            known = self._admitted[job] = self._admit(signed)
+        if known is None or known.job.digest != digest:
+            raise RefusedError(self._roster.coordinator.id, "UNKNOWN_JOB", f"we did not accept job {job[:64]!r}")
+        return known
+
+    def _folder(self, job: str) -> JobFolder:
+        return JobFolder(self._config.directory / "jobs" / job)
+
+    # A round.
+
+    async def _take_part(self, asked: Asked) -> Event:
+        """Fetch, train, give; what goes wrong on our side is answered with a code, and the federation goes on."""
+        async with self._beating(asked.job, asked.round):
+            try:
+                await self._round(self._known(asked.job, asked.digest), asked.round)
+            except CancelledError:
+                log.event("round.abandoned", job=asked.job, round=asked.round)
+            except DeniedError as error:
+                await self._give_up(asked, "POLICY", error)
+            except LocalError as error:
+                await self._give_up(asked, "TRAINING", error)
+            except (UnreachableError, TurnedAwayError):
+                raise
+            except PeerError as error:
+                await self._give_up(asked, "DELIVERY", error)
+        return Worked()
+
+    async def _give_up(self, asked: Asked, code: str, error: Exception) -> None:
+        log.problem("round.failed", job=asked.job, round=asked.round, code=code, why=str(error))
+        await self._gate.answer(asked.job, asked.digest, asked.round, "FAILED", code)
+
+    async def _round(self, admitted: Admitted, round_: int) -> None:
+        job, folder = admitted.job, self._folder(admitted.job.name)
+        payload = await asyncio.to_thread(folder.outbox, round_)
+        if payload is None:
+            delivered = await self._gate.fetch(job, round_)
+            outcome = await self._trainer.run(self._train, admitted, round_, delivered)
+            parts = {part.name: part for part in job.up(round_)}
+            payload = {name: PLAIN.give(parts[name], gift) for name, gift in outcome.gifts.items()}
+            facts = _facts(self._silo, admitted)
+            await asyncio.to_thread(folder.save_round, round_, outcome.state, payload)
+            await asyncio.to_thread(folder.add_round, outcome.report, facts)
+        await self._gate.give(job, round_, payload)
+        log.event("round.given", job=job.name, round=round_)
+
+    def _train(self, admitted: Admitted, round_: int, delivered: dict[str, dict[str, Tensor]]) -> Outcome:
+        torch.set_num_threads(self._config.training.threads)
+        method = admitted.job.method()
+        kept = self._folder(admitted.job.name).state()
+        state = kept[1] if kept is not None else initial_state(method)
+        train, test = admitted.train, admitted.test
+        cancelled = self._trainer.cancelled
+        return local_round(method, admitted.job, state, round_, delivered, train, test, self._silo, cancelled=cancelled)
+
+    @contextlib.asynccontextmanager
+    async def _beating(self, job: str, round_: int) -> AsyncIterator[None]:
+        """Heartbeats while the block runs; training stops when the coordinator wants it no more."""
+        beating = asyncio.create_task(self._beat(job, round_))
+        try:
+            yield
+        finally:
+            beating.cancel()
+            await asyncio.wait({beating})
+
+    async def _beat(self, job: str, round_: int) -> None:
+        while True:
+            await asyncio.sleep(self._beat_seconds)
+            try:
+                if not await self._gate.beat(job, round_):
+                    self._trainer.cancel()
+            except PeerError as error:
+                log.problem("beat.failed", job=job, round=round_, why=str(error))
+
+    # The end of a job.
+
+    async def _conclude(self, finished: Finished) -> Event:
+        """Take the last results; confirm in any case, so that nobody waits for us."""
+        code = "UNSPECIFIED"
+        try:
+            if finished.completed:
+                admitted = self._known(finished.job, finished.digest)
+                delivered = await self._gate.fetch(admitted.job, finished.round)
+                await self._trainer.run(self._finish, admitted, delivered)
+            log.event("job.finished", job=finished.job, completed=finished.completed)
+        except (UnreachableError, TurnedAwayError):
+            raise
+        except (PeerError, LocalError) as error:
+            code = "DELIVERY"
+            log.problem("job.finish_failed", job=finished.job, why=str(error))
+        await self._gate.answer(finished.job, finished.digest, finished.round, "DONE", code)
+        return Worked()
+
+    def _finish(self, admitted: Admitted, delivered: dict[str, dict[str, Tensor]]) -> None:
+        torch.set_num_threads(self._config.training.threads)
+        method, folder = admitted.job.method(), self._folder(admitted.job.name)
+        kept = folder.state()
+        state = kept[1] if kept is not None else initial_state(method)
+        outcome = final_round(method, admitted.job, state, delivered, admitted.test, trained=kept is not None)
+        folder.save_model(outcome.state)
+        folder.finish(outcome.report, _facts(self._silo, admitted))
+
+
+def _facts(silo: str, admitted: Admitted) -> dict[str, object]:
+    """What the silo's own report says about the job and its data."""
+    job, train = admitted.job, admitted.train
+    counts = torch.bincount(train.y, minlength=job.model.classes).tolist()
+    return {
+        "silo": silo,
+        "job": job.name,
+        "method": job.method_name,
+        "product": job.method().product,
+        "samples": len(train),
+        "classes": counts,
+    }
+
+
+def _task(task: pb.Task) -> Task | None:
+    """A task as the session reads it; one of an unknown kind counts as none."""
+    match task.WhichOneof("body"):
+        case "offer":
+            return Offered(task.offer.job, task.offer.job_digest.hex(), task.offer.signed_job)
+        case "round":
+            r = task.round
+            return Asked(r.job, r.job_digest.hex(), r.round, tuple(r.cohort))
+        case "finish":
+            f = task.finish
+            return Finished(f.job, f.job_digest.hex(), f.round, f.completed)
+        case _:
+            return None

@@ -1,0 +1,133 @@
+"""The silo's end of the channel: raw calls, errors in our own words. Only ``egress.py`` may import this module."""
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc
+
+from ..errors import LocalError, PeerError, RefusedError
+from ..proto import federation_pb2 as pb
+from ..proto import tensor_pb2 as tensor
+from ..proto.channel import ERROR_METADATA, OPTIONS, require_tls13, transfer_seconds
+from ..proto.federation_pb2_grpc import FederationStub
+
+CALL_SECONDS = 20.0
+HOLD_GRACE_SECONDS = 15.0  # on top of the coordinator's hold time
+
+
+class UnreachableError(PeerError):
+    """The coordinator did not answer; trying again later may help."""
+
+
+class TurnedAwayError(RefusedError):
+    """The coordinator refused a call of ours, with a code."""
+
+
+class Client:
+    """One channel to one coordinator, whose certificate is pinned by the roster."""
+
+    def __init__(self, address: str, coordinator: str, certificates: tuple[bytes, bytes, bytes], hint: str) -> None:
+        """``certificates``: the coordinator's certificate, our private key, our certificate, all PEM.
+
+        ``hint`` says who we are (key fingerprint, roster version), for the text of a failed handshake.
+        """
+        require_tls13()
+        root, key, own = certificates
+        self._peer = coordinator
+        self._address = address
+        self._hint = hint
+        self._channel = grpc.aio.secure_channel(
+            address,
+            grpc.ssl_channel_credentials(root, key, own),
+            options=[
+                *OPTIONS,
+                ("grpc.ssl_target_name_override", f"{coordinator}.staddle"),
+                ("grpc.initial_reconnect_backoff_ms", 500),
+                ("grpc.max_reconnect_backoff_ms", 10_000),
+            ],
+        )
+        self._stub = cast("Any", FederationStub)(self._channel)
+
+    async def hello(self, request: pb.HelloRequest) -> pb.HelloReply:
+        """Open a session."""
+        return cast("pb.HelloReply", await self._unary(self._stub.Hello, request, CALL_SECONDS))
+
+    async def poll(self, request: pb.PollRequest, hold: float) -> pb.Task:
+        """Wait for a task, at most about ``hold`` seconds."""
+        return cast("pb.Task", await self._unary(self._stub.Poll, request, hold + HOLD_GRACE_SECONDS))
+
+    async def beat(self, request: pb.BeatRequest) -> pb.BeatReply:
+        """Say that we are alive."""
+        return cast("pb.BeatReply", await self._unary(self._stub.Beat, request, CALL_SECONDS))
+
+    async def answer(self, request: pb.AnswerRequest) -> pb.AnswerReply:
+        """Answer a task."""
+        return cast("pb.AnswerReply", await self._unary(self._stub.Answer, request, CALL_SECONDS))
+
+    async def fetch(self, request: pb.FetchRequest, largest: int) -> AsyncIterator[tensor.Frame]:
+        """Frames of a delivery of at most ``largest`` bytes."""
+        try:
+            async for frame in self._stub.Fetch(request, timeout=transfer_seconds(largest)):
+                yield frame
+        except grpc.aio.AioRpcError as error:
+            raise self._explained(error) from None
+
+    async def upload(self, frames: AsyncIterator[tensor.Frame], size: int) -> pb.Receipt:
+        """Stream frames up; the receipt. An error raised by ``frames`` ends the call and is raised here."""
+        call = self._stub.Upload(timeout=transfer_seconds(size))
+        try:
+            async for frame in frames:
+                await call.write(frame)  # waits while the coordinator is busy: back-pressure
+            await call.done_writing()
+            return cast("pb.Receipt", await call)
+        except grpc.aio.AioRpcError as error:
+            raise self._explained(error) from None
+        except grpc.aio.UsageError:
+            raise self._ended(await self._final_status(call)) from None
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+    async def _unary(self, method: Any, request: Any, seconds: float) -> Any:
+        try:
+            return await method(request, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            raise self._explained(error) from None
+
+    async def _final_status(self, call: Any) -> tuple[Any, str, str]:
+        trailing = dict(await call.trailing_metadata() or ())
+        return await call.code(), await call.details() or "", str(trailing.get(ERROR_METADATA, ""))
+
+    def _explained(self, error: grpc.aio.AioRpcError) -> PeerError:
+        code = str(dict(error.trailing_metadata() or ()).get(ERROR_METADATA, ""))
+        return self._ended((error.code(), error.details() or "", code))
+
+    def _ended(self, status: tuple[Any, str, str]) -> PeerError:
+        """A refusal keeps its code; everything else is a coordinator that cannot be reached."""
+        grpc_code, details, code = status
+        if code in {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}:  # noqa: SIM118 an enum wrapper
+            return TurnedAwayError(self._peer, code, details)
+        why = f"no answer from {self._address} ({grpc_code.name}: {details})"
+        if grpc_code is grpc.StatusCode.UNAVAILABLE:
+            why += f". If it runs, the handshake may have failed: {self._hint}"
+        return UnreachableError(self._peer, why)
+
+
+def handshake_hint(fingerprint: str, roster_version: int, coordinator: str) -> str:
+    """Likely causes of a failed handshake, which gRPC reports only as UNAVAILABLE."""
+    return (
+        f"our key is {fingerprint}, our roster is version {roster_version}. The coordinator accepts us only if its "
+        f"roster has this key and ours has the certificate that {coordinator} uses; compare `staddle roster show` on "
+        "both sides, and the clocks"
+    )
+
+
+def checked_address(address: str) -> str:
+    """``host:port`` as written in a configuration; LocalError for anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise LocalError(f"coordinator address {address!r} is not host:port, such as federation.example:7443")
+    return address

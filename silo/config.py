@@ -1,0 +1,75 @@
+"""The silo's configuration file.
+
+::
+
+    version = 1
+    coordinator = "federation.example:7443"
+    directory = "state"               # personal parts, ledger, reports; paths are relative to this file
+    keys = "keys"
+    roster = "roster.json"
+    policy = "policy.toml"
+    log = "text"                      # or "json"
+
+    [trust]                           # pinned by hand: a swapped roster file is noticed
+    federation = "northern-hospitals"
+    founders = ["SHA256:..."]
+    threshold = 1
+
+    [data]
+    file = "data.npz"                 # arrays x [N, ...] and y [N]
+    test_fraction = 0.25
+
+    [training]
+    threads = 2
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+
+from ..files import Strict, read_toml
+from ..security.roster import Pins
+
+
+class Data(Strict):
+    """Where the silo's records lie, and how many are held out."""
+
+    file: Path
+    test_fraction: float = pydantic.Field(default=0.25, gt=0, lt=1)
+
+
+class Training(Strict):
+    """How the silo trains."""
+
+    threads: int = pydantic.Field(default=1, ge=1, le=1024)
+
+
+class SiloConfig(Strict):
+    """What the file may hold."""
+
+    version: Literal[1]
+    coordinator: str
+    directory: Path
+    keys: Path
+    roster: Path
+    policy: Path
+    log: Literal["text", "json"] = "text"
+    trust: Pins
+    data: Data
+    training: Training = Training()
+
+
+def load(path: Path) -> SiloConfig:
+    """Read the file; its paths become relative to it."""
+    config = read_toml(path, SiloConfig)
+    base = path.parent
+    return config.model_copy(
+        update={
+            "directory": base / config.directory,
+            "keys": base / config.keys,
+            "roster": base / config.roster,
+            "policy": base / config.policy,
+            "data": config.data.model_copy(update={"file": base / config.data.file}),
+        }
+    )

@@ -1,0 +1,46 @@
+"""Start and stop of the agent: configuration, roster, keys, policy, ledger, signals."""
+
+import asyncio
+import signal
+from importlib.metadata import version
+
+from .. import log
+from ..errors import LocalError
+from ..security import policy as policies
+from ..security import roster as rosters
+from ..security.identity import Role, load_keys
+from ..security.ledger import Ledger
+from ..security.lock import locked
+from .agent import Agent
+from .config import SiloConfig
+from .egress import Gate, checked_address, open_client
+
+
+async def serve(config: SiloConfig) -> None:
+    """Run until SIGTERM or SIGINT, or until the coordinator bars us (LocalError says why)."""
+    address = checked_address(config.coordinator)
+    keys = load_keys(config.keys)
+    roster = rosters.load(config.roster)
+    rosters.verify(roster, config.trust)
+    entry = keys.entry
+    if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.SILO:
+        raise LocalError(
+            f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is no silo of roster version {roster.version}; "
+            "have its entry.json added and the roster signed"
+        )
+    policy = policies.load(config.policy)
+    ledger_folder = config.directory / "ledger"
+    ledger_folder.mkdir(parents=True, exist_ok=True)
+    with locked(config.directory), Ledger.open(ledger_folder / "egress.jsonl", entry.id) as ledger:
+        ledger.start(f"staddle {version('staddle')}", rosters.digest(roster), policy.digest)
+        gate = Gate(open_client(address, keys, roster), ledger, policy, roster)
+        agent = Agent(config, entry.id, roster, policy, gate)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, agent.stop)
+        log.event("started", silo=entry.id, roster=roster.version, policy=policy.digest)
+        barred = await agent.run()
+        ledger.stop("barred" if barred else "asked to stop")
+    log.event("stopped")
+    if barred:
+        raise LocalError(f"the coordinator bars this silo: {barred}")

@@ -1,0 +1,56 @@
+"""What a round gives, and what comes down, as declared tensors: pure functions that the gate calls."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..errors import LocalError, RefusedError
+from ..proto.stream import Inbound
+from ..proto.wire import Item, tensor_from
+from ..security.release import Release
+from ..security.roster import Roster
+
+
+def release_of(item: Item) -> Release:
+    """What policy and ledger read about one tensor."""
+    spec = item.spec
+    return Release(item.part, item.kind.name.lower(), spec.name, spec.dtype, spec.shape)
+
+
+def readers_of(roster: Roster) -> tuple[str, ...]:
+    """Who can open what a silo gives in the clear: the coordinator. The other silos see only folded results."""
+    return (roster.coordinator.id,)
+
+
+def exactly(items: tuple[Item, ...], payload: Mapping[str, Mapping[str, Tensor]]) -> list[Tensor]:
+    """The values in wire order; LocalError for anything missing, unknown or of another form."""
+    given = {(part, name): value for part, values in payload.items() for name, value in values.items()}
+    declared = {(item.part, item.spec.name) for item in items}
+    for part, name in sorted(given.keys() - declared):
+        raise LocalError(f"tensor {part}/{name} is not in the job's schema; the whole message is refused")
+    values = []
+    for item in items:
+        value = given.get((item.part, item.spec.name))
+        dtype = str(value.dtype).removeprefix("torch.") if value is not None else "missing"
+        if value is None or tuple(value.shape) != item.spec.shape or dtype != item.spec.dtype:
+            found = "missing" if value is None else f"{dtype} {list(value.shape)}"
+            raise LocalError(
+                f"tensor {item.part}/{item.spec.name} is {found}, the job's schema says {item.spec.dtype} "
+                f"{list(item.spec.shape)}; the whole message is refused"
+            )
+        values.append(value.detach().cpu().clone())
+    return values
+
+
+def unpack(peer: str, inbound: Inbound, buffer: bytearray) -> dict[str, dict[str, Tensor]]:
+    """Tensors of a finished delivery by part; RefusedError for NaN or infinity. They share the buffer's memory."""
+    delivered: dict[str, dict[str, Tensor]] = {}
+    offset = 0
+    for item in inbound.items:
+        value = tensor_from(buffer, item.spec, offset)
+        if not bool(torch.isfinite(value).all()):
+            raise RefusedError(peer, "NOT_FINITE", f"delivered {item.part}/{item.spec.name} holds NaN or infinity")
+        delivered.setdefault(item.part, {})[item.spec.name] = value
+        offset += item.spec.nbytes
+    return delivered

@@ -1,0 +1,195 @@
+"""A silo's conversation with its coordinator as a pure state machine: ``advance(state, event) -> (state, effect)``.
+
+No socket, clock or file here; the agent runs one effect at a time and brings back what came of it.
+
+::
+
+    stage     event                        next      effect
+    offline   Connected                    waiting   Poll
+    offline   Lost                         offline   Connect(attempt + 1)
+    waiting   Told(None)                   waiting   Poll
+    waiting   Told(task)                   working   Decide | TakePart | Conclude
+    waiting   Lost                         offline   Connect(attempt + 1)
+    working   Worked                       waiting   Poll
+    working   Lost                         offline   Connect(1): the coordinator tells the task again
+    any       Barred                       stopped   Exit(why)
+    any       StopAsked                    stopped   Exit("")
+
+Attempts are counted from the last poll that came back, so a coordinator that greets and then refuses is not hammered.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from ..errors import LocalError
+
+Stage: TypeAlias = Literal["offline", "waiting", "working", "stopped"]
+
+
+# Tasks, as the coordinator tells them.
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A job to decide on, as its operator signed it."""
+
+    job: str
+    digest: str
+    signed: bytes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A round to take part in."""
+
+    job: str
+    digest: str
+    round: int
+    cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that is over."""
+
+    job: str
+    digest: str
+    round: int
+    completed: bool
+
+
+Task: TypeAlias = Offered | Asked | Finished
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """Where the conversation stands."""
+
+    stage: Stage = "offline"
+    attempt: int = 0
+    task: Task | None = None
+
+
+# Events.
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The coordinator opened a session."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A poll came back, with a task or with none."""
+
+    task: Task | None
+
+
+@dataclass(frozen=True)
+class Worked:
+    """The task is done with, well or not; what went wrong has been answered."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The coordinator cannot be reached, or knows our session no more."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Barred:
+    """The coordinator refuses us for a reason that trying again does not cure."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """Someone asked this process to stop."""
+
+
+Event: TypeAlias = Connected | Told | Worked | Lost | Barred | StopAsked
+
+
+# Effects.
+
+
+@dataclass(frozen=True)
+class Connect:
+    """Say hello; before every attempt but number 0, wait with backoff."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Poll:
+    """Wait for a task."""
+
+
+@dataclass(frozen=True)
+class Decide:
+    """Accept or decline a job."""
+
+    offer: Offered
+
+
+@dataclass(frozen=True)
+class TakePart:
+    """Fetch, train, give."""
+
+    asked: Asked
+
+
+@dataclass(frozen=True)
+class Conclude:
+    """Fetch the last results, evaluate, confirm."""
+
+    finished: Finished
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Leave; ``why`` is empty when we were asked to."""
+
+    why: str
+
+
+Effect: TypeAlias = Connect | Poll | Decide | TakePart | Conclude | Exit
+
+
+def begin() -> tuple[SessionState, Effect]:
+    """The first state and effect."""
+    return SessionState(), Connect(0)
+
+
+def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
+    """The next state and what to do; LocalError for an event that cannot come in this stage."""
+    match event:
+        case StopAsked():
+            return SessionState("stopped"), Exit("")
+        case Barred(why):
+            return SessionState("stopped"), Exit(why)
+        case Lost():
+            attempt = state.attempt + 1
+            return SessionState("offline", attempt), Connect(attempt)
+        case Connected() if state.stage == "offline":
+            return replace(state, stage="waiting"), Poll()
+        case Told(None) if state.stage == "waiting":
+            return SessionState("waiting"), Poll()
+        case Told(task) if state.stage == "waiting" and task is not None:
+            return SessionState("working", task=task), _work(task)
+        case Worked() if state.stage == "working":
+            return SessionState("waiting"), Poll()
+        case _:
+            raise LocalError(f"the agent brought {event!r} in stage {state.stage!r}; this is a bug in Staddle")
+
+
+def _work(task: Task) -> Effect:
+    match task:
+        case Offered():
+            return Decide(task)
+        case Asked():
+            return TakePart(task)
+        case Finished():
+            return Conclude(task)

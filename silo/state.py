@@ -1,0 +1,125 @@
+"""What a silo keeps on its own disk, per job; nothing here ever leaves.
+
+::
+
+    <directory>/jobs/<job>/job.json                 the job as its operator signed it
+    <directory>/jobs/<job>/state-<n>.safetensors    personal parts after n rounds (those of others count too)
+    <directory>/jobs/<job>/outbox-<n>.safetensors   what the last of them gives; sent again, not trained again
+    <directory>/jobs/<job>/model.safetensors        the model that the silo keeps in the end
+    <directory>/jobs/<job>/report.json              accuracy by round, for the silo's own eyes
+    <directory>/split.key                           secret of the train/test split
+
+Every file is replaced as a whole. The outbox is written before the state: a crash between the two costs a training.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from ..algorithms.local_round import Report, state_from_bytes, state_to_bytes
+from ..algorithms.method import SiloState
+from ..errors import LocalError
+from ..files import parse_json, read_bytes, write_atomic, write_new
+
+Payload = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """One job's files."""
+
+    path: Path
+
+    def accept(self, signed: bytes) -> None:
+        """Keep the signed job; LocalError if another job of this name was taken part in."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        kept = self.path / "job.json"
+        if kept.exists() and kept.read_bytes() != signed:
+            raise LocalError(f"{kept}: another job has this name; the operator must choose a new one")
+        write_atomic(kept, signed)
+
+    def signed(self) -> bytes | None:
+        """The job that was accepted, or None."""
+        kept = self.path / "job.json"
+        return read_bytes(kept) if kept.exists() else None
+
+    def save_round(self, round_: int, state: SiloState, payload: Payload) -> None:
+        """Keep what a round trained and what it gives; older files go."""
+        flat = {f"{part}/{name}": value for part, values in payload.items() for name, value in values.items()}
+        outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
+        write_atomic(outbox, safetensors.torch.save(flat))
+        write_atomic(kept, state_to_bytes(state))
+        for path in (*self.path.glob("outbox-*.safetensors"), *self.path.glob("state-*.safetensors")):
+            if path not in (outbox, kept):
+                path.unlink()
+
+    def save_model(self, state: SiloState) -> None:
+        """Keep the model that the job ends with."""
+        write_atomic(self.path / "model.safetensors", state_to_bytes(state))
+
+    def state(self) -> tuple[int, SiloState] | None:
+        """Next round and personal parts, or None before the first training."""
+        numbers = [int(n) for p in self.path.glob("state-*.safetensors") if (n := p.stem.partition("-")[2]).isdecimal()]
+        if not numbers:
+            return None
+        path = self._state(max(numbers))
+        return max(numbers), state_from_bytes(path.read_bytes(), str(path))
+
+    def outbox(self, round_: int) -> dict[str, dict[str, Tensor]] | None:
+        """What this round gives, if it is the one that was trained last."""
+        path = self._outbox(round_ + 1)
+        if not (path.exists() and self._state(round_ + 1).exists()):
+            return None
+        payload: dict[str, dict[str, Tensor]] = {}
+        for flat, value in safetensors.torch.load_file(path).items():
+            part, _, name = flat.partition("/")
+            payload.setdefault(part, {})[name] = value
+        return payload
+
+    def _state(self, rounds: int) -> Path:
+        return self.path / f"state-{rounds}.safetensors"
+
+    def _outbox(self, rounds: int) -> Path:
+        return self.path / f"outbox-{rounds}.safetensors"
+
+    # The silo's own report.
+
+    def report(self) -> dict[str, Any]:
+        """The report so far."""
+        path = self.path / "report.json"
+        if not path.exists():
+            return {"rounds": [], "final": None}
+        document = parse_json(read_bytes(path), str(path))
+        if not isinstance(document, dict):
+            raise LocalError(f"{path}: not a report; move it away")
+        return document
+
+    def add_round(self, report: Report, facts: Mapping[str, object]) -> None:
+        """Append a round; repeating one replaces it."""
+        document = self.report()
+        rounds = [entry for entry in document["rounds"] if entry["round"] != report.round]
+        self._write({**document, **facts, "rounds": [*rounds, asdict(report)]})
+
+    def finish(self, report: Report, facts: Mapping[str, object]) -> None:
+        """Add the final evaluation."""
+        self._write({**self.report(), **facts, "final": asdict(report)})
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        write_atomic(self.path / "report.json", (json.dumps(document, indent=1) + "\n").encode())
+
+
+def split_key(directory: Path) -> bytes:
+    """The secret that assigns records to training and test; made once, never sent."""
+    path = directory / "split.key"
+    if not path.exists():
+        write_new(path, secrets.token_bytes(32))
+    key = read_bytes(path)
+    if len(key) != 32:
+        raise LocalError(f"{path}: {len(key)} bytes, not 32; restore it, or remove it to draw a new split")
+    return key

@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+import torch
+
+from staddle.algorithms.data import Dataset, digits, load_npz, save_npz, split
+from staddle.errors import LocalError
+
+X = np.zeros((4, 1, 8, 8), np.float32)
+Y = np.array([0, 1, 2, 1])
+
+
+def written(tmp_path, **arrays):
+    path = tmp_path / "data.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def test_what_is_saved_is_loaded(tmp_path, make_data):
+    data, path = make_data(9), tmp_path / "d.npz"
+    save_npz(path, data)
+    back = load_npz(path, 3, (1, 8, 8))
+    assert torch.equal(back.x, data.x)
+    assert torch.equal(back.y, data.y)
+
+
+BAD = X.copy()
+BAD[2, 0, 1, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("arrays", "complaint"),
+    [
+        ({"x": X}, "has no array 'y'"),
+        ({"x": X.astype(np.uint8), "y": Y}, "x is uint8; store float32"),
+        ({"x": X, "y": Y.astype(float)}, "y is float64; store class numbers"),
+        ({"x": X[:, :, :7], "y": Y}, r"x is \[4, 1, 7, 8\], the job's model takes \[N, 1, 8, 8\]"),
+        ({"x": np.float32(1), "y": Y}, "the job's model takes"),
+        ({"x": X, "y": Y[:3]}, "one label a record"),
+        ({"x": X, "y": Y[:, None]}, "one label a record"),
+        ({"x": X[:1], "y": Y[:1]}, "holds 1 records"),
+        ({"x": X[:0], "y": Y[:0]}, "holds 0 records"),
+        ({"x": X, "y": np.array([0, 1, 3, 1])}, "label 3 in y, the job's model knows classes 0 to 2"),
+        ({"x": X, "y": np.array([0, -1, 2, 1])}, "label -1"),
+        ({"x": BAD, "y": Y}, "in record 2"),
+        ({"x": X.astype(np.float64) + 1e300, "y": Y}, "beyond float32 in record 0"),
+        ({"x": np.array([{}] * 4, dtype=object), "y": Y}, "not a .npz file of plain arrays"),
+    ],
+)
+def test_load_names_what_is_wrong(tmp_path, arrays, complaint):
+    path = written(tmp_path, **arrays)
+    with pytest.raises(LocalError, match=complaint) as caught:
+        load_npz(path, 3, (1, 8, 8))
+    assert str(caught.value).startswith(str(path))
+
+
+def test_load_names_files_that_are_no_archive(tmp_path):
+    with pytest.raises(LocalError, match="cannot read it: No such file"):
+        load_npz(tmp_path / "none.npz", 3, (1, 8, 8))
+    for name, data in [("empty", b""), ("text", b"hello"), ("torn", written(tmp_path, x=X, y=Y).read_bytes()[:300])]:
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(LocalError, match="not a .npz file"):
+            load_npz(tmp_path / name, 3, (1, 8, 8))
+    np.save(tmp_path / "one.npy", X)
+    with pytest.raises(LocalError, match="holds one array"):
+        load_npz(tmp_path / "one.npy", 3, (1, 8, 8))
+
+
+def test_a_data_set_checks_its_own_types():
+    with pytest.raises(LocalError, match="give float32 and int64"):
+        Dataset(torch.zeros(2, 1), torch.zeros(2))
+    with pytest.raises(LocalError, match="one label a record"):
+        Dataset(torch.zeros(2, 1), torch.zeros(3, dtype=torch.int64))
+
+
+def test_digits_are_bundled():
+    data = digits()
+    assert data.x.shape == (1797, 1, 8, 8)
+    assert (data.x.min(), data.x.max()) == (0, 1)
+    assert sorted(set(data.y.tolist())) == list(range(10))
+
+
+def numbered(n):
+    return Dataset(torch.arange(n, dtype=torch.float32)[:, None], torch.zeros(n, dtype=torch.int64))
+
+
+def sides(n, key, fraction=0.3):
+    train, test = split(numbered(n), key, fraction)
+    return {int(v) for v in train.x.flatten()}, {int(v) for v in test.x.flatten()}
+
+
+def test_a_records_side_does_not_depend_on_the_others():
+    train, test = sides(500, b"key")
+    more_train, more_test = sides(2000, b"key")
+    assert train | test == set(range(500))
+    assert not train & test
+    assert train == {i for i in more_train if i < 500}
+    assert test == {i for i in more_test if i < 500}
+    assert len(more_test) == pytest.approx(600, abs=100)  # 5 standard deviations
+    assert sides(500, b"other")[1] != test
+
+
+@pytest.mark.parametrize(("fraction", "complaint"), [(1e-6, "no test record of 50; raise"), (1 - 1e-6, "no training record of 50; lower")])
+def test_a_split_with_an_empty_side_names_the_fix(fraction, complaint):
+    with pytest.raises(LocalError, match=complaint):
+        split(numbered(50), b"key", fraction)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0, float("nan")])
+def test_a_split_needs_a_fraction_and_a_key(fraction):
+    with pytest.raises(LocalError, match="between 0 and 1"):
+        split(numbered(50), b"key", fraction)
+    with pytest.raises(LocalError, match="needs a key"):
+        split(numbered(50), b"", 0.5)

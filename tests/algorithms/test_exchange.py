@@ -1,0 +1,177 @@
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staddle.algorithms.exchange import (
+    MIX_BITS,
+    PLAIN,
+    WEIGHT,
+    Each,
+    Gift,
+    Gram,
+    Kind,
+    Mix,
+    Part,
+    Sum,
+    TensorSpec,
+    integer_weights,
+)
+from staddle.errors import LocalError
+
+SILOS = ("a", "b", "c")
+TWO = (TensorSpec("w", "float32", (2, 3)), TensorSpec("b", "float32", (2,)))
+
+proportions = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=40).filter(lambda w: sum(w) > 0)
+
+
+def drawn(specs, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {(s, spec.name): torch.randn(spec.shape, generator=generator) for s in SILOS for spec in specs}
+
+
+@given(proportions)
+def test_integer_weights_add_up_to_two_to_the_32_and_are_off_by_less_than_one(weights):
+    integers = integer_weights(weights)
+    assert sum(integers) == 2**MIX_BITS
+    whole = Fraction(sum(weights))  # the sum that the code takes, rounded once
+    for weight, integer in zip(weights, integers, strict=True):
+        assert integer >= 0
+        assert abs(integer - Fraction(weight) / whole * 2**MIX_BITS) < 1 + Fraction(1, 1000)
+
+
+@given(proportions, st.integers(0, 30))
+def test_integer_weights_do_not_depend_on_scale_by_powers_of_two(weights, power):
+    assert integer_weights(weights) == integer_weights([w * 2**power for w in weights])
+
+
+def test_integer_weights_give_the_remainder_to_the_earlier_silo():
+    third = 2**MIX_BITS // 3  # 3 · third = 2^32 - 1
+    assert integer_weights([1, 1, 1]) == (third + 1, third, third)
+    assert integer_weights([0, 5]) == (0, 2**MIX_BITS)
+
+
+@pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -0.1], [float("nan")], [float("inf"), 1.0]])
+def test_integer_weights_refuse(weights):
+    with pytest.raises(LocalError, match="positive sum"):
+        integer_weights(weights)
+
+
+def test_mix_row_equals_an_oracle_in_fractions():
+    part, given_ = Part("ω", Kind.BACKBONE, Mix(), TWO), drawn(TWO)
+    weights = {"a": 9.2103, "b": 0.6931, "c": 0.0}
+    row = PLAIN.mix(part, weights, lambda silo, name: given_[silo, name])
+    integers = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
+    for spec in TWO:
+        flat = [given_[s, spec.name].flatten().tolist() for s in SILOS]
+        for k, value in enumerate(row[spec.name].flatten().tolist()):
+            exact = sum(Fraction(integers[s], 2**32) * Fraction(flat[i][k]) for i, s in enumerate(SILOS))
+            assert abs(Fraction(value) - exact) <= abs(exact) * Fraction(1, 2**23)
+        assert row[spec.name].dtype == torch.float32
+
+
+def test_mix_never_reads_a_silo_of_zero_weight():
+    part, asked = Part("ω", Kind.BACKBONE, Mix(), TWO), set()
+
+    def read(silo, name):
+        asked.add(silo)
+        return torch.ones(dict((s.name, s.shape) for s in TWO)[name])
+
+    PLAIN.mix(part, {"a": 1.0, "b": 0.0}, read)
+    assert asked == {"a"}
+
+
+def test_mean_weighs_by_the_weight_and_returns_the_total():
+    part = Part("m", Kind.WHOLE_MODEL, Sum("mean"), (TensorSpec("w", "float32", (2,)),))
+    given_ = {
+        ("a", "w"): torch.tensor([1.0, 0.0]),
+        ("b", "w"): torch.tensor([4.0, 3.0]),
+        ("a", WEIGHT): torch.tensor(1.0, dtype=torch.float64),
+        ("b", WEIGHT): torch.tensor(2.0, dtype=torch.float64),
+    }
+    folded = PLAIN.collect(part, ("a", "b"), lambda s, n: given_[s, n])
+    assert folded["w"].tolist() == [3.0, 2.0]
+    assert folded[WEIGHT].item() == 3.0
+
+
+def test_ratio_works_row_by_row_and_leaves_rows_without_weight_at_zero():
+    part = Part("rows", Kind.HEADER_ROWS, Sum("ratio"), TWO)
+    assert part.wire[-1] == TensorSpec(WEIGHT, "float64", (2,))
+    given_ = drawn(TWO)
+    weights = {"a": [1.0, 0.0], "b": [3.0, 0.0], "c": [0.0, 0.0]}
+    read = lambda s, n: torch.tensor(weights[s], dtype=torch.float64) if n == WEIGHT else given_[s, n]  # noqa: E731
+    folded = PLAIN.collect(part, SILOS, read)
+    for name in ("w", "b"):
+        expected = (given_["a", name][0].double() + 3 * given_["b", name][0].double()) / 4
+        assert torch.equal(folded[name][0], expected.float())
+        assert not folded[name][1].any()
+    assert folded[WEIGHT].tolist() == [4.0, 0.0]
+
+
+def test_total_keeps_integers_exact_beyond_float64():
+    part = Part("n", Kind.METRIC, Sum("total"), (TensorSpec("n", "int64", ()),))
+    folded = PLAIN.collect(part, ("a", "b"), lambda s, n: torch.tensor(2**53 if s == "a" else 1))
+    assert folded["n"].item() == 2**53 + 1
+
+
+def test_gram_holds_the_inner_products_group_by_group():
+    part = Part("v", Kind.CLASSIFIER_ROWS, Gram(), (TensorSpec("v", "float32", (2, 5)),))
+    given_ = drawn(part.tensors)
+    gram = PLAIN.collect(part, SILOS, lambda s, n: given_[s, n])["gram"]
+    assert gram.shape == (2, 3, 3)
+    for g in range(2):
+        for i, one in enumerate(SILOS):
+            for j, other in enumerate(SILOS):
+                slow = sum(a * b for a, b in zip(given_[one, "v"][g].tolist(), given_[other, "v"][g].tolist()))
+                assert gram[g, i, j].item() == pytest.approx(slow, abs=1e-12)
+
+
+def test_each_stacks_in_the_order_of_the_members():
+    part = Part("c", Kind.MEMBERSHIP, Each(), (TensorSpec("c", "float32", (2,)),))
+    folded = PLAIN.collect(part, ("b", "a"), lambda s, n: torch.full((2,), float(ord(s))))
+    assert folded["c"].tolist() == [[98.0, 98.0], [97.0, 97.0]]
+
+
+def test_collect_refuses_an_empty_round():
+    with pytest.raises(LocalError, match="no silo gave it"):
+        PLAIN.collect(Part("m", Kind.BACKBONE, Mix(), TWO), (), lambda s, n: torch.zeros(0))
+
+
+GOOD = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
+MEAN = Part("m", Kind.WHOLE_MODEL, Sum("mean"), TWO)
+
+
+@pytest.mark.parametrize(
+    ("gift", "complaint"),
+    [
+        (Gift({"w": torch.zeros(2, 3)}, 1.0), "its schema has"),
+        (Gift({**GOOD, "x": torch.zeros(1)}, 1.0), "its schema has"),
+        (Gift({**GOOD, "b": torch.zeros(3)}, 1.0), r"is float32 \[3\], its schema says float32 \[2\]"),
+        (Gift({**GOOD, "b": torch.zeros(2).double()}, 1.0), "is float64"),
+        (Gift({**GOOD, "b": torch.zeros(2).half()}, 1.0), "is torch.float16"),
+        (Gift({**GOOD, "b": torch.tensor([0.0, float("nan")])}, 1.0), "NaN or infinity"),
+        (Gift({**GOOD, "b": torch.tensor([0.0, float("inf")])}, 1.0), "NaN or infinity"),
+        (Gift(GOOD), "needs a weight"),
+        (Gift(GOOD, -1.0), "negative"),
+        (Gift(GOOD, float("nan")), "NaN or infinity"),
+        (Gift(GOOD, torch.ones(2, dtype=torch.float64)), "@weight"),
+    ],
+)
+def test_give_refuses(gift, complaint):
+    with pytest.raises(LocalError, match=complaint):
+        PLAIN.give(MEAN, gift)
+
+
+def test_give_refuses_a_weight_where_none_crosses():
+    with pytest.raises(LocalError, match="takes no weight"):
+        PLAIN.give(Part("m", Kind.BACKBONE, Mix(), TWO), Gift(GOOD, 1.0))
+
+
+def test_give_lays_out_in_wire_order_and_detaches():
+    leaf = torch.zeros(2, requires_grad=True)
+    given_ = PLAIN.give(MEAN, Gift({"b": leaf, "w": GOOD["w"]}, 2))
+    assert list(given_) == ["w", "b", WEIGHT]
+    assert not given_["b"].requires_grad
+    assert given_[WEIGHT].dtype == torch.float64

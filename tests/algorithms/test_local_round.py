@@ -1,0 +1,112 @@
+import pytest
+import torch
+
+from staddle.algorithms.exchange import PLAIN
+from staddle.algorithms.local_round import final_round, local_round, state_from_bytes, state_to_bytes
+from staddle.algorithms.method import SiloState, initial_state
+from staddle.errors import CancelledError, LocalError, PeerError
+
+
+def same(one, other):
+    return state_to_bytes(one) == state_to_bytes(other)
+
+
+def test_a_round_delivers_trains_and_gives(make_job, make_data):
+    job = make_job("fedavg", model={"norm": "batch"})
+    method, train_data, test_data = job.method(), make_data(21), make_data(30, 9)
+    state = initial_state(method)
+    before = state_to_bytes(state)
+    model = {spec.name: torch.full(spec.shape, 0.01) for spec in job.down(1)[0].tensors}
+    ticks = []
+    outcome = local_round(
+        method, job, state, 1, {"model": model}, train_data, test_data, "a", progress=lambda *t: ticks.append(t)
+    )
+    assert state_to_bytes(state) == before
+    assert ticks == [(1, 3), (2, 3), (3, 3)]
+    assert outcome.report.samples == 21
+    assert outcome.report.correct_delivered == int((test_data.y == 0).sum())  # equal logits: the first class
+    assert outcome.report.loss > 0
+    assert list(outcome.gifts) == ["model", "metrics"]
+    assert outcome.gifts["model"].weight == 21.0
+    counts = PLAIN.give(job.up(1)[-1], outcome.gifts["metrics"])
+    assert [t.item() for t in counts.values()] == [outcome.report.correct_delivered, outcome.report.correct_trained, 30]
+    assert not any("running" in name for name in outcome.gifts["model"].tensors)
+    assert outcome.state.parts["extractor"]["norm1.num_batches_tracked"].item() == 3
+    again = local_round(method, job, state, 1, {"model": model}, train_data, test_data, "a")
+    assert same(again.state, outcome.state)
+    assert not same(local_round(method, job, state, 1, {"model": model}, train_data, test_data, "b").state, outcome.state)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda d: {"head": d["model"]}, "delivered part 'head'"),
+        (lambda d: {"model": {k: v for k, v in d["model"].items() if k != "classifier.bias"}}, "classifier.bias"),
+        (lambda d: {"model": {**d["model"], "classifier.extra": torch.zeros(1)}}, "schema lacks"),
+        (lambda d: {"model": {**d["model"], "classifier.bias": torch.zeros(4)}}, "classifier.bias"),
+        (lambda d: {"model": {**d["model"], "classifier.bias": torch.zeros(3).half()}}, "classifier.bias"),
+        (lambda d: {"model": {**d["model"], "classifier.bias": torch.full((3,), float("inf"))}}, "NaN or infinity"),
+    ],
+)
+def test_a_delivery_that_the_schema_lacks_is_the_coordinators_fault(make_job, make_data, change, complaint):
+    job = make_job("fedavg")
+    good = {"model": {spec.name: torch.zeros(spec.shape) for spec in job.down(1)[0].tensors}}
+    with pytest.raises(PeerError, match=complaint):
+        local_round(job.method(), job, initial_state(job.method()), 1, change(good), make_data(9), make_data(9), "a")
+
+
+def test_divergence_names_round_and_silo(make_job, make_data):
+    job = make_job(training={"lr": 1e30, "epochs": 20})
+    with pytest.raises(LocalError, match="round 2 at silo 'a': the training loss is"):
+        local_round(job.method(), job, initial_state(job.method()), 2, {}, make_data(30), make_data(9), "a")
+
+
+def test_a_request_to_stop_ends_the_round(make_job, make_data):
+    job = make_job()
+    with pytest.raises(CancelledError):
+        local_round(
+            job.method(), job, initial_state(job.method()), 0, {}, make_data(9), make_data(9), "a", cancelled=lambda: True
+        )
+
+
+def test_the_final_delivery_keeps_the_methods_product(make_job, make_data):
+    for name, keeps_delivered in (("fedavg", True), ("fedper", False)):
+        job = make_job(name)
+        method, state = job.method(), initial_state(job.method())
+        part = job.down(job.rounds)[0]
+        down = {part.name: {spec.name: torch.zeros(spec.shape) for spec in part.tensors}}
+        for trained in (True, False):
+            outcome = final_round(method, job, state, down, make_data(9), trained)
+            assert same(outcome.state, state) is (trained and not keeps_delivered)
+            assert outcome.gifts == {}
+            assert (outcome.report.round, outcome.report.samples, outcome.report.loss) == (job.rounds, 0, None)
+
+
+def test_a_state_goes_round_through_bytes(make_job):
+    job = make_job(model={"norm": "batch"})
+    weights = torch.arange(6.0)
+    state = SiloState(initial_state(job.method()).parts, {"c": weights[::2], "all": weights, "n": torch.tensor(3)})
+    back = state_from_bytes(state_to_bytes(state))
+    for part, tensors in state.parts.items():
+        assert set(back.parts[part]) == set(tensors)
+        assert all(torch.equal(back.parts[part][k], v) and back.parts[part][k].dtype == v.dtype for k, v in tensors.items())
+    assert back.extra["c"].tolist() == [0, 2, 4]
+    assert back.extra["n"].dtype == torch.int64
+    assert state_to_bytes(back) == state_to_bytes(state)
+
+
+def test_a_damaged_state_is_named(make_job, make_data):
+    good = state_to_bytes(initial_state(make_job().method()))
+    for bad in (b"", good[:100], good[:-1], b"\xff" * 64):
+        with pytest.raises(LocalError, match="state.safetensors: not a state file"):
+            state_from_bytes(bad, "state.safetensors")
+    from safetensors.torch import save
+
+    for name in ("weights", "part/x", "extra/"):
+        with pytest.raises(LocalError, match="which no state has"):
+            state_from_bytes(save({name: torch.zeros(1)}))
+    job, other = make_job(), make_job(model={"classes": 4})
+    with pytest.raises(LocalError, match="does not fit the job's model"):
+        local_round(other.method(), other, initial_state(job.method()), 0, {}, make_data(9), make_data(9), "a")
+    with pytest.raises(LocalError, match="the saved state has parts"):
+        local_round(job.method(), job, SiloState({}), 0, {}, make_data(9), make_data(9), "a")

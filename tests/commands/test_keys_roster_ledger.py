@@ -1,0 +1,152 @@
+import json
+
+import pytest
+import typer
+from staddle.commands import keys, ledger, roster
+from staddle.errors import LocalError
+from staddle.security.ledger import Ledger
+from staddle.security.records import Applied, Payload, Peer, TensorDigest
+from staddle.security.release import Release
+from typer.testing import CliRunner
+
+HASH = "ab" * 32
+
+app = typer.Typer()
+for name, module in (("keys", keys), ("roster", roster), ("ledger", ledger)):
+    app.add_typer(module.app, name=name)
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def fails(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, LocalError), (result.output, result.exception)
+    return str(result.exception)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for member, role in [("f1", "founder"), ("f2", "founder"), ("coordinator", "coordinator"), ("silo-a", "silo")]:
+        run("keys", "new", member, "--role", role, "--organisation", f"Org {member}", "--out", tmp_path / member)
+    return tmp_path
+
+
+def fingerprint(folder, member):
+    return json.loads(run("keys", "show", folder / member, "--json"))["protocol_fingerprint"]
+
+
+def test_keys(folder):
+    shown = run("keys", "show", folder / "silo-a")
+    assert "organisation  Org silo-a" in shown
+    assert fingerprint(folder, "silo-a") in shown
+    assert "PRIVATE" not in shown
+    again = ["keys", "new", "silo-a", "--role", "silo", "--organisation", "x", "--out", folder / "silo-a"]
+    assert "holds files already" in fails(*again)
+    (folder / "silo-a" / "log.key").chmod(0o644)
+    assert "chmod 600" in fails("keys", "show", folder / "silo-a")
+    assert "Invalid value" in run("keys", "new", "x", "--role", "boss", "--organisation", "x", "--out", "x", code=2)
+
+
+def test_roster_from_founders_to_verified(folder):
+    path = folder / "roster.json"
+    founders = [a for f in ("f1", "f2") for a in ("--founder", folder / f / "entry.json")]
+    new = ["roster", "new", "--federation", "lung", *founders, "--threshold", 2, "--out", path]
+    assert "version 1, 2 members, signed by nobody (2 of 2 founders must sign)" in run(*new)
+    assert "exists already" in fails(*new)
+    assert "no coordinator" in fails("roster", "sign", path, "--keys", folder / "f1")
+    for member in ("coordinator", "silo-a"):
+        run("roster", "add", path, folder / member / "entry.json")
+    assert "say --replace" in fails("roster", "add", path, folder / "silo-a" / "entry.json")
+    run("roster", "add", path, folder / "silo-a" / "entry.json", "--replace")
+    pins = [a for f in ("f1", "f2") for a in ("--founder", fingerprint(folder, f))]
+    verify = ["roster", "verify", path, "--federation", "lung", *pins, "--threshold", 2]
+    assert "signed: nobody; missing: f1, f2" in fails(*verify)
+    run("roster", "sign", path, "--keys", folder / "f1")
+    run("roster", "sign", path, "--keys", folder / "f2")
+    assert run(*verify).endswith("verified\n")
+    assert "older than 9" in fails(*verify, "--minimum-version", 9)
+    assert "founders.2 = 'x'" in fails(*verify, "--founder", "x")
+    shown = run("roster", "show", path)
+    assert "Org silo-a" in shown
+    assert fingerprint(folder, "f1") in shown
+    document = json.loads(run("roster", "show", path, "--json"))
+    assert (document["version"], sorted(document["signatures"])) == (4, ["f1", "f2"])
+    run("roster", "remove", path, "silo-a")
+    assert "signed: nobody" in fails(*verify)
+
+
+def filled(folder):
+    release = Release("model", "whole_model", "w", "float32", (1000,))
+    peer = Peer(id="coordinator", spki=HASH)
+    with Ledger.open(folder / "silo" / "ledger" / "egress.jsonl", "silo-a") as log:
+        log.start("staddle", HASH, HASH)
+        for number in (1, 2):
+            ref = log.intent(
+                job=f"j{number}",
+                job_digest=HASH,
+                round_number=number,
+                attempt=0,
+                purpose="update",
+                rpc="/x",
+                recipient=peer,
+                readers=["coordinator"],
+                form="plain",
+                policy=Applied(file=HASH, rule="round-update", decision="allow"),
+                releases=[release],
+                message_bytes=4000,
+            ).seq
+            if number == 1:
+                digest = TensorDigest(part="model", name="w", sha256=HASH)
+                log.digest(ref, [digest], Payload(bytes=4000, sha256=HASH))
+                log.outcome(ref, "sent", 4000)
+        return log.head
+
+
+def test_ledger_verify(tmp_path):
+    head = filled(tmp_path)
+    silo = tmp_path / "silo"
+    shown = run("ledger", "verify", silo)
+    assert f"verified: 5 records, head 4:{head.leaf}" in shown
+    assert "1 messages without outcome, counted as left: seq 4" in shown
+    document = json.loads(run("ledger", "verify", silo, "--json"))
+    assert (document["ok"], document["records"], document["open_intents"]) == (True, 5, [4])
+    run("ledger", "verify", silo, "--known", f"4:{head.leaf}")
+    assert "another party knows" in run("ledger", "verify", silo, "--known", f"4:{HASH}", code=1)
+    assert "cut off" in run("ledger", "verify", silo, "--known", f"9:{HASH}", code=1)
+    assert "is not SEQ:LEAF" in fails("ledger", "verify", silo, "--known", "9")
+    path = silo / "ledger" / "egress.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"job":"j1"', b'"job":"jX"'))
+    assert "NOT VERIFIED" in run("ledger", "verify", path, code=1)
+    assert json.loads(run("ledger", "verify", path, "--json", code=1))["ok"] is False
+
+
+def test_ledger_show_and_summary(tmp_path):
+    filled(tmp_path)
+    silo = tmp_path / "silo"
+    shown = run("ledger", "show", silo)
+    for cell in ("j1", "j2", "round-update", "coordinator", "4,000", "sent", "no outcome, no digest"):
+        assert cell in shown
+    assert "2 messages, 8,000 bytes" in shown
+    assert "1 messages" in run("ledger", "show", silo, "--round", 2)
+    assert "0 messages" in run("ledger", "show", silo, "--round", 2, "--job", "j1")
+    assert [m["outcome"] for m in json.loads(run("ledger", "show", silo, "--json"))] == ["sent", "no outcome"]
+    assert "8,000 bytes in all" in run("ledger", "summary", silo)
+    rows = json.loads(run("ledger", "summary", silo, "--json"))
+    assert [(row["job"], row["part"], row["bytes"], row["assumed"]) for row in rows] == [
+        ("j1", "model", 4000, 0),
+        ("j2", "model", 4000, 4000),
+    ]
+
+
+def test_help_names_every_command():
+    for noun, verbs in [
+        ("keys", "new show"),
+        ("roster", "new add remove sign show verify"),
+        ("ledger", "verify show summary"),
+    ]:
+        shown = run(noun, "--help")
+        assert all(verb in shown for verb in verbs.split())

@@ -1,0 +1,354 @@
+import errno
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from staddle.errors import LocalError
+from staddle.security.appendlog import AppendLog
+from staddle.security.chain import FIRST_PREV, MAX_LINE, Reading, leaf_hash
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger" / "egress.jsonl"
+
+
+def filled(path, count=5):
+    with AppendLog.open(path) as log:
+        return [log.append({"type": "note", "n": n}) for n in range(count)]
+
+
+def records(path):
+    return [line.record for line in Reading(path)]
+
+
+def test_leaf_hashes_are_those_of_rfc_6962():
+    known = {b"": "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d"}
+    known[b"\x00"] = "96a296d224f285c67bee93c30f8a309157f0daa35dc5b87e410b78630a09cfc7"
+    assert {data: leaf_hash(data) for data in known} == known
+
+
+def test_records_are_framed_and_chained(path):
+    appended = filled(path, 3)
+    lines = path.read_bytes().splitlines()
+    previous = FIRST_PREV
+    for n, line in enumerate(lines):
+        record = json.loads(line)
+        assert line == json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+        assert (record["v"], record["seq"], record["prev"], record["n"]) == (1, n, previous, n)
+        previous = hashlib.sha256(b"\x00" + line).hexdigest()
+        assert appended[n].leaf == previous
+    assert len({json.loads(line)["nonce"] for line in lines}) == 3
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_reopening_goes_on_with_the_chain(path):
+    last = filled(path, 2)[-1]
+    seen = []
+    with AppendLog.open(path, lambda line: seen.append(line.seq)) as log:
+        assert log.head == last
+        assert log.append({"type": "x"}).seq == 2
+    assert seen == [0, 1]
+    assert records(path)[2]["prev"] == last.leaf
+
+
+def test_bad_records_are_refused_and_the_log_goes_on(path):
+    with AppendLog.open(path) as log:
+        for bad, said in [
+            ({"type": "x", "seq": 7}, "must not bring seq"),
+            ({"n": 1}, "needs a type"),
+            ({"type": "x", "v": 1, "prev": ""}, "must not bring prev, v"),
+            ({"type": "x", "n": 0.5}, "decimals as strings"),
+            ({"type": "x", "s": "a" * MAX_LINE}, "split it"),
+        ]:
+            with pytest.raises(LocalError, match=said):
+                log.append(bad)
+        assert log.append({"type": "x"}).seq == 0
+
+
+def test_torn_tail_at_every_byte_offset(path, monkeypatch):
+    filled(path, 3)
+    for sync in ("fsync", "fdatasync"):  # hundreds of them are slow, and this test is not about them
+        monkeypatch.setattr(os, sync, lambda _: None)
+    whole = path.read_bytes()
+    last = whole[: whole[:-1].rindex(b"\n") + 1]  # without the third line
+    aside = path.with_name("egress.jsonl.torn")
+    for cut in range(len(last) + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        aside.unlink(missing_ok=True)
+        reading = Reading(path)
+        assert [line.seq for line in reading] == [0, 1]
+        assert reading.torn == whole[len(last) : cut]
+        with AppendLog.open(path) as log:
+            assert log.head.seq == 2
+        recovery = records(path)[2]
+        assert (recovery["type"], recovery["dropped_bytes"], recovery["last_good_seq"]) == (
+            "recovery",
+            cut - len(last),
+            1,
+        )
+        assert aside.read_bytes() == whole[len(last) : cut]
+        assert path.read_bytes().startswith(last)
+
+
+def test_whole_file_torn(path):
+    path.parent.mkdir()
+    path.write_bytes(b'{"mono')
+    with AppendLog.open(path):
+        pass
+    assert [(r["type"], r["last_good_seq"], r["dropped_bytes"]) for r in records(path)] == [("recovery", -1, 6)]
+
+
+def test_torn_bytes_are_recorded_even_after_a_crash_within_recovery(path, monkeypatch):
+    filled(path, 2)
+    with path.open("ab") as file:
+        file.write(b'{"half')
+
+    def crash(self, record, *, durable=True):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AppendLog, "append", crash)
+        with pytest.raises(KeyboardInterrupt):
+            AppendLog.open(path)
+    assert path.read_bytes().endswith(b"\n")  # cut already, and nothing says so
+    with AppendLog.open(path):
+        pass
+    with AppendLog.open(path):
+        pass  # once only
+    assert [r.get("dropped_bytes") for r in records(path)] == [None, None, 6]
+
+
+def test_a_tail_longer_than_any_record_is_no_torn_record(path):
+    filled(path, 1)
+    with path.open("ab") as file:
+        file.write(b"a" * (MAX_LINE + 1))
+    with pytest.raises(LocalError, match="is longer than"):
+        AppendLog.open(path)
+
+
+def tampered(lines):
+    """Every single edit, deletion, insertion and swap; all but those at the end, which need a known head."""
+    for i in range(len(lines) - 1):
+        changed = lines[i].replace(b'"n":', b'"m":')
+        yield [*lines[:i], changed, *lines[i + 1 :]]
+        yield lines[:i] + lines[i + 1 :]
+        yield [*lines[: i + 1], *lines[i:]]
+        yield [*lines[:i], b"", *lines[i:]]
+        yield [*lines[:i], lines[i] + b" ", *lines[i + 1 :]]
+        for j in range(i + 1, len(lines)):
+            swapped = list(lines)
+            swapped[i], swapped[j] = lines[j], lines[i]
+            yield swapped
+
+
+def test_any_edit_deletion_insertion_or_reordering_is_refused(path):
+    filled(path)
+    lines = path.read_bytes().splitlines()
+    for changed in tampered(lines):
+        path.write_bytes(b"".join(line + b"\n" for line in changed))
+        with pytest.raises(LocalError, match=r"egress.jsonl: line \d.*keep the file as evidence"):
+            AppendLog.open(path)
+        with pytest.raises(LocalError):
+            list(Reading(path))
+    assert not path.with_name("egress.jsonl.torn").exists()
+
+
+def test_a_record_forged_with_right_links_but_wrong_frame_is_refused(path):
+    filled(path, 1)
+    good = json.loads(path.read_bytes())
+    for change in [
+        {"v": 2},
+        {"v": True},
+        {"seq": 1},
+        {"seq": "0"},
+        {"seq": False},
+        {"nonce": "00"},
+        {"time": "yesterday"},
+        {"mono_ns": -1},
+        {"prev": "0" * 63},
+        {"type": 3},
+        {"nonce": None},
+    ]:
+        path.write_bytes(json.dumps({**good, **change}, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        with pytest.raises(LocalError, match="line 1"):
+            list(Reading(path))
+
+
+def test_every_flipped_bit_before_the_last_record_is_refused(path):
+    filled(path, 3)
+    data = path.read_bytes()
+    end = data[:-1].rindex(b"\n")
+    for at in range(0, end * 8, 5):
+        flipped = bytearray(data)
+        flipped[at // 8] ^= 1 << (at % 8)
+        path.write_bytes(flipped)
+        with pytest.raises(LocalError):
+            list(Reading(path))
+
+
+OPEN_AND_SAY = """
+import sys
+from pathlib import Path
+from staddle.errors import LocalError
+from staddle.security.appendlog import AppendLog
+try:
+    AppendLog.open(Path(sys.argv[1]))
+except LocalError as error:
+    print(error)
+else:
+    print("opened")
+"""
+
+
+def in_another_process(path):
+    ran = subprocess.run([sys.executable, "-c", OPEN_AND_SAY, str(path)], capture_output=True, text=True, check=True)
+    return ran.stdout
+
+
+def test_second_writer_is_refused_at_once_and_the_lock_goes_with_its_holder(path):
+    with AppendLog.open(path):
+        assert "egress.jsonl.LOCK: another process writes egress.jsonl; stop it" in in_another_process(path)
+        with pytest.raises(LocalError, match="another process writes"):
+            AppendLog.open(path)  # nor twice in one process
+    assert in_another_process(path) == "opened\n"
+    AppendLog.open(path).close()
+
+
+APPEND_FOR_EVER = """
+import sys
+from pathlib import Path
+from staddle.security.appendlog import AppendLog
+log = AppendLog.open(Path(sys.argv[1]))
+while True:
+    print(log.append({"type": "note", "text": "x" * 300}).seq, flush=True)
+"""
+
+
+def test_kill_9_while_appending_loses_nothing_that_was_promised(path):
+    for _ in range(2):
+        with subprocess.Popen([sys.executable, "-c", APPEND_FOR_EVER, str(path)], stdout=subprocess.PIPE) as child:
+            for _ in range(20):
+                promised = int(child.stdout.readline())
+            child.send_signal(signal.SIGKILL)
+            promised = max([promised, *(int(line) for line in child.stdout.read().split(b"\n")[:-1])])
+        with AppendLog.open(path) as log:
+            assert log.head.seq >= promised
+    list(Reading(path))
+
+
+@pytest.mark.parametrize("broken", ["write", "short", "fdatasync"])
+def test_any_failure_closes_the_log_for_good(path, monkeypatch, broken):
+    filled(path, 2)
+    real = os.write
+    log = AppendLog.open(path)
+
+    def fail(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if broken == "short":
+            patch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:10]))
+        else:
+            patch.setattr(os, broken, fail)
+        with pytest.raises(LocalError, match="takes no more records: a write failed"):
+            log.append({"type": "x"})
+    for _ in range(2):  # there is room again, but nothing more is taken
+        with pytest.raises(LocalError, match="takes no more records"):
+            log.append({"type": "x"})
+    log.close()
+    with AppendLog.open(path) as log:
+        log.append({"type": "after"})
+    kinds = [record["type"] for record in records(path)]
+    between = {"write": [], "short": ["recovery"], "fdatasync": ["x"]}[broken]
+    assert kinds == ["note", "note", *between, "after"]
+
+
+def test_a_file_that_may_grow_no_more_closes_the_log(path):
+    log = AppendLog.open(path)
+    log.append({"type": "x"})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, before[1]))
+        with pytest.raises(LocalError, match="takes no more records"):
+            log.append({"type": "y"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(LocalError):
+        log.append({"type": "z"})
+    log.close()
+    with AppendLog.open(path):
+        pass
+    assert [(r["type"], r.get("dropped_bytes")) for r in records(path)] == [("x", None), ("recovery", 50)]
+
+
+def test_a_writer_that_ignores_the_lock_is_noticed(path):
+    log = AppendLog.open(path)
+    log.append({"type": "x"})
+    with path.open("ab") as file:
+        file.write(b"y\n")
+    with pytest.raises(LocalError, match="somebody else changed its length"):
+        log.append({"type": "x"})
+    log.close()
+
+
+def test_closed_log_takes_nothing(path):
+    log = AppendLog.open(path)
+    log.close()
+    log.close()
+    with pytest.raises(LocalError, match="it is closed"):
+        log.append({"type": "x"})
+
+
+def test_threads_share_one_log(path, monkeypatch):
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)
+    with AppendLog.open(path) as log:
+
+        def work(who):
+            for n in range(50):
+                log.append({"type": "note", "who": who, "n": n})
+
+        threads = [threading.Thread(target=work, args=(who,)) for who in range(4)]
+        for thread in threads:
+            thread.start()
+        counts = []
+        while any(thread.is_alive() for thread in threads):  # a reader beside the writers
+            counts.append(sum(1 for _ in Reading(path)))
+        for thread in threads:
+            thread.join()
+    assert counts == sorted(counts)
+    assert len(records(path)) == 200
+    for who in range(4):
+        assert [r["n"] for r in records(path) if r["who"] == who] == list(range(50))
+
+
+def test_only_durable_records_wait_for_the_disk(path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    log = AppendLog.open(path)
+    log.append({"type": "x"}, durable=False)
+    assert synced == []
+    log.append({"type": "x"})
+    assert len(synced) == 1
+    log.append({"type": "x"}, durable=False)
+    log.close()
+    assert len(synced) == 2
+
+
+def test_missing_and_unwritable_places_are_local_errors(tmp_path):
+    with pytest.raises(LocalError, match="cannot read it"):
+        list(Reading(tmp_path / "gone"))
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(LocalError, match="cannot open it"):
+        AppendLog.open(tmp_path / "file" / "log")
+    (tmp_path / "dir").mkdir()
+    with pytest.raises(LocalError, match="cannot open it"):
+        AppendLog.open(tmp_path / "dir")
+    (tmp_path / "dir").rmdir()
+    AppendLog.open(tmp_path / "dir").close()  # and the lock of the failed attempt is free

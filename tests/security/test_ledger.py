@@ -1,0 +1,347 @@
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+from staddle.errors import LocalError
+from staddle.security import ledger_audit
+from staddle.security.appendlog import AppendLog
+from staddle.security.ledger import Ledger
+from staddle.security.ledger_audit import CONTROL, MESSAGE, ledger_file
+from staddle.security.records import Applied, Payload, Peer, TensorDigest
+from staddle.security.release import Release
+
+HASH = "ab" * 32
+PEER = Peer(id="coordinator", spki=HASH)
+RELEASES = (
+    Release("model", "whole_model", "w", "float32", (10, 4)),
+    Release("model", "whole_model", "b", "float32", (4,)),
+    Release("metric", "metric", "correct", "int64", ()),
+)
+BYTES = 160 + 16 + 8
+DIGESTS = tuple(TensorDigest(part=r.part, name=r.name, sha256=HASH) for r in RELEASES)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "silo" / "ledger" / "egress.jsonl"
+
+
+def intend(ledger, **changes):
+    fields = {
+        "job": "j1",
+        "job_digest": HASH,
+        "round_number": 3,
+        "attempt": 0,
+        "purpose": "update",
+        "rpc": "/staddle/Upload",
+        "recipient": PEER,
+        "readers": ["coordinator"],
+        "form": "plain",
+        "policy": Applied(file=HASH, rule="update", decision="allow"),
+        "releases": RELEASES,
+        "message_bytes": BYTES,
+    }
+    return ledger.intent(**{**fields, **changes}).seq
+
+
+def payload(size=BYTES):
+    return Payload(bytes=size, sha256=HASH)
+
+
+def send(ledger, **changes):
+    ref = intend(ledger, **changes)
+    ledger.digest(ref, DIGESTS, payload())
+    ledger.outcome(ref, "sent", BYTES, "5c1f")
+    return ref
+
+
+def full(path):
+    """One of each record."""
+    with Ledger.open(path, "silo-a") as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+        ledger.job_accept("j1", HASH, "operator-1")
+        ledger.job_decline("j2", HASH, "operator-1", ["no rule"])
+        control = ledger.control_open("s1", PEER, 100, 1000).seq
+        ledger.ingress(job="j1", round_number=3, purpose="deliver", rpc="/x", sender=PEER, message=payload())
+        send(ledger)
+        ledger.policy_deny(job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"])
+        ledger.control_close(control, 8, 512)
+        return ledger.stop("asked to stop")
+
+
+def raw(path, *records):
+    """Records past the writer's rules, with a right chain: what only the verifier can find."""
+    with AppendLog.open(path) as log:
+        for record in records:
+            log.append(record)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def body(record):
+    return {k: v for k, v in record.items() if k not in ("v", "seq", "prev", "nonce", "time", "mono_ns")}
+
+
+def test_one_of_each_record_verifies(path):
+    last = full(path)
+    found = ledger_audit.verify(path)
+    assert found.ok
+    assert (found.records, found.head, found.torn_bytes) == (11, last.leaf, 0)
+    assert (found.open_intents, found.undigested, found.open_control) == ((), (), None)
+    types = [record["type"] for record in lines(path)]
+    assert types == [
+        "start",
+        "job.accept",
+        "job.decline",
+        "control.open",
+        "ingress",
+        "egress.intent",
+        "egress.digest",
+        "egress.outcome",
+        "policy.deny",
+        "control.close",
+        "stop",
+    ]
+
+
+def test_intent_holds_what_the_rules_ask_for(path):
+    full(path)
+    intent = body(lines(path)[5])
+    assert intent == {
+        "type": "egress.intent",
+        "silo": "silo-a",
+        "job": "j1",
+        "job_digest": HASH,
+        "round": 3,
+        "attempt": 0,
+        "purpose": "update",
+        "rpc": "/staddle/Upload",
+        "recipient": {"id": "coordinator", "spki": HASH},
+        "readers": ["coordinator"],
+        "form": "plain",
+        "policy": {"file": HASH, "rule": "update", "decision": "allow"},
+        "message": {"bytes": BYTES},
+        "tensors": [
+            {
+                "part": r.part,
+                "kind": r.kind,
+                "name": r.name,
+                "dtype": r.dtype,
+                "shape": list(r.shape),
+                "bytes": r.nbytes,
+                "taint": "private",
+            }
+            for r in RELEASES
+        ],
+    }
+
+
+def test_intent_and_digest_are_durable_before_they_return(path, monkeypatch):
+    synced = []
+    with Ledger.open(path, "silo-a") as ledger:
+        monkeypatch.setattr("os.fdatasync", synced.append)
+        ref = intend(ledger)
+        assert len(synced) == 1
+        ledger.digest(ref, DIGESTS, payload())
+        assert len(synced) == 2
+        ledger.outcome(ref, "sent", BYTES)
+        assert len(synced) == 2
+
+
+def test_writer_refuses_what_the_verifier_would(path):
+    with Ledger.open(path, "silo-a") as ledger:
+        ref = intend(ledger)
+        for call, said in [
+            (lambda: ledger.digest(ref + 1, DIGESTS, payload()), "which is no open intent"),
+            (lambda: ledger.digest(ref, DIGESTS[:2], payload()), "has tensors model/w, model/b, the intent"),
+            (lambda: ledger.digest(ref, DIGESTS[::-1], payload()), "has tensors metric/correct"),
+            (lambda: ledger.digest(ref, DIGESTS, payload(BYTES + 1)), f"has {BYTES + 1} bytes, the intent {BYTES}"),
+            (lambda: ledger.outcome(ref, "sent", BYTES), "'sent' without a digest"),
+            (lambda: ledger.outcome(ref, "failed", BYTES + 1), "the intent has"),
+            (lambda: ledger.outcome(ref + 9, "failed", 0), "no open intent"),
+            (lambda: intend(ledger, releases=RELEASES[:1] * 2), "names a tensor twice"),
+            (lambda: intend(ledger, message_bytes=BYTES - 1), "do not fit into"),
+            (lambda: intend(ledger, readers=[]), "no reader"),
+            (lambda: ledger.control_close(0, 1, 1), "no open control session"),
+        ]:
+            with pytest.raises(LocalError, match=said):
+                call()
+        ledger.digest(ref, DIGESTS, payload())
+        with pytest.raises(LocalError, match="second digest"):
+            ledger.digest(ref, DIGESTS, payload())
+        with pytest.raises(LocalError, match="with 5 of"):
+            ledger.outcome(ref, "sent", 5)
+        ledger.outcome(ref, "sent", BYTES)
+        with pytest.raises(LocalError, match="no open intent"):
+            ledger.outcome(ref, "sent", BYTES)
+        control = ledger.control_open("s1", PEER, 10, 100).seq
+        with pytest.raises(LocalError, match=r"'s1' .* is still open"):
+            ledger.control_open("s2", PEER, 10, 100)
+        for messages, size in [(11, 0), (0, 101)]:
+            with pytest.raises(LocalError, match="its cap is 10 and 100"):
+                ledger.control_close(control, messages, size)
+    assert ledger_audit.verify(path).ok
+    assert ledger_audit.verify(path).records == 4
+
+
+def test_verifier_finds_each_broken_rule(path):
+    full(path)
+    good = lines(path)
+    intent, digest, outcome = (body(good[n]) for n in (5, 6, 7))
+    control, close = body(good[3]), body(good[9])
+    last = len(good)
+    later = {"ref": last}
+    wrong = {
+        "no open intent": [{**digest, "ref": 5}],
+        "outcome refers to": [{**outcome, "ref": 0}],
+        "second digest": [intent, {**digest, **later}, {**digest, **later}],
+        "has tensors none": [intent, {**digest, **later, "tensors": []}],
+        "bytes, the intent": [intent, {**digest, **later, "message": {"bytes": 1, "sha256": HASH}}],
+        "without a digest": [intent, {**outcome, **later}],
+        "is still open": [control, control],
+        "no open control session": [close],
+        "its cap is": [control, {**close, **later, "messages": 101}],
+        "several silos": [{**intent, "silo": "silo-b"}],
+        "does not match any|unknown|tag": [{"type": "egress.secret"}],
+        "bytes_sent": [{**outcome, "bytes_sent": -1}],
+        "message": [{k: v for k, v in intent.items() if k != "message"}],
+        "decision": [{**intent, "policy": {**intent["policy"], "decision": "deny"}}],
+        "[Ee]xtra": [{**intent, "more": 1}],
+        "valid string|shape": [{**intent, "tensors": [{**intent["tensors"][0], "shape": ["3"]}]}],
+    }
+    before = path.read_bytes()
+    for said, records in wrong.items():
+        path.write_bytes(before)
+        raw(path, *records)
+        found = ledger_audit.verify(path)
+        assert not found.ok, said
+        assert len(found.problems) == 1, found.problems
+        assert re.search(said, found.problems[0]), (said, found.problems)
+        if "several" not in said:
+            with pytest.raises(LocalError):
+                ledger_audit.summary(path)
+        with pytest.raises(LocalError):
+            Ledger.open(path, "silo-a")
+
+
+def test_broken_chain_is_a_problem_not_an_exception(path):
+    full(path)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"no rule", b"no rulf"))
+    found = ledger_audit.verify(path)
+    assert not found.ok
+    assert "line 4 (seq 3" in found.problems[0]
+    assert found.records == 3
+
+
+def test_cut_off_records_and_a_changed_last_one_are_found_by_who_knows_a_leaf(path):
+    last = full(path)
+    data = path.read_bytes()
+    known = {last.seq: last.leaf, 5: lines(path)[6]["prev"]}
+    assert ledger_audit.verify(path, known).ok
+    path.write_bytes(data[: data[:-1].rindex(b"\n") + 1])
+    assert ledger_audit.verify(path).ok  # the file alone cannot tell: rule 29
+    assert ledger_audit.verify(path, known).problems == (
+        "ends before seq 10, which another party knows: records were cut off",
+    )
+    path.write_bytes(data.replace(b"asked to stop", b"asked to stay"))
+    assert "another party knows it as" in ledger_audit.verify(path, known).problems[0]
+
+
+def test_unfinished_messages_are_reported_and_counted_as_left(path):
+    with Ledger.open(path, "silo-a") as ledger:
+        ledger.start("staddle", HASH, HASH)
+        send(ledger)
+        cut = intend(ledger, round_number=4)  # no digest, no outcome
+        failed = intend(ledger, round_number=5)
+        ledger.outcome(failed, "failed", 0)
+        half = intend(ledger, round_number=6, message_bytes=BYTES + 30)
+        ledger.digest(half, DIGESTS, payload(BYTES + 30))
+        ledger.control_open("s1", PEER, 100, 1000)
+        assert ledger.open_intents == (cut, half)
+    found = ledger_audit.verify(path)
+    assert found.ok
+    assert (found.open_intents, found.undigested) == ((cut, half), (cut, failed))
+    assert found.open_control == found.records - 1
+    totals = ledger_audit.summary(path)
+    model, metric = totals["j1", "model"], totals["j1", "metric"]
+    assert (model.messages, model.tensors, model.elements, model.bytes, model.assumed) == (4, 8, 176, 704, 352)
+    assert (metric.messages, metric.bytes, metric.assumed) == (4, 32, 16)
+    assert totals["j1", MESSAGE].bytes == 30
+    assert (totals[CONTROL, CONTROL].bytes, totals[CONTROL, CONTROL].assumed) == (1000, 1000)
+    assert sum(total.bytes for total in totals.values()) == 4 * BYTES + 30 + 1000
+
+
+def test_control_sessions_count_with_their_totals_and_a_start_abandons_one(path):
+    full(path)
+    with Ledger.open(path, "silo-a") as ledger:
+        ledger.control_open("s2", PEER, 10, 100)  # and then the power fails
+    with Ledger.open(path, "silo-a") as ledger:
+        ledger.start("staddle", HASH, HASH)
+        ledger.control_open("s3", PEER, 10, 100)
+    found = ledger_audit.verify(path)
+    assert found.ok
+    totals = ledger_audit.summary(path)[CONTROL, CONTROL]
+    assert (totals.messages, totals.bytes, totals.assumed) == (8 + 20, 512 + 200, 200)
+
+
+def test_state_survives_a_restart(path):
+    with Ledger.open(path, "silo-a") as ledger:
+        ref = intend(ledger)
+    with Ledger.open(path, "silo-a") as ledger:
+        assert ledger.open_intents == (ref,)
+        ledger.outcome(ref, "unknown", 0)
+        assert ledger.open_intents == ()
+
+
+def test_another_silos_ledger_is_refused(path):
+    full(path)
+    with pytest.raises(LocalError, match="record is of silo 'silo-a', this is 'silo-b'"):
+        Ledger.open(path, "silo-b")
+
+
+def test_torn_tail_is_reported_then_recovered(path):
+    full(path)
+    with path.open("ab") as file:
+        file.write(b'{"half')
+    found = ledger_audit.verify(path)
+    assert (found.ok, found.torn_bytes, found.records) == (True, 6, 11)
+    Ledger.open(path, "silo-a").close()
+    assert body(lines(path)[-1]) == {"type": "recovery", "dropped_bytes": 6, "last_good_seq": 10}
+    assert ledger_audit.verify(path).ok
+
+
+def test_failed_disk_blocks_the_ledger(path, monkeypatch):
+    ledger = Ledger.open(path, "silo-a")
+    with monkeypatch.context() as patch:
+
+        def fail(*args):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr("os.write", fail)
+        with pytest.raises(LocalError, match="No space left"):
+            intend(ledger)
+    with pytest.raises(LocalError, match="takes no more records"):
+        intend(ledger)
+    ledger.close()
+    assert ledger_audit.verify(path).records == 0
+
+
+def test_ledger_is_found_by_folder_or_file(path, tmp_path):
+    full(path)
+    assert ledger_file(path.parent.parent) == ledger_file(path.parent) == ledger_file(path) == path
+    with pytest.raises(LocalError, match=r"no ledger/egress.jsonl in this folder"):
+        ledger_file(tmp_path)
+    found = ledger_audit.verify(tmp_path / "gone")
+    assert not found.ok
+
+
+def test_messages_tell_what_became_of_each(path):
+    full(path)
+    (message,) = ledger_audit.messages(path)
+    assert SimpleNamespace(seq=5, status="sent", receipt="5c1f", digested=True) == SimpleNamespace(
+        seq=message.seq, status=message.status, receipt=message.receipt, digested=message.digested
+    )

@@ -1,0 +1,240 @@
+import hashlib
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from staddle.errors import LocalError
+from staddle.security import policy as policies
+from staddle.security.globs import check_glob, matches
+from staddle.security.release import ITEM_BYTES, Release
+
+TEXT = """
+version = 1
+[limits]
+max_bytes_per_round = "4KiB"
+[control]
+max_messages = 100_000
+max_bytes = "16MiB"
+[[allow]]
+name = "update"
+methods = ["fedavg"]
+parts = ["model"]
+kinds = ["whole_model"]
+tensors = ["features.**", "@weight"]
+never = ["**.running_*"]
+dtypes = ["float32", "float64"]
+max_elements = 500
+recipients = ["coordinator"]
+readers = ["coordinator", "silo-b"]
+[[allow]]
+name = "wide"
+methods = ["fedavg", "fedsim"]
+parts = ["model", "metric"]
+kinds = ["whole_model", "metric"]
+tensors = ["**"]
+dtypes = ["float64"]
+max_elements = 2
+recipients = ["coordinator"]
+readers = ["coordinator"]
+forms = ["plain", "masked"]
+"""
+GOOD = {"part": "model", "kind": "whole_model", "name": "features.0.weight", "dtype": "float32", "shape": (6, 5)}
+
+
+def policy(text=TEXT):
+    return policies.parse(text.encode(), "policy.toml")
+
+
+def decide(*releases, method="fedavg", recipient="coordinator", readers=("coordinator",), sent=0):
+    return policy().decide(method, releases, recipient, readers, sent)
+
+
+def test_what_the_rule_names_may_leave():
+    decision = decide(Release(**GOOD), Release(**{**GOOD, "name": "@weight", "dtype": "float64", "shape": ()}))
+    assert (decision.allow, decision.rule, decision.reasons) == (True, "update", ())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "head.weight"}, "no glob of tensors"),
+        ({"name": "features.1.running_mean"}, r"never has '\*\*.running_\*'"),
+        ({"kind": "backbone"}, "'backbone' is not in kinds"),
+        ({"dtype": "int64"}, "'int64' is not in dtypes"),
+        ({"dtype": "complex64"}, "'complex64' is not in dtypes"),
+        ({"form": "masked"}, "'masked' is not in forms"),
+        ({"shape": (501,)}, "501 elements are over max_elements = 500"),
+    ],
+)
+def test_step_2_each_dimension_of_a_tensor_is_denied(change, said):
+    decision = decide(Release(**{**GOOD, **change}))
+    assert not decision.allow
+    assert decision.rule == "update"
+    (reason,) = decision.reasons
+    assert re.search(rf"^tensor model/{re.escape(change.get('name', GOOD['name']))}: rule 'update': .*{said}", reason)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ({"recipient": "silo-b"}, "'silo-b' is not in recipients"),
+        ({"readers": ("coordinator", "silo-c")}, "'silo-c' is not in readers"),
+        ({"readers": ()}, "nobody says who can read it"),
+        ({"method": "fedprox"}, r"no \[\[allow\]\] has method 'fedprox' and part 'model'"),
+    ],
+)
+def test_step_2_each_dimension_of_the_message_is_denied(call, said):
+    decision = decide(Release(**GOOD), **call)
+    assert not decision.allow
+    assert re.search(said, decision.reasons[0])
+
+
+def test_step_1_a_message_without_tensors_is_denied():
+    assert decide().reasons == ("message declares no tensor; declare what leaves",)
+    assert not decide().allow
+
+
+def test_step_3_a_tensor_declared_twice_is_denied():
+    assert decide(Release(**GOOD), Release(**GOOD)).reasons == (
+        "tensor model/features.0.weight is declared twice; declare it once",
+    )
+
+
+def test_step_4_bytes_of_the_round_add_up():
+    assert decide(Release(**GOOD), sent=4096 - 120).allow
+    assert decide(Release(**GOOD), sent=4096 - 119).reasons == (
+        "4097 bytes this round are over max_bytes_per_round = 4096; raise it if they may leave",
+    )
+
+
+def test_first_rule_alone_decides_though_a_later_one_would_allow():
+    tensor = Release(**{**GOOD, "name": "head.bias", "dtype": "float64", "shape": (2,)})
+    assert not decide(tensor).allow
+    assert decide(tensor, method="fedsim").allow  # where the later one is the first
+
+
+def test_all_reasons_are_listed_and_one_bad_tensor_denies_the_message():
+    bad = Release("model", "backbone", "head.w", "int64", (1000,), "masked")
+    decision = decide(Release(**GOOD), bad, recipient="x", readers=("y",))
+    assert not decision.allow
+    assert sum("head.w" in reason for reason in decision.reasons) == 7
+    assert sum("features.0.weight" in reason for reason in decision.reasons) == 2
+    other = Release("secret", "backbone", "w", "float32", (1,))
+    decision = decide(Release(**GOOD), other)
+    assert (decision.allow, decision.rule) == (False, "update, default-deny")
+
+
+def test_without_rules_nothing_leaves():
+    bare = policy(TEXT[: TEXT.index("[[allow]]")])
+    assert not bare.decide("fedavg", [Release(**GOOD)], "coordinator", ["coordinator"]).allow
+
+
+def test_explain_says_it_line_by_line():
+    lines = policy().explain(
+        "fedavg", [Release(**GOOD), Release(**{**GOOD, "name": "head.w"})], "coordinator", ["coordinator"]
+    )
+    globs = ["features.**", "@weight"]
+    assert lines == [
+        "allow  model/features.0.weight float32[6, 5] plain to coordinator (rule update)",
+        "DENY   model/head.w float32[6, 5] plain to coordinator",
+        f"       tensor model/head.w: rule 'update': no glob of tensors = {globs} matches; add one if it may leave",
+        "DENY   message of 2 tensors to coordinator",
+    ]
+    big = [Release(**{**GOOD, "name": f"features.{n}", "shape": (500,)}) for n in range(3)]
+    assert policy().explain("fedavg", big, "coordinator", ["coordinator"])[-2:] == [
+        "DENY   message of 3 tensors to coordinator",
+        "       6000 bytes this round are over max_bytes_per_round = 4096; raise it if they may leave",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("never", "nevr", "unknown key 'allow.0.nevr'; did you mean 'never'"),
+        ("max_bytes_per_round", "max_byte_per_round", "did you mean 'max_bytes_per_round'"),
+        ("version = 1", "version = 2", "version = 2: "),
+        ('"4KiB"', '"4 kB"', "max_bytes_per_round = '4 kB': is no size"),
+        ('"4KiB"', "-1", "greater than or equal to 0"),
+        ('"4KiB"', "1.5", "max_bytes_per_round = 1.5"),
+        ('"whole_model"', '"whole-model"', "kinds.0 = 'whole-model'"),
+        ('"float32"', '"float16"', "dtypes.0 = 'float16'"),
+        ('"features.**"', '"features**"', "is no glob"),
+        ('"features.**"', '"features..x"', "is no glob"),
+        ('["fedavg"]', "[]", "allow.0.methods: .*at least 1 item"),
+        ("max_elements = 500\n", "", "missing key 'allow.0.max_elements'"),
+        ('"wide"', '"update"', "rules share the name 'update'"),
+    ],
+)
+def test_bad_policy_files_name_key_value_and_fix(old, new, said):
+    with pytest.raises(LocalError, match=f"^policy.toml: .*{said}"):
+        policy(TEXT.replace(old, new, 1))
+
+
+def test_sizes_and_digest(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(TEXT)
+    loaded = policies.load(path)
+    assert loaded.file.limits.max_bytes_per_round == 4096
+    assert loaded.file.control.max_bytes == 16 * 1024**2
+    assert loaded.digest == hashlib.sha256(TEXT.encode()).hexdigest()
+    assert policy(TEXT.replace('"4KiB"', "77")).file.limits.max_bytes_per_round == 77
+
+
+def test_release_defaults_to_private_and_knows_its_size():
+    release = Release(**GOOD)
+    assert (release.taint, release.ledger_ids, release.form) == ("private", (), "plain")
+    assert (release.elements, release.nbytes) == (30, 120)
+    with pytest.raises(LocalError, match="dtype 'complex64' cannot cross"):
+        _ = Release(**{**GOOD, "dtype": "complex64"}).nbytes
+
+
+def test_words_are_those_of_the_exchanges():
+    exchange = pytest.importorskip("staddle.algorithms.exchange")
+    assert [kind.name.lower() for kind in exchange.Kind] == list(policies.KindName.__args__)
+    assert {name: dtype.itemsize for name, dtype in exchange.DTYPES.items()}.items() <= ITEM_BYTES.items()
+
+
+def slowly(glob, name):
+    """By definition: try every number of segments, and every split of a segment."""
+
+    def segment(want, have):
+        if not want:
+            return not have
+        if want[0] == "*":
+            return any(segment(want[1:], have[n:]) for n in range(len(have) + 1))
+        return have[:1] == want[0] and segment(want[1:], have[1:])
+
+    def whole(want, have):
+        if not want:
+            return not have
+        if want[0] == "**":
+            return any(whole(want[1:], have[n:]) for n in range(len(have) + 1))
+        return bool(have) and segment(want[0], have[0]) and whole(want[1:], have[1:])
+
+    return whole(glob.split("."), name.split("."))
+
+
+SEGMENT = st.text("ab*", min_size=1, max_size=4).filter(lambda s: "**" not in s)
+GLOB = st.lists(SEGMENT | st.just("**"), min_size=1, max_size=4).map(".".join)
+NAME = st.lists(st.text("ab", max_size=4), min_size=1, max_size=4).map(".".join)
+
+
+@given(GLOB, NAME)
+def test_globs_agree_with_the_slow_oracle(glob, name):
+    assert check_glob(glob) == glob
+    assert matches(glob, name) == slowly(glob, name)
+
+
+def test_globs():
+    yes = ["features.* features.0", "features.** features", "features.** features.0.w", "** a.b", "**.x.** x"]
+    yes += ["**.running_* bn.1.running_mean", "a.**.z a.z", "a*b*c aXbXc", "*.w a.w", "* "]
+    no = ["features.* features.0.w", "features feature", "feature features", "a.* a", "aba* ab", "a*a a", "[ab] a"]
+    no += ["features.** xfeatures.0", "*.w w", "? a", "a.b a-b", "a A", "w head.w"]
+    assert [matches(*line.split(" ")) for line in yes] == [True] * len(yes)
+    assert [matches(*line.split(" ")) for line in no] == [False] * len(no)
+
+
+def test_hostile_globs_take_no_time():
+    assert not matches(".".join(["**"] * 40 + ["b"]), ".".join(["a"] * 400))
+    assert not matches("*a" * 200 + "b", "a" * 20_000)

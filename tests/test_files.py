@@ -1,0 +1,169 @@
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from staddle.errors import LocalError
+from staddle.files import (
+    MAX_SAFE_INTEGER,
+    Strict,
+    canonical_json,
+    parse_canonical,
+    parse_json,
+    parse_toml,
+    read_bytes,
+    read_toml,
+    validate,
+    write_atomic,
+    write_new,
+)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-MAX_SAFE_INTEGER, MAX_SAFE_INTEGER) | TEXT,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(max_codepoint=127), max_size=5), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+class Limits(Strict):
+    max_bytes: int
+
+
+class File(Strict):
+    version: int
+    limits: Limits
+
+
+@given(VALUES)
+def test_canonical_json_round_trips_and_is_a_fixed_point(value):
+    data = canonical_json(value)
+    assert parse_json(data, "t") == value
+    assert canonical_json(parse_json(data, "t")) == data
+
+
+def test_canonical_json_bytes_are_those_of_rfc_8785():
+    value = {"b": [1, True, None], "a": '€\n\u001f"\\/\u007f', "A": {}}
+    assert canonical_json(value) == '{"A":{},"a":"€\\n\\u001f\\"\\\\/\u007f","b":[1,true,null]}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (1.5, "decimals as strings"),
+        ({"x": [0.0]}, r"\$.x\[0\]"),
+        (2**53, "beyond 2"),
+        (-(2**53), "beyond 2"),
+        ("\ud800", "surrogate"),
+        ({"é": 1}, "not an ASCII"),
+        ({1: 1}, "not an ASCII"),
+        (b"x", "bytes"),
+        ({1, 2}, "set"),
+    ],
+)
+def test_canonical_json_refuses(value, said):
+    with pytest.raises(LocalError, match=said):
+        canonical_json(value)
+
+
+def test_canonical_json_refuses_deep_nesting_before_the_interpreter_does():
+    value = parse_json(b"[" * 900 + b"]" * 900, "peer")
+    with pytest.raises(LocalError, match="nested deeper"):
+        canonical_json(value)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b'{"a":1,"a":2}', "'a' appears twice"),
+        (b'{"x":{"a":1,"a":1}}', "'a' appears twice"),
+        (b"[NaN]", "NaN"),
+        (b"[-Infinity]", "-Infinity"),
+        (b"[1e999]", "1e999"),
+        (b"{", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b"1" * 5000, "not valid JSON"),
+        ('{"a":1}'.encode("utf-16"), "not valid JSON"),
+        (b"\xef\xbb\xbf{}", "not valid JSON"),
+    ],
+)
+def test_parse_json_refuses(data, said):
+    with pytest.raises(LocalError, match=f"(?s)^origin: .*{said}"):
+        parse_json(data, "origin")
+
+
+def test_parse_canonical_refuses_another_spelling():
+    good = b'{"limits":{"max_bytes":1},"version":1}'
+    assert parse_canonical(good + b"\n", File, "f").version == 1
+    for bad in (good + b"\n\n", b" " + good, json.dumps(json.loads(good)).encode()):
+        with pytest.raises(LocalError, match="not canonical"):
+            parse_canonical(bad, File, "f")
+
+
+def test_unknown_keys_name_the_nearest_known_one(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text("version = 1\n[limits]\nmax_byte = 3\n")
+    with pytest.raises(LocalError) as caught:
+        read_toml(path, File)
+    assert str(caught.value) == (
+        f"{path}: missing key 'limits.max_bytes'; add it; unknown key 'limits.max_byte'; did you mean 'max_bytes'?"
+    )
+    with pytest.raises(LocalError, match="known keys: limits, max_bytes, version"):
+        validate({"version": 1, "limits": {"max_bytes": 1}, "qqq": 1}, File, "f")
+    with pytest.raises(LocalError, match="version = 'x': "):
+        validate({"version": "x", "limits": {"max_bytes": 1}}, File, "f")
+
+
+@pytest.mark.parametrize("data", [b"a = ", b"\xff", b"a = " + b"[" * 5000])
+def test_bad_toml_is_a_local_error(data):
+    with pytest.raises(LocalError, match=r"^f: not valid TOML"):
+        parse_toml(data, File, "f")
+
+
+def test_read_bytes_names_the_file(tmp_path):
+    with pytest.raises(LocalError, match="gone: cannot read it: No such file"):
+        read_bytes(tmp_path / "gone")
+    with pytest.raises(LocalError, match="cannot read it"):
+        read_bytes(tmp_path)
+
+
+def test_write_atomic_replaces_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    path = tmp_path / "f"
+    write_atomic(path, b"old")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(LocalError, match="f: cannot write it: No space"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writing_into_a_missing_folder_is_a_local_error(tmp_path):
+    for write in (write_atomic, write_new):
+        with pytest.raises(LocalError, match="No such file"):
+            write(tmp_path / "no" / "f", b"")
+
+
+def test_write_new_never_overwrites_and_never_leaves_half_a_file(tmp_path, monkeypatch):
+    path = tmp_path / "key"
+    write_new(path, b"one")
+    with pytest.raises(LocalError, match="exists already"):
+        write_new(path, b"two")
+    assert path.read_bytes() == b"one"
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(LocalError, match="No space"):
+        write_new(tmp_path / "other", b"x")
+    assert not (tmp_path / "other").exists()
