@@ -45,7 +45,7 @@ def _check_canonical(value: Any, where: str, depth: int = 0) -> None:
         if abs(value) > MAX_SAFE_INTEGER:
             raise LocalError(f"canonical JSON: {where} is {value}, beyond 2^53; write it as a string")
     elif isinstance(value, str):
-        if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
+        if not value.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in value):
             raise LocalError(f"canonical JSON: {where} holds a lone surrogate, which UTF-8 cannot encode")
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):

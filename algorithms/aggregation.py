@@ -106,12 +106,12 @@ def deliver(
     allowed = {part.name: part for part in method.down(round_)}
     delivered: Delivered = {}
     for delivery in method.deliveries(state, round_, silo):
-        if delivery.part not in allowed or delivery.part in delivered:
+        part = allowed.pop(delivery.part, None)
+        if part is None:
             raise LocalError(
                 f"method {method.name!r} delivers part {delivery.part!r} in round {round_}, "
-                f"its wire list allows each of {list(allowed)} once"
+                f"its wire list allows each of {[part.name for part in method.down(round_)]} once"
             )
-        part = allowed[delivery.part]
         if isinstance(delivery, Latest):
             tensors = archive.latest(part.name)
         else:

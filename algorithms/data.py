@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ def load_npz(path: Path, classes: int, input_shape: tuple[int, ...]) -> Dataset:
 
 def _read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise LocalError(f"{path}: holds one array; save x and y together with numpy.savez")
             for name in ("x", "y"):
@@ -76,7 +78,7 @@ def _read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
             return archive["x"], archive["y"]
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
-    except (ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise LocalError(f"{path}: not a .npz file of plain arrays: {error}") from error
 
 

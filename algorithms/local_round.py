@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import CancelledError, LocalError, PeerError
 from .data import Dataset
-from .exchange import Gift, Part, specs_of
+from .exchange import DTYPE_NAMES, Gift, Part, TensorSpec
 from .job import Job
 from .method import METRICS, Facts, Method, Results, SiloState
 from .streams import stream
@@ -118,7 +118,9 @@ def take_delivery(method: Method, job: Job, state: SiloState, round_: int, deliv
 
 def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
     """PeerError unless the tensors are exactly those of the part, all finite."""
-    found = {spec.name: spec for spec in specs_of(tensors)}
+    found = {
+        name: TensorSpec(name, DTYPE_NAMES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for name, t in tensors.items()
+    }
     if found != {spec.name: spec for spec in part.tensors}:
         wrong = [spec.name for spec in part.tensors if found.get(spec.name) != spec] or sorted(found)
         raise PeerError("coordinator", f"delivered part {part.name!r} with tensors that its schema lacks: {wrong}")

@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -29,6 +31,15 @@ GRACE_SECONDS = 5.0  # for calls that are running when we stop
 
 async def serve(config: configs.CoordinatorConfig) -> None:
     """Run until SIGTERM or SIGINT; LocalError before anything listens if something is wrong."""
+    async with running(config):
+        await _stop_signal()
+        log.event("stopping")
+    log.event("stopped")
+
+
+@asynccontextmanager
+async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
+    """A coordinator that serves while the block runs; gives the address that it listens on."""
     keys, roster = _identity(config)
     jobs = [_job(path, roster) for path in config.jobs]
     config.directory.mkdir(parents=True, exist_ok=True)
@@ -41,18 +52,18 @@ async def serve(config: configs.CoordinatorConfig) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
         await server.start()
         await health_service.set("", health_pb2.HealthCheckResponse.SERVING)
-        host = config.listen.rpartition(":")[0]
-        log.event("listening", address=f"{host}:{port}", roster=roster.version, jobs=[job.name for job, _ in jobs])
+        address = f"{config.listen.rpartition(':')[0]}:{port}"
+        log.event("listening", address=address, roster=roster.version, jobs=[job.name for job, _ in jobs])
         for job, signed in jobs:
             daemon.add(job, signed)
         watching = asyncio.create_task(daemon.watch_silos())
-        await _stop_signal()
-        log.event("stopping")
-        watching.cancel()
-        await health_service.enter_graceful_shutdown()
-        await daemon.stop()
-        await server.stop(GRACE_SECONDS)
-        log.event("stopped")
+        try:
+            yield address
+        finally:
+            watching.cancel()
+            await health_service.enter_graceful_shutdown()
+            await daemon.stop()
+            await server.stop(GRACE_SECONDS)
 
 
 def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:

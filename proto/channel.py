@@ -1,6 +1,9 @@
 """What both ends of the channel agree on: protocol version, limits, gRPC options, TLS 1.3 only."""
 
 import os
+import sys
+
+from ..errors import LocalError
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
@@ -17,6 +20,7 @@ SLOWEST_BYTES_PER_SECOND = 256 * 1024
 
 # gRPC offers TLS 1.2 by default and Python has no option against it. The variable sets the cipher suites of TLS 1.2
 # only; this one needs a pre-shared key that no member has, so nothing below TLS 1.3 can complete a handshake.
+CIPHERS_VARIABLE = "GRPC_SSL_CIPHER_SUITES"
 TLS13_ONLY = "ECDHE-PSK-AES128-CBC-SHA"
 
 OPTIONS: tuple[tuple[str, int], ...] = (
@@ -41,8 +45,15 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def require_tls13() -> None:
-    """Remove TLS 1.2 from this process's handshakes; call it before the first channel or server is made."""
-    os.environ["GRPC_SSL_CIPHER_SUITES"] = TLS13_ONLY
+    """Remove TLS 1.2 from this process's handshakes; LocalError if gRPC was imported before the first call.
+
+    gRPC reads its variables when it is imported, so the programs call this first.
+    """
+    if os.environ.get(CIPHERS_VARIABLE) == TLS13_ONLY:
+        return
+    if "grpc" in sys.modules:
+        raise LocalError(f"grpc was imported before {CIPHERS_VARIABLE} was set; call require_tls13() first")
+    os.environ[CIPHERS_VARIABLE] = TLS13_ONLY
 
 
 def transfer_seconds(size: int) -> float:

@@ -152,5 +152,5 @@ class Inbound:
     def finish(self) -> tuple[pb.End, Digests]:
         """The end frame and the digests; RefusedError where the stream stopped before its end."""
         if self.end is None or self.digests is None:
-            raise RefusedError(self._peer, "LENGTH", "the stream stopped before its end frame")
+            raise RefusedError(self._peer, "INTERRUPTED", "the stream stopped before its end frame; send it again")
         return self.end, self.digests

@@ -31,6 +31,7 @@ FRAME = {  # what the log itself adds to a record, and how it is written
     "time": r'"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"',
     "mono_ns": "[0-9]+",
 }
+_FRAME = re.compile(rf"\[{', '.join(FRAME.values())}\]")  # all of it at once, since a ledger has many lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,8 @@ class Reading:
         if not isinstance(record, dict) or not canonical or not isinstance(record.get("type"), str):
             raise self._broken("is no canonical JSON object with a type")
         # (2) It has all fields of the frame, well-formed.
-        for name, pattern in FRAME.items():
-            if not re.fullmatch(pattern, json.dumps(record.get(name))):
-                raise self._broken(f"has no valid {name!r}: {str(record.get(name))[:80]!r}")
+        if not _FRAME.fullmatch(json.dumps([record.get(name) for name in FRAME])):
+            raise self._broken(f"lacks a well-formed frame of {', '.join(FRAME)}")
         # (3) It stands in its place.
         if record["seq"] != self.count:
             raise self._broken(f"has seq {record['seq']}, not {self.count}")

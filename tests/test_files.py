@@ -147,6 +147,13 @@ def test_write_atomic_replaces_and_leaves_nothing_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_write_atomic_that_cannot_rename_leaves_nothing_behind(tmp_path):
+    (tmp_path / "taken" / "x").mkdir(parents=True)
+    with pytest.raises(LocalError, match="taken: cannot write it"):
+        write_atomic(tmp_path / "taken", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
 def test_writing_into_a_missing_folder_is_a_local_error(tmp_path):
     for write in (write_atomic, write_new):
         with pytest.raises(LocalError, match="No such file"):

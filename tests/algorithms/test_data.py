@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-
 from staddle.algorithms.data import Dataset, digits, load_npz, save_npz, split
 from staddle.errors import LocalError
 
@@ -58,7 +57,7 @@ def test_load_names_files_that_are_no_archive(tmp_path):
         load_npz(tmp_path / "none.npz", 3, (1, 8, 8))
     for name, data in [("empty", b""), ("text", b"hello"), ("torn", written(tmp_path, x=X, y=Y).read_bytes()[:300])]:
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(LocalError, match="not a .npz file"):
+        with pytest.raises(LocalError, match=r"not a \.npz file"):
             load_npz(tmp_path / name, 3, (1, 8, 8))
     np.save(tmp_path / "one.npy", X)
     with pytest.raises(LocalError, match="holds one array"):
@@ -99,7 +98,9 @@ def test_a_records_side_does_not_depend_on_the_others():
     assert sides(500, b"other")[1] != test
 
 
-@pytest.mark.parametrize(("fraction", "complaint"), [(1e-6, "no test record of 50; raise"), (1 - 1e-6, "no training record of 50; lower")])
+@pytest.mark.parametrize(
+    ("fraction", "complaint"), [(1e-6, "no test record of 50; raise"), (1 - 1e-6, "no training record of 50; lower")]
+)
 def test_a_split_with_an_empty_side_names_the_fix(fraction, complaint):
     with pytest.raises(LocalError, match=complaint):
         split(numbered(50), b"key", fraction)

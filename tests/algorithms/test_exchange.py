@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from staddle.algorithms.exchange import (
     MIX_BITS,
     PLAIN,
@@ -77,7 +76,7 @@ def test_mix_never_reads_a_silo_of_zero_weight():
 
     def read(silo, name):
         asked.add(silo)
-        return torch.ones(dict((s.name, s.shape) for s in TWO)[name])
+        return torch.ones({s.name: s.shape for s in TWO}[name])
 
     PLAIN.mix(part, {"a": 1.0, "b": 0.0}, read)
     assert asked == {"a"}
@@ -112,7 +111,7 @@ def test_ratio_works_row_by_row_and_leaves_rows_without_weight_at_zero():
 
 def test_total_keeps_integers_exact_beyond_float64():
     part = Part("n", Kind.METRIC, Sum("total"), (TensorSpec("n", "int64", ()),))
-    folded = PLAIN.collect(part, ("a", "b"), lambda s, n: torch.tensor(2**53 if s == "a" else 1))
+    folded = PLAIN.collect(part, ("a", "b"), lambda s, _: torch.tensor(2**53 if s == "a" else 1))
     assert folded["n"].item() == 2**53 + 1
 
 
@@ -124,19 +123,21 @@ def test_gram_holds_the_inner_products_group_by_group():
     for g in range(2):
         for i, one in enumerate(SILOS):
             for j, other in enumerate(SILOS):
-                slow = sum(a * b for a, b in zip(given_[one, "v"][g].tolist(), given_[other, "v"][g].tolist()))
+                slow = sum(
+                    a * b for a, b in zip(given_[one, "v"][g].tolist(), given_[other, "v"][g].tolist(), strict=True)
+                )
                 assert gram[g, i, j].item() == pytest.approx(slow, abs=1e-12)
 
 
 def test_each_stacks_in_the_order_of_the_members():
     part = Part("c", Kind.MEMBERSHIP, Each(), (TensorSpec("c", "float32", (2,)),))
-    folded = PLAIN.collect(part, ("b", "a"), lambda s, n: torch.full((2,), float(ord(s))))
+    folded = PLAIN.collect(part, ("b", "a"), lambda s, _: torch.full((2,), float(ord(s))))
     assert folded["c"].tolist() == [[98.0, 98.0], [97.0, 97.0]]
 
 
 def test_collect_refuses_an_empty_round():
     with pytest.raises(LocalError, match="no silo gave it"):
-        PLAIN.collect(Part("m", Kind.BACKBONE, Mix(), TWO), (), lambda s, n: torch.zeros(0))
+        PLAIN.collect(Part("m", Kind.BACKBONE, Mix(), TWO), (), lambda *_: torch.zeros(0))
 
 
 GOOD = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}

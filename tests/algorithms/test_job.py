@@ -1,7 +1,6 @@
 import copy
 
 import pytest
-
 from staddle.algorithms.exchange import WEIGHT
 from staddle.algorithms.job import Job
 from staddle.algorithms.method import METRICS
@@ -136,7 +135,9 @@ def test_the_schema_writes_out_what_crosses(tmp_path):
         "name": "rows", "kind": "CLASSIFIER_ROWS", "exchange": "gram",
         "tensors": [{"name": "rows", "dtype": "float32", "shape": [1, 840]}],
     }  # fmt: skip
-    assert not any("running" in t["name"] for phase in schema for p in phase["up"] + phase["down"] for t in p["tensors"])
+    assert not any(
+        "running" in t["name"] for phase in schema for p in phase["up"] + phase["down"] for t in p["tensors"]
+    )
 
 
 def tamper(document, *path, value):
@@ -151,7 +152,11 @@ def tamper(document, *path, value):
 @pytest.mark.parametrize(
     ("path", "value", "complaint"),
     [
-        (("schema", 0, "up", 0, "tensors", 0, "shape"), [9], r"pfedsim version differs \(schema\[0\].up\[0\].tensors\[0\].shape"),
+        (
+            ("schema", 0, "up", 0, "tensors", 0, "shape"),
+            [9],
+            r"pfedsim version differs \(schema\[0\].up\[0\].tensors\[0\].shape",
+        ),
         (("schema", 1, "up", 0, "name"), "weights", r"this silo's pfedsim version differs \(schema\[1\]"),
         (("schema",), [], "this silo's pfedsim version differs"),
         (("method_digest",), "00", "this silo's pfedsim version differs"),
@@ -192,7 +197,8 @@ def test_cohorts_are_drawn_once_for_all_methods_in_job_order(make_job):
 
 
 @pytest.mark.parametrize(
-    ("share", "fewest", "size"), [(1.0, 2, 5), (0.01, 2, 2), (0.5, 2, 3), (0.3, 2, 2), (0.1, 4, 4), (0.7, 1, 4), (0.1, 1, 1)]
+    ("share", "fewest", "size"),
+    [(1.0, 2, 5), (0.01, 2, 2), (0.5, 2, 3), (0.3, 2, 2), (0.1, 4, 4), (0.7, 1, 4), (0.1, 1, 1)],
 )
 def test_cohort_sizes_round_half_up(make_job, share, fewest, size):
     assert len(make_job(silos=list("abcde"), participation=share, min_cohort=fewest).cohort(0)) == size

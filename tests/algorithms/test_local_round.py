@@ -1,6 +1,6 @@
 import pytest
 import torch
-
+from safetensors.torch import save
 from staddle.algorithms.exchange import PLAIN
 from staddle.algorithms.local_round import final_round, local_round, state_from_bytes, state_to_bytes
 from staddle.algorithms.method import SiloState, initial_state
@@ -34,7 +34,9 @@ def test_a_round_delivers_trains_and_gives(make_job, make_data):
     assert outcome.state.parts["extractor"]["norm1.num_batches_tracked"].item() == 3
     again = local_round(method, job, state, 1, {"model": model}, train_data, test_data, "a")
     assert same(again.state, outcome.state)
-    assert not same(local_round(method, job, state, 1, {"model": model}, train_data, test_data, "b").state, outcome.state)
+    assert not same(
+        local_round(method, job, state, 1, {"model": model}, train_data, test_data, "b").state, outcome.state
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,15 @@ def test_a_request_to_stop_ends_the_round(make_job, make_data):
     job = make_job()
     with pytest.raises(CancelledError):
         local_round(
-            job.method(), job, initial_state(job.method()), 0, {}, make_data(9), make_data(9), "a", cancelled=lambda: True
+            job.method(),
+            job,
+            initial_state(job.method()),
+            0,
+            {},
+            make_data(9),
+            make_data(9),
+            "a",
+            cancelled=lambda: True,
         )
 
 
@@ -89,7 +99,9 @@ def test_a_state_goes_round_through_bytes(make_job):
     back = state_from_bytes(state_to_bytes(state))
     for part, tensors in state.parts.items():
         assert set(back.parts[part]) == set(tensors)
-        assert all(torch.equal(back.parts[part][k], v) and back.parts[part][k].dtype == v.dtype for k, v in tensors.items())
+        assert all(
+            torch.equal(back.parts[part][k], v) and back.parts[part][k].dtype == v.dtype for k, v in tensors.items()
+        )
     assert back.extra["c"].tolist() == [0, 2, 4]
     assert back.extra["n"].dtype == torch.int64
     assert state_to_bytes(back) == state_to_bytes(state)
@@ -98,10 +110,8 @@ def test_a_state_goes_round_through_bytes(make_job):
 def test_a_damaged_state_is_named(make_job, make_data):
     good = state_to_bytes(initial_state(make_job().method()))
     for bad in (b"", good[:100], good[:-1], b"\xff" * 64):
-        with pytest.raises(LocalError, match="state.safetensors: not a state file"):
+        with pytest.raises(LocalError, match=r"state\.safetensors: not a state file"):
             state_from_bytes(bad, "state.safetensors")
-    from safetensors.torch import save
-
     for name in ("weights", "part/x", "extra/"):
         with pytest.raises(LocalError, match="which no state has"):
             state_from_bytes(save({name: torch.zeros(1)}))

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from staddle.algorithms.partition import dirichlet
 from staddle.errors import LocalError
 
@@ -39,7 +38,9 @@ def test_a_small_alpha_is_uneven_and_a_large_one_even():
     )
     assert (counts(1000.0) / 80).min() > 0.7
     assert (counts(0.1) == 0).mean() > 0.2
-    assert not np.array_equal(counts(0.1), np.stack([np.bincount(labels[s], minlength=10) for s in dirichlet(labels, 5, 0.1, 2)]))
+    assert not np.array_equal(
+        counts(0.1), np.stack([np.bincount(labels[s], minlength=10) for s in dirichlet(labels, 5, 0.1, 2)])
+    )
 
 
 def test_impossible_partitions_are_refused():

@@ -181,6 +181,15 @@ def test_a_record_forged_with_right_links_but_wrong_frame_is_refused(path):
             list(Reading(path))
 
 
+def test_another_spelling_of_the_last_record_is_refused(path):
+    filled(path, 1)
+    data = path.read_bytes()
+    for other in (data[:-1] + b" \n", json.dumps(json.loads(data)).encode() + b"\n", data[:-1] + b"\r\n"):
+        path.write_bytes(other)
+        with pytest.raises(LocalError, match="no canonical JSON object"):
+            list(Reading(path))
+
+
 def test_every_flipped_bit_before_the_last_record_is_refused(path):
     filled(path, 3)
     data = path.read_bytes()

@@ -206,6 +206,19 @@ def test_each_flipped_bit_of_a_certificate_is_refused_by_a_value_error():
             check_certificate("a", bad)
 
 
+def test_certificate_has_one_spelling_of_its_signature():
+    while True:  # until the last bit is zero, as the parser wants it of an unused one
+        pem = self_signed("a", ec.generate_private_key(ec.SECP256R1()))
+        der = bytearray(ssl.PEM_cert_to_DER_cert(pem))
+        if der[-1] % 2 == 0:
+            break
+    at = len(der) - len(x509.load_pem_x509_certificate(pem.encode()).signature) - 1
+    assert der[at] == 0
+    der[at] = 1
+    with pytest.raises(ValueError, match="signature is not in DER"):
+        check_certificate("a", ssl.DER_cert_to_PEM_cert(bytes(der)))
+
+
 def test_fingerprints(folder):
     assert fingerprint(b"") == "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
     entry = load_entry(folder / "entry.json")

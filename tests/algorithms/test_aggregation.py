@@ -1,0 +1,116 @@
+import pytest
+import torch
+from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver, in_job_order
+from staddle.algorithms.exchange import PLAIN, WEIGHT
+from staddle.algorithms.method import Facts, Latest, Row, initial_state
+from staddle.errors import LocalError
+
+
+def gifts(job, seeds, round_=0):
+    """What each silo gives: its initial model plus noise, with 10·(place + 1) samples."""
+    method, spool = job.method(), {}
+    for place, silo in enumerate(job.silos):
+        generator = torch.Generator().manual_seed(seeds + place)
+        state = initial_state(method)
+        for tensors in state.parts.values():
+            for tensor in tensors.values():
+                tensor.add_(torch.randn(tensor.shape, generator=generator))
+        given = method.give(state, round_, Facts(10 * (place + 1), torch.zeros(3)))
+        for part in method.up(round_):
+            spool[part.name, silo] = PLAIN.give(part, given[part.name])
+        spool["metrics", silo] = {s.name: torch.tensor(place + 1) for s in job.up(round_)[-1].tensors}
+    return lambda part, silo, name: spool[part, silo][name]
+
+
+@pytest.mark.parametrize(("weights", "shares"), [("samples", (10, 20, 30)), ("equal", (1, 1, 1))])
+def test_fedavg_folds_as_eq_2(make_job, weights, shares):
+    job = make_job("fedavg", {"weights": weights})
+    read, archive = gifts(job, 0), MemoryArchive()
+    state, metrics = close_round(job.method(), PLAIN, {}, 0, ("c", "a", "b"), job.up(0), read, archive)
+    assert state == {}
+    assert {name: t.item() for name, t in metrics.items()} == {
+        "correct.delivered": 6, "correct.trained": 6, "tested": 6,
+    }  # fmt: skip
+    latest = archive.latest("model")
+    assert WEIGHT not in latest
+    for spec in job.down(1)[0].tensors:
+        slow = sum(w * read("model", s, spec.name).double() for s, w in zip(job.silos, shares, strict=True)) / sum(
+            shares
+        )
+        assert torch.allclose(latest[spec.name].double(), slow, rtol=1e-6, atol=1e-7)
+    assert deliver(job.method(), PLAIN, state, 1, "b", archive)["model"].keys() == latest.keys()
+
+
+def test_the_order_in_which_members_are_named_changes_no_bit(make_job):
+    job, folds = make_job("fedavg"), []
+    for members in (("a", "b", "c"), ("c", "b", "a")):
+        archive = MemoryArchive()
+        close_round(job.method(), PLAIN, {}, 0, members, job.up(0), gifts(job, 0), archive)
+        folds.append(archive.latest("model"))
+    assert all(torch.equal(folds[0][name], folds[1][name]) for name in folds[0])
+
+
+def test_fedper_never_gives_its_classifier(make_job):
+    job = make_job("fedper")
+    archive = MemoryArchive()
+    close_round(job.method(), PLAIN, {}, 0, job.silos, job.up(0), gifts(job, 0), archive)
+    assert all(name.startswith("extractor.") for name in archive.latest("extractor"))
+
+
+def test_nothing_is_delivered_before_the_first_round(make_job):
+    for name in ("local", "fedavg", "fedper", "pfedsim"):
+        method = make_job(name).method()
+        assert deliver(method, PLAIN, method.begin(), 0, "a", MemoryArchive()) == {}
+
+
+def test_local_gives_metrics_only(make_job):
+    job = make_job("local")
+    assert [part.name for part in job.up(0)] == ["metrics"]
+    _, metrics = close_round(job.method(), PLAIN, {}, 0, ("a", "c"), job.up(0), gifts(job, 0), MemoryArchive())
+    assert metrics["tested"].item() == 4
+
+
+@pytest.mark.parametrize("members", [("a", "x"), ("a", "a")])
+def test_strangers_and_duplicates_are_refused(make_job, members):
+    job = make_job("fedavg")
+    with pytest.raises(LocalError, match="not distinct silos"):
+        in_job_order(job.method(), members)
+
+
+def test_a_round_that_fails_leaves_the_archive_as_it_was(make_job):
+    job, archive = make_job("pfedsim", {"rho": 0}), MemoryArchive()
+    read = gifts(job, 0)
+
+    def failing(part, silo, name):
+        if part == "rows":
+            raise LocalError("disk")
+        return read(part, silo, name)
+
+    with pytest.raises(LocalError, match="disk"):
+        close_round(job.method(), PLAIN, job.method().begin(), 0, job.silos, job.up(0), failing, archive)
+    assert not archive.has("extractor", "a")
+    first, _ = close_round(job.method(), PLAIN, job.method().begin(), 0, job.silos, job.up(0), read, archive)
+    again, _ = close_round(job.method(), PLAIN, job.method().begin(), 0, job.silos, job.up(0), read, archive)
+    assert torch.equal(first["phi"], again["phi"])
+    assert torch.equal(
+        archive.version("extractor", "c", "extractor.fc1.bias"), read("extractor", "c", "extractor.fc1.bias")
+    )
+
+
+def test_a_row_runs_over_the_silos_that_have_a_version(make_job, monkeypatch):
+    job, archive = make_job("pfedsim", {"rho": 0}), MemoryArchive()
+    method = job.method()
+    monkeypatch.setattr(method, "deliveries", lambda *_: (Row("extractor", {"a": 1.0, "b": 3.0, "c": 4.0}),))
+    assert deliver(method, PLAIN, method.begin(), 1, "a", archive) == {}
+    for silo, value in (("a", 1.0), ("b", 5.0)):
+        archive.store("extractor", silo, {s.name: torch.full(s.shape, value) for s in method.up(0)[0].tensors})
+    row = deliver(method, PLAIN, method.begin(), 1, "a", archive)["extractor"]
+    assert all(bool((t == 4.0).all()) for t in row.values())  # (1·1 + 3·5) / 4
+
+
+@pytest.mark.parametrize("wrong", [(Latest("rows"),), (Latest("model"), Latest("model"))])
+def test_a_delivery_beyond_the_wire_list_is_refused(make_job, monkeypatch, wrong):
+    method = make_job("fedavg").method()
+    monkeypatch.setattr(method, "deliveries", lambda *_: wrong)
+    with pytest.raises(LocalError, match="its wire list allows"):
+        deliver(method, PLAIN, {}, 1, "a", MemoryArchive())

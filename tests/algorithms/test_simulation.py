@@ -1,0 +1,75 @@
+import statistics
+
+import pytest
+import torch
+from staddle.algorithms import data, partition
+from staddle.algorithms.local_round import state_to_bytes
+from staddle.algorithms.simulation import simulate
+from staddle.errors import LocalError
+
+METHODS = ("local", "fedavg", "fedper", "pfedsim")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_reruns_are_bit_identical(make_job, make_shards, method):
+    job = make_job(method, participation=0.7, silos=["a", "b", "c", "d"], model={"norm": "batch"})
+    torch.manual_seed(1)
+    one = simulate(job, make_shards(job))
+    torch.manual_seed(2)
+    other = simulate(job, make_shards(job))
+    assert one.history == other.history
+    assert all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in job.silos)
+    assert all(torch.equal(one.coordinator[k], other.coordinator[k]) for k in one.coordinator)
+
+
+def test_history_and_metrics_follow_the_cohorts(make_job, make_shards):
+    job = make_job("pfedsim", participation=0.5, silos=["a", "b", "c", "d"], rounds=6)
+    ticks = []
+    result = simulate(job, make_shards(job), progress=lambda *t: ticks.append(t))
+    assert ticks == [(i + 1, 6) for i in range(6)]
+    for silo, reports in result.history.items():
+        assert [r.round for r in reports] == [*(r for r in range(6) if silo in job.cohort(r)), 6]
+    for round_, sums in enumerate(result.metrics):
+        reports = [next(r for r in result.history[s] if r.round == round_) for s in job.cohort(round_)]
+        assert sums["correct.trained"].item() == sum(r.correct_trained for r in reports)
+        assert sums["tested"].item() == sum(r.tested for r in reports) == 24
+    assert set(result.accuracy("trained")) == set(job.silos)
+
+
+def test_full_participation_in_fedavg_ends_in_one_model(make_job, make_shards):
+    job = make_job("fedavg", rounds=2)
+    states = [state_to_bytes(s) for s in simulate(job, make_shards(job)).states.values()]
+    assert len(set(states)) == 1
+    job = make_job("local", rounds=2)
+    assert len({state_to_bytes(s) for s in simulate(job, make_shards(job)).states.values()}) == 3
+
+
+def test_pfedsim_without_personalisation_is_fedavg(make_job, make_shards):
+    one, other = make_job("pfedsim", {"rho": 1}), make_job("fedavg")
+    assert simulate(one, make_shards(one)).history == simulate(other, make_shards(other)).history
+
+
+def test_shards_must_fit_the_job(make_job, make_shards):
+    job = make_job()
+    shards = make_shards(job)
+    shards.pop("a")
+    with pytest.raises(LocalError, match="data was given for silos"):
+        simulate(job, shards)
+
+
+def test_on_uneven_digits_pfedsim_beats_training_alone(make_job):
+    """800 digits, Dirichlet 0.3 over four silos, 10 rounds of 2 epochs; three draws of data, mean over silos."""
+    digits, silos, means = data.digits(), ["silo-0", "silo-1", "silo-2", "silo-3"], {}
+    digits = data.Dataset(digits.x[:800], digits.y[:800])
+    training = {"epochs": 2, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
+    for seed in (7, 1, 2):
+        parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
+        shards = {s: data.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+        for name in ("local", "fedavg", "pfedsim"):
+            job = make_job(name, silos=silos, rounds=10, seed=seed, model={"classes": 10}, training=training)
+            accuracy = simulate(job, shards).accuracy(job.method().product)
+            means.setdefault(name, []).append(statistics.mean(accuracy.values()))
+    mean = {name: statistics.mean(values) for name, values in means.items()}
+    assert mean["pfedsim"] > 0.9
+    assert mean["pfedsim"] > mean["local"] + 0.02, means
+    assert mean["pfedsim"] > mean["fedavg"], means

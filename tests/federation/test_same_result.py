@@ -1,0 +1,86 @@
+"""The federation over the network gives the tensors that the simulator gives, bit for bit."""
+
+import json
+
+import pytest
+import torch
+from staddle.algorithms.data import split
+from staddle.algorithms.local_round import state_from_bytes
+from staddle.algorithms.simulation import simulate
+from staddle.errors import AbortedError
+from staddle.files import canonical_json
+from staddle.security import roster as rosters
+from staddle.security.envelope import sign_document
+from staddle.security.identity import load_keys
+from staddle.security.labels import JOB
+from staddle.security.ledger_audit import ledger_file, messages, summary, verify
+from staddle.silo.state import split_key
+
+SILOS = ("north", "east", "south", "west")
+
+
+def test_four_methods_one_result(start, document):
+    torch.set_num_threads(1)
+    running = start(*SILOS)
+    for method, options in (
+        ("local", None),
+        ("fedavg", None),
+        ("fedper", None),
+        ("pfedsim", {"rho": 0.4, "similarity": "per_class"}),
+    ):
+        running.job(
+            document(f"run-{method}", SILOS, method, rounds=5, participation=0.75, min_cohort=3, options=options)
+        )
+    coordinator = running.start_coordinator()
+    for silo in SILOS:
+        running.write_silo(silo)
+        running.start_silo(silo)
+    for job in running.jobs:
+        ended = coordinator.wait_for("job.ended", 120)
+        assert (ended["job"], ended["outcome"]) == (job.name, "completed")
+    running.stop()
+    fraction = 0.25
+    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), fraction) for silo in SILOS}
+    for job in running.jobs:
+        expected = simulate(job, shards)
+        for silo in SILOS:
+            folder = running.federation.state(silo) / "jobs" / job.name
+            found = state_from_bytes((folder / "model.safetensors").read_bytes())
+            wanted = expected.states[silo]
+            assert found.parts.keys() == wanted.parts.keys()
+            for part, tensors in wanted.parts.items():
+                for name, value in tensors.items():
+                    assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
+            report = json.loads((folder / "report.json").read_text())
+            last = expected.history[silo][-1]
+            assert report["final"]["correct_delivered"] == last.correct_delivered
+            assert report["final"]["correct_trained"] == last.correct_trained
+    check_ledgers(running)
+
+
+def check_ledgers(running):
+    """Every ledger holds, and the bytes that left are those that the schema declares, no more."""
+    for silo in SILOS:
+        path = ledger_file(running.federation.state(silo))
+        assert verify(path).ok
+        left = summary(path)
+        for job in running.jobs:
+            declared = {}
+            for round_ in range(job.rounds):
+                if silo in job.cohort(round_):
+                    for part in job.up(round_):
+                        declared[part.name] = declared.get(part.name, 0) + sum(spec.nbytes for spec in part.wire)
+            assert {part: total.bytes for (name, part), total in left.items() if name == job.name} == declared
+        assert all(m.status == "sent" and m.receipt for m in messages(path))
+
+
+def test_a_job_that_our_code_reads_differently_does_not_start(start, document):
+    running = start(*SILOS[:2])
+    job = running.job(document("odd", SILOS[:2]))
+    altered = json.loads(json.dumps(job.document()))
+    altered["schema"][0]["up"][0]["tensors"][0]["shape"][0] += 1
+    folder = running.federation.folder
+    signed = sign_document(altered, rosters.load(folder / "roster.json"), load_keys(folder / "operator"), JOB)
+    (folder / "jobs" / "odd.json").write_bytes(canonical_json(signed))
+    with pytest.raises(AbortedError, match=r"odd\.json.*schema"):
+        running.start_coordinator()

@@ -1,0 +1,127 @@
+"""The dependency rule of the folders, read from the imports in the source; it holds for modules yet to come."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("algorithms", "commands", "coordinator", "proto", "security", "silo")
+SHELLS = {"silo", "coordinator", "commands"}
+GENERATED = ("_pb2.py", "_pb2_grpc.py")
+
+
+def sources():
+    found = [*ROOT.glob("*.py"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))]
+    return sorted(path for path in found if not path.name.endswith(GENERATED))
+
+
+def imports_of(path, text=None):
+    """Absolute dotted names of everything that a module imports, at any depth of its code."""
+    package = ("staddle", *path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text() if text is None else text, str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *filter(None, [node.module])))
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def offences(folder, forbidden):
+    """Imports in a folder for which ``forbidden(dotted name, path)`` holds."""
+    return [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sources()
+        if path.relative_to(ROOT).parts[0] == folder
+        for name in imports_of(path)
+        if forbidden(name, path.relative_to(ROOT).as_posix())
+    ]
+
+
+def under(name, *packages):
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def test_the_walk_sees_every_form_of_import():
+    path = ROOT / "silo" / "x.py"
+    text = (
+        "import a.b\nfrom ..proto import p as q\nfrom . import y\n"
+        "def f():\n    from staddle.coordinator.store import z\n"
+    )
+    assert list(imports_of(path, text)) == ["a.b", "staddle.proto.p", "staddle.silo.y", "staddle.coordinator.store.z"]
+    assert ROOT / "algorithms" / "exchange.py" in sources()
+
+
+@pytest.mark.parametrize("folder", ["algorithms", "security", "proto"])
+def test_pure_folders_import_no_shell(folder):
+    assert offences(folder, lambda name, _: under(name, *(f"staddle.{shell}" for shell in SHELLS))) == []
+
+
+def test_algorithms_knows_neither_security_nor_the_wire():
+    assert (
+        offences("algorithms", lambda name, _: under(name, "staddle.security", "staddle.proto", "grpc", "asyncio"))
+        == []
+    )
+
+
+def test_security_knows_the_exchanges_only():
+    def forbidden(name, _):
+        return under(name, "staddle.algorithms") and not under(name, "staddle.algorithms.exchange")
+
+    assert offences("security", forbidden) == []
+
+
+@pytest.mark.parametrize(("one", "other"), [("silo", "coordinator"), ("coordinator", "silo")])
+def test_silo_and_coordinator_never_meet(one, other):
+    assert offences(one, lambda name, _: under(name, f"staddle.{other}")) == []
+
+
+def test_only_the_client_module_holds_the_stub():
+    def forbidden(name, path):
+        return any("_pb2_grpc" in piece for piece in name.split(".")) and path != "silo/client.py"
+
+    assert offences("silo", forbidden) == []
+
+
+def test_only_the_egress_gate_holds_the_client():
+    def forbidden(name, path):
+        return under(name, "staddle.silo.client") and path != "silo/egress.py"
+
+    assert [offence for folder in FOLDERS for offence in offences(folder, forbidden)] == []
+
+
+def test_no_assert_and_no_way_to_run_or_unpickle_data():
+    found = []
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Assert):
+                found.append(f"{where} assert")
+            elif isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if called in {"eval", "exec", "compile", "__import__", "torch.load", "torch.save"}:
+                    found.append(f"{where} {called}")
+                if any(
+                    word.arg == "allow_pickle"
+                    and not (isinstance(word.value, ast.Constant) and word.value.value is False)
+                    for word in node.keywords
+                ):
+                    found.append(f"{where} allow_pickle")
+        banned = ("pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "torch.load", "torch.save")
+        found += [f"{path.relative_to(ROOT)} imports {name}" for name in imports_of(path) if under(name, *banned)]
+    assert found == []
+
+
+def test_file_names_say_what_a_module_does():
+    vague = ("manager", "handler", "helper")
+    named = [path.relative_to(ROOT).as_posix() for path in sources()]
+    assert [n for n in named if n.endswith("utils.py") or any(word in Path(n).name for word in vague)] == []
+
+
+def test_folders_are_flat_and_named_in_the_package_list():
+    text = (ROOT / "pyproject.toml").read_text()
+    for path in sources():
+        parts = path.relative_to(ROOT).parts
+        assert len(parts) <= 2, f"{path} lies deeper than the wheel's package list"
+    assert all(f'"staddle.{folder}"' in text for folder in FOLDERS)
