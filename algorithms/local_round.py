@@ -158,8 +158,8 @@ def to_modules(method: Method, state: SiloState) -> dict[str, nn.Module]:
 
 
 def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:
-    """State with the modules' parameters and buffers, copied."""
-    parts = {part: {k: v.detach().clone() for k, v in m.state_dict().items()} for part, m in modules.items()}
+    """State that takes over the modules' parameters and buffers; the modules must not train on."""
+    parts = {part: {k: v.detach() for k, v in m.state_dict().items()} for part, m in modules.items()}
     return SiloState(parts, before.extra)
 
 

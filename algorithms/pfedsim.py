@@ -79,9 +79,8 @@ class PFedSim(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        self.warmup = floor(
-            Fraction(str(self.options.rho)) * setting.rounds
-        )  # T_g, of ρ as it is written: .29·100 = 29
+        rho = Fraction(str(self.options.rho))  # ρ as it is written: 0.29·100 is 29, in floats 28.999…
+        self.warmup = floor(rho * setting.rounds)  # T_g
         weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
         classes, width = weight.shape
         rows = (1, classes * width) if self.options.similarity == "mean" else (classes, width)
@@ -166,7 +165,7 @@ class PFedSim(Method):
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """Eq. 4 for a silo that has given an extractor; the last generalisation model for one that has not."""
-        if round_ <= self.warmup or not state["gave"][self.setting.silos.index(silo)]:
+        if not state["gave"][self.setting.silos.index(silo)]:
             return (Latest("model"),) if self.warmup else ()
         weights = self.weights(state, silo)
         if not weights.keys() - {silo}:

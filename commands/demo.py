@@ -18,7 +18,7 @@ from .processes import Daemon, running
 
 SEED = 7
 ALPHA = 0.3
-TRAINING: Mapping[str, float] = {"epochs": 2, "batch_size": 32, "lr": 0.1}
+TRAINING: Mapping[str, float] = {"epochs": 2, "batch_size": 16, "lr": 0.03, "momentum": 0.9}
 TIMING: Mapping[str, float] = {"admission_seconds": 120, "beat_seconds": 2, "hold_seconds": 10}
 BASELINES = ("local", "fedavg")
 START_SECONDS = 120.0
@@ -28,7 +28,7 @@ SILENCE_SECONDS = 300.0
 def demo(
     method: Annotated[str, typer.Option(help="The method to compare with local-only training and FedAvg.")] = "pfedsim",
     silos: Annotated[int, typer.Option(min=2, max=32, help="Silo agents to launch.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each job.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each job.")] = 10,
     keep: Annotated[Path | None, typer.Option(help="Keep everything in this new or empty folder.")] = None,
 ) -> None:
     """Watch a coordinator daemon and silo agents train personalised models together, on this machine.

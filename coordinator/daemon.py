@@ -39,6 +39,7 @@ from .round import (
     SiloTask,
     Watch,
     advance,
+    awaited,
     task_for,
 )
 from .store import JobStore, Spool, Upload
@@ -168,7 +169,7 @@ class Daemon:
             await asyncio.sleep(beat)
             silent = loop.time() - LOST_AFTER_BEATS * beat
             for run in self.runs:
-                for silo in run.state.open if run.state.stage == "round" else ():
+                for silo in awaited(run.state):
                     if self._seen.setdefault(silo, loop.time()) < silent:
                         self.apply(run, Failed(silo, run.state.round, "lost"))
 

@@ -11,7 +11,8 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
     round      every member of the cohort gave, failed or was lost, folding (≥ min_cohort gave), else finishing
                or the deadline
     folding    the fold is done                                     drawing, or finishing after the last one
-    finishing  every admitted silo confirmed, or the deadline       ended
+    finishing  every admitted silo confirmed or was lost, or the    ended
+               deadline; who comes back later is still told
 
 ``task_for`` says what a silo should do now; it depends on the state alone, so a task that was lost on the way is
 simply told again. Events that come too late (an upload for a closed round) change nothing.
@@ -186,6 +187,8 @@ def advance(state: JobState, event: Event) -> Step:
             state = replace(state, failed={**state.failed, silo: code})
             told = Report("silo.dropped", {"silo": silo, "round": round_, "code": code})
             return _then(state, (told,), _close_if_complete)
+        case Failed(silo, _, code) if state.stage == "finishing" and silo in state.admitted:
+            return _then(replace(state, failed={**state.failed, silo: code}), (), _end_if_complete)
         case Folded(round_) if state.stage == "folding" and round_ == state.round:
             told = Report(
                 "round.closed", {"round": round_, "members": tuple(s for s in state.cohort if s in state.given)}
@@ -196,9 +199,7 @@ def advance(state: JobState, event: Event) -> Step:
         case FoldFailed(round_, reason) if state.stage == "folding" and round_ == state.round:
             return _finish(state, "failed", reason)
         case Done(silo) if state.stage in ("finishing", "ended") and silo in state.admitted:
-            state = replace(state, done=state.done | {silo})
-            complete = state.stage == "finishing" and state.done >= set(state.admitted)
-            return _then(state, (), _end if complete else None)
+            return _then(replace(state, done=state.done | {silo}), (), _end_if_complete)
         case Deadline(stage, round_) if stage == state.stage and round_ == state.round:
             return _deadline(state)
         case _:
@@ -268,6 +269,11 @@ def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: st
     return state, (told, Watch("finishing", state.round))
 
 
+def _end_if_complete(state: JobState) -> Step:
+    complete = state.stage == "finishing" and set(state.admitted) <= state.done | state.failed.keys()
+    return _end(state) if complete else (state, ())
+
+
 def _end(state: JobState) -> Step:
     told = Report("job.ended", {"outcome": state.outcome, "reason": state.reason})
     return replace(state, stage="ended"), (told,)
@@ -284,6 +290,15 @@ def _deadline(state: JobState) -> Step:
     if state.stage == "finishing":
         return _end(state)
     return state, ()
+
+
+def awaited(state: JobState) -> tuple[str, ...]:
+    """Silos without which the stage does not end before its deadline."""
+    if state.stage == "round":
+        return state.open
+    if state.stage == "finishing":
+        return tuple(s for s in state.admitted if s not in state.done and s not in state.failed)
+    return ()
 
 
 # What a silo should do now.

@@ -4,6 +4,7 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from staddle.errors import LocalError
 from staddle.files import (
     MAX_SAFE_INTEGER,

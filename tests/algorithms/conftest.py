@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+
 from staddle.algorithms.data import Dataset
 from staddle.algorithms.job import Job, JobFile
 

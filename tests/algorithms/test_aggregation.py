@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver, in_job_order
 from staddle.algorithms.exchange import PLAIN, WEIGHT
 from staddle.algorithms.method import Facts, Latest, Row, initial_state
@@ -43,6 +44,7 @@ def test_fedavg_folds_as_eq_2(make_job, weights, shares):
 
 def test_the_order_in_which_members_are_named_changes_no_bit(make_job):
     job, folds = make_job("fedavg"), []
+    assert in_job_order(job.method(), ("c", "a")) == ("a", "c")
     for members in (("a", "b", "c"), ("c", "b", "a")):
         archive = MemoryArchive()
         close_round(job.method(), PLAIN, {}, 0, members, job.up(0), gifts(job, 0), archive)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+
 from staddle.algorithms.data import Dataset, digits, load_npz, save_npz, split
 from staddle.errors import LocalError
 

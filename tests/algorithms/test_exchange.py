@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from staddle.algorithms.exchange import (
     MIX_BITS,
     PLAIN,

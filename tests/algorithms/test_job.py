@@ -1,6 +1,7 @@
 import copy
 
 import pytest
+
 from staddle.algorithms.exchange import WEIGHT
 from staddle.algorithms.job import Job
 from staddle.algorithms.method import METRICS

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from safetensors.torch import save
+
 from staddle.algorithms.exchange import PLAIN
 from staddle.algorithms.local_round import final_round, local_round, state_from_bytes, state_to_bytes
 from staddle.algorithms.method import SiloState, initial_state
@@ -61,6 +62,21 @@ def test_divergence_names_round_and_silo(make_job, make_data):
     job = make_job(training={"lr": 1e30, "epochs": 20})
     with pytest.raises(LocalError, match="round 2 at silo 'a': the training loss is"):
         local_round(job.method(), job, initial_state(job.method()), 2, {}, make_data(30), make_data(9), "a")
+
+
+def test_each_stage_shuffles_anew(make_job, make_data, monkeypatch):
+    job = make_job()
+    method, drawn = job.method(), []
+    monkeypatch.setattr(method, "stages", lambda *_: (method.stage("classifier"), method.stage("extractor")))
+
+    def step(modules, stage):
+        drawn.append([])
+        return lambda x, _, seen=drawn[-1]: seen.append(x) or 1.0
+
+    local_round(method, job, initial_state(method), 0, {}, make_data(16), make_data(9), "a", step)
+    first, second = (torch.cat(stage) for stage in drawn)
+    assert not torch.equal(first, second)
+    assert torch.equal(first.sort(0).values, second.sort(0).values)
 
 
 def test_a_request_to_stop_ends_the_round(make_job, make_data):

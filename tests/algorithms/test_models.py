@@ -4,9 +4,10 @@ import hashlib
 import pydantic
 import pytest
 import torch
+from torch import nn
+
 from staddle.algorithms.models import ModelOptions, build, initialise, input_shape
 from staddle.errors import LocalError
-from torch import nn
 
 
 def count(module):

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from staddle.algorithms.partition import dirichlet
 from staddle.errors import LocalError
 

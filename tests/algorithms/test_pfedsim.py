@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.exchange import PLAIN, Gram, Mix, Sum
 from staddle.algorithms.method import Facts, Latest, Row, SiloState, initial_state

@@ -2,6 +2,7 @@ import statistics
 
 import pytest
 import torch
+
 from staddle.algorithms import data, partition
 from staddle.algorithms.local_round import state_to_bytes
 from staddle.algorithms.simulation import simulate
@@ -42,6 +43,14 @@ def test_full_participation_in_fedavg_ends_in_one_model(make_job, make_shards):
     assert len(set(states)) == 1
     job = make_job("local", rounds=2)
     assert len({state_to_bytes(s) for s in simulate(job, make_shards(job)).states.values()}) == 3
+
+
+def test_personal_models_stay_as_trained_after_the_final_delivery(make_job, make_shards):
+    job = make_job("fedper", rounds=2)
+    result = simulate(job, make_shards(job))
+    assert len({s.parts["extractor"]["fc1.weight"].sum().item() for s in result.states.values()}) == 3
+    for silo, reports in result.history.items():
+        assert reports[-1].correct_trained == reports[-2].correct_trained, silo
 
 
 def test_pfedsim_without_personalisation_is_fedavg(make_job, make_shards):

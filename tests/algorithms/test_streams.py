@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from staddle.algorithms.streams import permutation, raw, stream, uniform
 from staddle.errors import LocalError
 

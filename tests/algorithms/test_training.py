@@ -3,12 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
+
 from staddle.algorithms.data import Dataset
 from staddle.algorithms.method import Optimiser, Stage
 from staddle.algorithms.streams import stream
 from staddle.algorithms.training import batch_coupled, batches, evaluate, plain, sgd_step, train
 from staddle.errors import CancelledError, LocalError
-from torch import nn
 
 
 def cross_entropy(parts, x, y, context):
@@ -69,15 +70,15 @@ def test_sgd_step_is_torchs_sgd_bit_for_bit(momentum, decay, dtype):
     ours = [torch.randn(s, generator=generator, dtype=dtype) for s in ((4, 3), (3,))]
     theirs = [nn.Parameter(p.clone()) for p in ours]
     optimiser = torch.optim.SGD(theirs, lr=0.1, momentum=momentum, weight_decay=decay)
-    velocity = []
+    velocity, handed = [], []
     for _ in range(7):
         gradients = [torch.randn(p.shape, generator=generator, dtype=dtype) for p in ours]
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient.clone()
-        kept = [g.clone() for g in gradients]
+        handed += [(g, g.clone()) for g in gradients]
         optimiser.step()
         sgd_step(ours, gradients, velocity, Optimiser(0.1, momentum, decay))
-        assert all(torch.equal(a, b) for a, b in zip(gradients, kept, strict=True))
+    assert all(torch.equal(gradient, copy) for gradient, copy in handed)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 

@@ -2,12 +2,13 @@ import json
 
 import pytest
 import typer
+from typer.testing import CliRunner
+
 from staddle.commands import keys, ledger, roster
 from staddle.errors import LocalError
 from staddle.security.ledger import Ledger
 from staddle.security.records import Applied, Payload, Peer, TensorDigest
 from staddle.security.release import Release
-from typer.testing import CliRunner
 
 HASH = "ab" * 32
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from staddle.algorithms.data import Dataset, digits
 from staddle.algorithms.job import Job
 from staddle.algorithms.partition import dirichlet

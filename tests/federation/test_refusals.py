@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator.server import running

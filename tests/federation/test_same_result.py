@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+
 from staddle.algorithms.data import split
 from staddle.algorithms.local_round import state_from_bytes
 from staddle.algorithms.simulation import simulate

@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+
 from staddle.errors import LocalError
 from staddle.security.appendlog import AppendLog
 from staddle.security.chain import FIRST_PREV, MAX_LINE, Reading, leaf_hash

@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
+
 from staddle.errors import LocalError, PeerError
 from staddle.files import canonical_json, parse_json
 from staddle.security import labels

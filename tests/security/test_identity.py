@@ -8,6 +8,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+
 from staddle.errors import LocalError
 from staddle.files import canonical_json, validate
 from staddle.security import certificate

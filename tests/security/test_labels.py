@@ -1,5 +1,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
+
 from staddle.security import labels
 from staddle.security.labels import framed
 

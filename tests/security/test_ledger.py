@@ -3,6 +3,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+
 from staddle.errors import LocalError
 from staddle.security import ledger_audit
 from staddle.security.appendlog import AppendLog

@@ -4,6 +4,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from staddle.errors import LocalError
 from staddle.security import policy as policies
 from staddle.security.globs import check_glob, matches

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
 from staddle.errors import LocalError, PeerError
 from staddle.files import canonical_json, validate
 from staddle.security import roster as rosters

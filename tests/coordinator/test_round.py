@@ -1,0 +1,527 @@
+import copy
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from staddle.coordinator.round import (
+    Answered,
+    Began,
+    Deadline,
+    Done,
+    DrawCohort,
+    Drawn,
+    Failed,
+    FinishTask,
+    Fold,
+    Folded,
+    FoldFailed,
+    Given,
+    JobState,
+    OfferTask,
+    Report,
+    RoundTask,
+    Watch,
+    advance,
+    task_for,
+)
+
+SILOS = ("b", "a", "c")  # job order is not the alphabet's
+ALL = (*SILOS, "stranger")
+STAGES = ("queued", "admitting", "drawing", "round", "folding", "finishing", "ended")
+STEPS = {  # the table, read by hand
+    ("queued", "admitting"),
+    ("admitting", "drawing"),
+    ("admitting", "finishing"),
+    ("admitting", "ended"),  # nobody accepted: there is nobody to tell
+    ("drawing", "round"),
+    ("drawing", "finishing"),
+    ("round", "folding"),
+    ("round", "finishing"),
+    ("folding", "drawing"),
+    ("folding", "finishing"),
+    ("finishing", "ended"),
+}
+
+
+def run(state, *events):
+    """The state after some events, and the effects of the last."""
+    effects = ()
+    for event in events:
+        state, effects = advance(state, event)
+    return state, effects
+
+
+def job(silos=SILOS, rounds=2, min_cohort=2):
+    return JobState("job", silos, rounds, min_cohort)
+
+
+ADMITTED = (Began(), Answered("b", None), Answered("a", None), Answered("c", None))
+OPEN = (*ADMITTED, Drawn(0, SILOS))
+GAVE = (*OPEN, Given("c", 0, "dc"), Given("b", 0, "db"), Given("a", 0, "da"))
+SECOND = (*GAVE, Folded(0), Drawn(1, ("b", "c")))
+FINISHING = (*SECOND, Given("b", 1, "db"), Given("c", 1, "dc"), Folded(1))
+ENDED = (*FINISHING, Done("a"), Done("b"), Done("c"))
+REACHED = {
+    "queued": (),
+    "admitting": (Began(), Answered("b", None)),
+    "drawing": ADMITTED,
+    "round": (*OPEN, Given("b", 0, "db")),
+    "folding": GAVE,
+    "finishing": FINISHING,
+    "ended": ENDED,
+}
+
+
+def without_reports(effects):
+    return tuple(e for e in effects if not isinstance(e, Report))
+
+
+def reports(effects):
+    return [(e.event, dict(e.fields)) for e in effects if isinstance(e, Report)]
+
+
+# The happy path.
+
+
+def test_a_job_runs_through_all_its_rounds():
+    state, effects = run(job(), Began())
+    assert (state.stage, without_reports(effects)) == ("admitting", (Watch("admitting", 0),))
+    assert reports(effects) == [("job.offered", {"silos": SILOS, "rounds": 2})]
+    assert [task_for(state, s) for s in ALL] == [OfferTask()] * 3 + [None]
+
+    state, effects = run(state, Answered("c", None), Answered("a", None), Answered("b", None))
+    assert (state.stage, without_reports(effects)) == ("drawing", (DrawCohort(0),))
+    assert state.admitted == SILOS
+    assert [task_for(state, s) for s in ALL] == [None] * 4
+
+    for number in (0, 1):
+        state, effects = run(state, Drawn(number, SILOS))
+        assert (state.stage, without_reports(effects)) == ("round", (Watch("round", number),))
+        assert reports(effects) == [("round.opened", {"round": number, "cohort": SILOS})]
+        assert [task_for(state, s) for s in ALL] == [RoundTask(number, SILOS)] * 3 + [None]
+        state, effects = run(state, Given("c", number, "x"), Given("b", number, "y"))
+        assert (state.stage, without_reports(effects)) == ("round", ())
+        assert state.open == ("a",)
+        assert [task_for(state, s) for s in SILOS] == [None, RoundTask(number, SILOS), None]
+        state, effects = run(state, Given("a", number, "z"))
+        assert (state.stage, without_reports(effects)) == ("folding", (Fold(number, SILOS),))
+        assert state.given == {"b": "y", "a": "z", "c": "x"}
+        assert [task_for(state, s) for s in ALL] == [None] * 4
+        state, effects = run(state, Folded(number))
+        assert reports(effects)[0] == ("round.closed", {"round": number, "members": SILOS})
+
+    assert (state.stage, state.outcome, state.round) == ("finishing", "completed", 2)
+    assert without_reports(effects) == (Watch("finishing", 2),)
+    assert [task_for(state, s) for s in ALL] == [FinishTask(2, completed=True)] * 3 + [None]
+    state, effects = run(state, Done("a"), Done("b"))
+    assert (state.stage, effects) == ("finishing", ())
+    state, effects = run(state, Done("c"))
+    assert (state.stage, state.done) == ("ended", frozenset(SILOS))
+    assert reports(effects) == [("job.ended", {"outcome": "completed", "reason": ""})]
+    assert [task_for(state, s) for s in ALL] == [None] * 4
+
+
+def test_uploads_of_the_last_round_do_not_count_in_the_next():
+    state, _ = run(job(), *SECOND)
+    assert (state.given, state.failed, state.cohort) == ({}, {}, ("b", "c"))
+    assert [task_for(state, s) for s in SILOS] == [RoundTask(1, ("b", "c")), None, RoundTask(1, ("b", "c"))]
+
+
+def test_a_finished_job_forgets_its_last_round():
+    state, _ = run(job(), *FINISHING)
+    assert (state.cohort, state.given, state.failed, state.open) == ((), {}, {}, ())
+
+
+# Admission.
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(SILOS)))
+def test_the_order_of_answers_changes_nothing(order):
+    state, _ = run(job(), Began(), *(Answered(s, None) for s in order))
+    assert state.admitted == SILOS
+
+
+def test_a_refusal_is_kept_with_its_code_and_is_no_admission():
+    state, effects = run(job(), Began(), Answered("a", "POLICY"))
+    assert state.answers == {"a": "POLICY"}
+    assert reports(effects) == [("job.declined", {"silo": "a", "code": "POLICY"})]
+    state, effects = run(state, Answered("b", None), Answered("c", None))
+    assert (state.stage, state.admitted) == ("drawing", ("b", "c"))
+
+
+def test_the_first_answer_holds():
+    state, _ = run(job(), Began(), Answered("a", "POLICY"))
+    assert run(state, Answered("a", None)) == (state, ())
+    state, _ = run(job(), Began(), Answered("a", None))
+    assert run(state, Answered("a", "POLICY")) == (state, ())
+
+
+def test_too_few_acceptances_end_the_job_and_say_who_refused():
+    answers = (Answered("a", "DATA"), Answered("b", None))
+    state, effects = run(job(), Began(), *answers, Answered("c", "POLICY"))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert state.reason == "1 silos accepted, min_cohort is 2 (a: DATA, c: POLICY)"
+    assert without_reports(effects) == (Watch("finishing", 0),)
+    assert [task_for(state, s) for s in SILOS] == [FinishTask(0, completed=False), None, None]
+    assert run(state, Done("b"))[0].stage == "ended"
+    assert run(state, Done("a")) == (state, ())
+
+
+def test_a_silo_that_said_nothing_is_named_at_the_deadline():
+    state, _ = run(job(), Began(), Answered("b", None), Deadline("admitting", 0))
+    assert "a: no answer, c: no answer" in state.reason
+
+
+def test_nobody_to_tell_ends_the_job_at_once():
+    state, effects = run(job(), Began(), Deadline("admitting", 0))
+    assert (state.stage, state.outcome) == ("ended", "failed")
+    assert without_reports(effects) == ()
+    assert [event for event, _ in reports(effects)] == ["job.finishing", "job.ended"]
+
+
+def test_enough_acceptances_at_the_deadline_go_on():
+    state, effects = run(job(), *ADMITTED[:3], Deadline("admitting", 0))
+    assert (state.stage, state.admitted, effects) == ("drawing", ("b", "a"), (DrawCohort(0),))
+    assert run(state, Answered("c", None)) == (state, ())
+
+
+# Rounds.
+
+
+@pytest.mark.parametrize("cohort", [(), ("b",)])
+def test_too_small_a_cohort_ends_the_job(cohort):
+    state, effects = run(job(), *ADMITTED, Drawn(0, cohort))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert f"only {len(cohort)} of the drawn silos are admitted" in state.reason
+    assert without_reports(effects) == (Watch("finishing", 0),)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(SILOS)))
+def test_members_are_folded_in_job_order_whoever_gave_first(order):
+    _, effects = run(job(), *OPEN, *(Given(s, 0, s) for s in order))
+    assert without_reports(effects) == (Fold(0, SILOS),)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2))))
+def test_a_failed_silo_is_left_out_of_the_fold(order):
+    events = (Given("b", 0, "x"), Failed("a", 0, "TRAINING"), Given("c", 0, "y"))
+    state, effects = run(job(), *OPEN, *(events[i] for i in order))
+    assert without_reports(effects) == (Fold(0, ("b", "c")),)
+    assert state.failed == {"a": "TRAINING"}
+
+
+def test_a_failed_silo_may_not_give_and_a_giver_may_not_fail():
+    state, _ = run(job(), *OPEN, Failed("a", 0, "lost"))
+    assert run(state, Given("a", 0, "x")) == (state, ())
+    state, _ = run(job(), *OPEN, Given("a", 0, "x"))
+    assert run(state, Failed("a", 0, "lost")) == (state, ())
+    assert run(state, Given("a", 0, "other")) == (state, ())
+
+
+def test_a_failed_silo_is_back_in_the_next_round():
+    events = (*OPEN, Failed("a", 0, "lost"), Given("b", 0, "x"), Given("c", 0, "y"), Folded(0), Drawn(1, SILOS))
+    state, _ = run(job(), *events)
+    assert state.open == SILOS
+
+
+def test_too_few_uploads_end_the_job_and_say_why():
+    state, effects = run(job(), *OPEN, Given("b", 0, "x"), Failed("a", 0, "TRAINING"), Failed("c", 0, "lost"))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert state.reason == "round 0: 1 silos gave, min_cohort is 2 (a: TRAINING, c: lost)"
+    assert not any(isinstance(e, Fold) for e in effects)
+    assert [task_for(state, s) for s in SILOS] == [FinishTask(0, completed=False)] * 3
+
+
+def test_the_deadline_of_a_round_drops_who_is_late():
+    state, effects = run(job(), *OPEN, Given("c", 0, "x"), Given("b", 0, "y"), Deadline("round", 0))
+    assert (state.stage, state.failed) == ("folding", {"a": "deadline"})
+    assert without_reports(effects) == (Fold(0, ("b", "c")),)
+    assert reports(effects) == [("silo.dropped", {"silo": "a", "round": 0, "code": "deadline"})]
+    assert run(state, Given("a", 0, "z")) == (state, ())
+
+
+def test_the_deadline_of_another_round_changes_nothing():
+    state, _ = run(job(), *SECOND)
+    for event in (Deadline("round", 0), Deadline("round", 2), Deadline("admitting", 1), Deadline("finishing", 1)):
+        assert run(state, event) == (state, ())
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_only_the_cohort_of_this_round_may_give(number):
+    state, _ = run(job(), *SECOND)
+    assert run(state, Given("a", 1, "x")) == (state, ())
+    assert run(state, Given("stranger", 1, "x")) == (state, ())
+    assert run(state, Given("b", 0, "x")) == (state, ())
+    assert run(state, Given("b", 2, "x")) == (state, ())
+    assert run(state, Drawn(number, SILOS)) == (state, ())
+
+
+def test_a_failed_fold_ends_the_job():
+    state, effects = run(job(), *GAVE, FoldFailed(0, "disk"))
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "disk")
+    assert without_reports(effects) == (Watch("finishing", 0),)
+
+
+def test_a_fold_counts_once():
+    state, _ = run(job(), *GAVE, Folded(0))
+    for event in (Folded(0), Folded(1), FoldFailed(0, "x")):
+        assert run(state, event) == (state, ())
+
+
+# The end.
+
+
+def test_a_late_confirmation_is_noted_after_the_end():
+    state, _ = run(job(), *FINISHING, Done("a"), Deadline("finishing", 2))
+    assert (state.stage, state.done) == ("ended", {"a"})
+    assert task_for(state, "b") == FinishTask(2, completed=True)
+    state, effects = run(state, Done("b"), Done("c"))
+    assert (state.stage, effects, state.done) == ("ended", (), set(SILOS))
+    assert task_for(state, "b") is None
+
+
+def test_a_silo_that_declined_is_not_waited_for():
+    events = (Began(), Answered("a", "DATA"), Answered("b", None), Answered("c", None), Drawn(0, ("b", "c")))
+    state, _ = run(job(rounds=1), *events, Given("b", 0, "x"), Given("c", 0, "y"), Folded(0), Done("b"))
+    assert task_for(state, "a") is None
+    assert run(state, Done("c"))[0].stage == "ended"
+
+
+# Every cell of the table.
+
+MOVES = {  # (stage, event): where to; what is not here changes nothing
+    ("queued", "Began"): "admitting",
+    ("admitting", "Answered"): "admitting",
+    ("admitting", "Deadline"): "finishing",
+    ("drawing", "Drawn"): "round",
+    ("round", "Given"): "round",
+    ("round", "Failed"): "round",
+    ("round", "Deadline"): "finishing",
+    ("folding", "Folded"): "drawing",
+    ("folding", "FoldFailed"): "finishing",
+    ("finishing", "Done"): "finishing",
+    ("finishing", "Deadline"): "ended",
+}
+
+
+def fitting(state):
+    """One event of each kind, as fitting to the state as it can be."""
+    return {
+        "Began": Began(),
+        "Answered": Answered("a", None),
+        "Drawn": Drawn(state.round, SILOS),
+        "Given": Given("a", state.round, "x"),
+        "Failed": Failed("a", state.round, "lost"),
+        "Folded": Folded(state.round),
+        "FoldFailed": FoldFailed(state.round, "disk"),
+        "Done": Done("a"),
+        "Deadline": Deadline(state.stage, state.round),
+    }
+
+
+@pytest.mark.parametrize("kind", list(fitting(job())))
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_cell_of_the_table(stage, kind):
+    state, _ = run(job(), *REACHED[stage])
+    assert state.stage == stage
+    following, effects = advance(state, fitting(state)[kind])
+    if (stage, kind) in MOVES:
+        assert following.stage == MOVES[stage, kind]
+        assert following != state
+    else:
+        assert (following, effects) == (state, ())
+
+
+# Any events in any order.
+
+
+class World:
+    """A coordinator's shell around one job, with every claim of the module checked at every step."""
+
+    def __init__(self, state):
+        self.first = self.state = state
+        self.events = []
+        self.pending = []  # what the shell owes: draws and folds
+        self.watches = []  # deadlines that will fire
+
+    def send(self, event):
+        before, copied = self.state, copy.deepcopy(self.state)
+        after, effects = advance(before, event)
+        assert before == copied, "the state was changed in place"
+        self.events.append(event)
+        self.state = after
+        self._check(before, event, after, effects)
+        for effect in effects:
+            if isinstance(effect, Watch):
+                self.watches.append(Deadline(effect.stage, effect.round))
+            elif not isinstance(effect, Report):
+                self.pending.append(effect)
+
+    def _check(self, before, event, after, effects):
+        if after == before:
+            assert effects == (), "an event that changes nothing has an effect"
+            return
+        assert before.stage == after.stage or (before.stage, after.stage) in STEPS
+        assert before.round <= after.round <= after.rounds
+        assert after.round - before.round <= 1
+        assert before.answers.items() <= after.answers.items()
+        assert before.done <= after.done <= set(after.admitted)
+        if before.outcome != "running":
+            assert (after.outcome, after.reason) == (before.outcome, before.reason)
+        assert (after.outcome != "running") == (after.stage in ("finishing", "ended"))
+        assert (after.outcome == "completed") <= (after.round == after.rounds)
+        assert set(after.given) | set(after.failed) <= set(after.cohort)
+        assert not set(after.given) & set(after.failed)
+        assert set(after.cohort) <= set(after.silos)
+        self._check_late(before, event)
+        self._check_effects(before, after, effects)
+
+    def _check_late(self, before, event):
+        """Only an event that the state awaits may change it."""
+        match event:
+            case Given(silo, number, _) | Failed(silo, number, _):
+                assert (before.stage, before.round) == ("round", number)
+                assert silo in before.cohort
+                assert silo not in {**before.given, **before.failed}
+            case Drawn(number, _):
+                assert (before.stage, before.round) == ("drawing", number)
+            case Folded(number) | FoldFailed(number, _):
+                assert (before.stage, before.round) == ("folding", number)
+            case Deadline(stage, number):
+                assert (before.stage, before.round) == (stage, number)
+            case Answered(silo, _):
+                assert before.stage == "admitting"
+                assert silo not in before.answers
+            case Done(silo):
+                assert before.stage in ("finishing", "ended")
+                assert before.answers[silo] == "accepted"
+            case Began():
+                assert before.stage == "queued"
+
+    def _check_effects(self, before, after, effects):
+        wanted = []
+        if after.stage != before.stage:
+            members = tuple(s for s in after.cohort if s in after.given)
+            wanted = {
+                "admitting": [Watch("admitting", 0)],
+                "drawing": [DrawCohort(after.round)],
+                "round": [Watch("round", after.round)],
+                "folding": [Fold(after.round, members)],
+                "finishing": [Watch("finishing", after.round)],
+                "ended": [],
+            }[after.stage]
+            if after.stage == "folding":
+                assert len(members) >= after.min_cohort
+                assert members == tuple(s for s in after.silos if s in after.given), "not in job order"
+            if after.stage == "round":
+                assert len(after.cohort) >= after.min_cohort
+        assert list(without_reports(effects)) == wanted
+
+    def check_tasks(self):
+        state = self.state
+        for silo in (*state.silos, "stranger"):
+            match task_for(state, silo):
+                case OfferTask():
+                    assert state.stage == "admitting"
+                    assert silo in state.silos
+                    assert silo not in state.answers
+                case RoundTask(number, cohort):
+                    assert (state.stage, state.round, state.cohort) == ("round", number, cohort)
+                    assert silo in cohort
+                    assert silo not in {**state.given, **state.failed}
+                case FinishTask(number, completed):
+                    assert state.stage in ("finishing", "ended")
+                    assert (number, completed) == (state.round, state.outcome == "completed")
+                    assert state.answers[silo] == "accepted"
+                    assert silo not in state.done
+                case None:
+                    awaited = {
+                        "admitting": set(state.silos) - set(state.answers),
+                        "round": set(state.open),
+                        "finishing": set(state.admitted) - state.done,
+                        "ended": set(state.admitted) - state.done,
+                    }
+                    assert silo not in awaited.get(state.stage, ())
+
+
+def any_event(draw, state):
+    """An event of any kind, near the state or stale, duplicated or of a stranger."""
+    silo = st.sampled_from((*state.silos, "stranger"))
+    number = st.sampled_from((state.round, state.round, max(0, state.round - 1), state.round + 1))
+    code = st.sampled_from((None, None, None, "POLICY"))
+    return draw(
+        st.one_of(
+            st.just(Began()),
+            st.builds(Answered, silo, code),
+            st.builds(Answered, silo, code),
+            st.builds(Given, silo, number, st.sampled_from("xy")),
+            st.builds(Given, silo, number, st.sampled_from("xy")),
+            st.builds(Failed, silo, number, st.just("lost")),
+            st.builds(Folded, number),
+            st.builds(FoldFailed, number, st.just("disk")),
+            st.builds(Done, silo),
+            st.builds(Deadline, st.sampled_from(STAGES), number),
+        )
+    )
+
+
+def answer(draw, state, effect):
+    """What the shell answers to an effect."""
+    if isinstance(effect, DrawCohort):
+        drawn = draw(st.sets(st.sampled_from(state.silos)))
+        everybody = draw(st.integers(0, 3)) > 0
+        return Drawn(effect.round, tuple(s for s in state.admitted if everybody or s in drawn))
+    return Folded(effect.round) if draw(st.integers(0, 5)) else FoldFailed(effect.round, "disk")
+
+
+@settings(deadline=None, max_examples=250)
+@given(data=st.data())
+def test_any_events_in_any_order(data):
+    silos = data.draw(st.permutations("abcd"))[: data.draw(st.integers(2, 4))]
+    fewest = data.draw(st.integers(1, len(silos)))
+    world = World(job(tuple(silos), data.draw(st.integers(1, 3)), fewest))
+    for _ in range(data.draw(st.integers(0, 30))):
+        choice = data.draw(st.integers(0, 9))
+        if choice < 2 and world.pending:
+            world.send(answer(data.draw, world.state, world.pending.pop(0)))
+        elif choice == 2 and world.watches:
+            world.send(data.draw(st.sampled_from(world.watches)))
+        elif choice == 3 and world.events:
+            world.send(data.draw(st.sampled_from(world.events)))
+        else:
+            world.send(any_event(data.draw, world.state))
+        world.check_tasks()
+
+    # It always ends once what is owed is done and the deadlines fire.
+    world.send(Began())
+    for _ in range(3 * world.state.rounds + 5):
+        while world.pending:
+            world.send(answer(data.draw, world.state, world.pending.pop(0)))
+        for deadline in tuple(world.watches):
+            world.send(deadline)
+    assert world.state.stage == "ended"
+    world.check_tasks()
+
+    # Replaying the events gives the state, and so does replaying them with every event twice.
+    assert run(world.first, *world.events)[0] == world.state
+    twice = [event for event in world.events for _ in (0, 1)]
+    assert run(world.first, *twice)[0] == world.state
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_a_willing_federation_completes_whatever_the_order(data):
+    silos = tuple(data.draw(st.permutations("abcd")))
+    rounds = data.draw(st.integers(1, 3))
+    state, _ = run(job(silos, rounds, 2), Began(), *(Answered(s, None) for s in data.draw(st.permutations(silos))))
+    folds = []
+    for number in range(rounds):
+        state, _ = run(state, Drawn(number, silos))
+        for silo in data.draw(st.permutations(silos)):
+            state, effects = run(state, Given(silo, number, silo))
+        folds += without_reports(effects)
+        state, _ = run(state, Folded(number))
+    state, _ = run(state, *(Done(s) for s in data.draw(st.permutations(silos))))
+    assert folds == [Fold(number, silos) for number in range(rounds)]
+    assert (state.stage, state.outcome, state.round) == ("ended", "completed", rounds)

@@ -1,0 +1,61 @@
+"""The command that a stranger types first."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from staddle.security.ledger_audit import ledger_file, verify
+
+
+def staddle(*arguments, seconds=170):
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "staddle.commands", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def test_demo_trains_compares_and_verifies(tmp_path):
+    folder = tmp_path / "kept"
+    done = staddle("demo", "--rounds", "2", "--silos", "3", "--method", "fedper", "--keep", str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for heading in ("local", "fedavg", "fedper", "silo-3"):
+        assert heading in done.stdout
+    assert len(re.findall(r"ledger verified \(\d+ records\)", done.stdout)) == 3
+    for n in (1, 2, 3):
+        assert verify(ledger_file(folder / f"silo-{n}" / "state")).ok
+    shown = staddle("ledger", "show", str(folder / "silo-1" / "state"), "--job", "demo-fedper")
+    assert shown.returncode == 0
+    assert "extractor" in shown.stdout
+    assert "classifier" not in shown.stdout  # FedPer keeps it
+    path = ledger_file(folder / "silo-2" / "state")
+    text = path.read_text()
+    path.write_text(text.replace('"round":1', '"round":0', 1))
+    broken = staddle("ledger", "verify", str(folder / "silo-2" / "state"))
+    assert broken.returncode == 1
+
+
+def test_demo_names_the_known_methods():
+    done = staddle("demo", "--method", "fedavgg")
+    assert done.returncode == 1
+    assert "fedavg" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_demo_does_not_overwrite(tmp_path):
+    (tmp_path / "precious").write_text("x")
+    done = staddle("demo", "--keep", str(tmp_path))
+    assert done.returncode == 1
+    assert "not empty" in done.stderr
+    assert (tmp_path / "precious").read_text() == "x"
+
+
+@pytest.mark.parametrize("noun", ["keys", "roster", "job", "coordinator", "silo", "ledger", "demo"])
+def test_help_reads(noun):
+    done = staddle(noun, "--help")
+    assert done.returncode == 0
+    assert "Usage" in done.stdout

@@ -1,0 +1,201 @@
+"""One silo fails in some way; its error is clear, nobody hangs, the other silos go on. Real processes."""
+
+import asyncio
+import contextlib
+import json
+
+import numpy as np
+import pytest
+
+from staddle.commands import local_federation
+from staddle.coordinator import config as configs
+from staddle.coordinator import server
+from staddle.files import canonical_json
+from staddle.security import roster as rosters
+from staddle.security.envelope import sign_document
+from staddle.security.identity import load_keys
+from staddle.security.labels import JOB
+from staddle.security.ledger_audit import ledger_file, summary, verify
+
+SILOS = ("north", "east", "south")
+
+
+def launch(start, document, silos=SILOS, timing=None, **job):
+    running = start(*silos)
+    running.job(document("go", silos, **job))
+    coordinator = running.start_coordinator(**(timing or {}))
+    for silo in silos:
+        running.write_silo(silo)
+    return running, coordinator
+
+
+def events_until(coordinator, name, seconds=90):
+    seen = []
+    while not seen or seen[-1]["event"] != name:
+        event = coordinator.event(seconds)
+        assert event is not None, f"no {name} within {seconds} s; seen {[e['event'] for e in seen]}"
+        seen.append(event)
+    return seen
+
+
+def test_sigterm_stops_everybody_cleanly(start, document):
+    running, coordinator = launch(start, document, rounds=1)
+    for silo in SILOS:
+        running.start_silo(silo)
+    events_until(coordinator, "job.ended")
+    for daemon in running.daemons.values():
+        assert daemon.stop() == 0, daemon.tail()
+    for silo in SILOS:
+        path = ledger_file(running.federation.state(silo))
+        assert verify(path).ok
+        assert json.loads(path.read_text().splitlines()[-1])["type"] == "stop"
+
+
+def test_sigterm_reaches_a_silo_in_the_middle_of_training(start, document):
+    """Training runs in a worker: heartbeats go on beside it, and a stop is not kept waiting for its end."""
+    silos = SILOS[:2]
+    running = start(*silos)
+    table = document("long", silos, rounds=1, round_timeout=120)
+    table["training"]["epochs"] = 10_000
+    running.job(table)
+    coordinator = running.start_coordinator(beat_seconds=1)
+    running.write_silo("north")
+    running.write_silo("east")
+    north, east = running.start_silo("north"), running.start_silo("east")
+    coordinator.wait_for("round.opened", 60)
+    assert coordinator.event(9) is None  # LOST_AFTER_BEATS beats of 1 s have passed: nobody is held for lost
+    assert north.stop() == 0, north.tail()
+    seen = events_until(coordinator, "silo.dropped", 30)
+    assert (seen[-1]["silo"], seen[-1]["code"]) == ("north", "lost")
+    east.stop()
+
+
+def test_a_killed_silo_is_dropped_and_the_others_go_on(start, document):
+    running, coordinator = launch(start, document, rounds=3, timing={"beat_seconds": 1, "hold_seconds": 1})
+    north = running.start_silo("north")
+    for silo in SILOS[1:]:
+        running.start_silo(silo)
+    coordinator.wait_for("round.opened", 60)
+    north.kill()
+    seen = events_until(coordinator, "job.ended")
+    assert seen[-1]["outcome"] == "completed"
+    last = [e for e in seen if e["event"] == "round.closed"][-1]
+    assert (last["round"], set(last["members"])) == (2, {"east", "south"})
+    running.stop()
+    assert verify(ledger_file(running.federation.state("north"))).ok  # at most a torn line, which is reported apart
+
+
+def test_a_policy_that_denies_declines_the_job(start, document):
+    running, coordinator = launch(start, document)
+    policy = running.federation.folder / "north" / "policy.toml"
+    policy.write_text(policy.read_text().replace('"classifier.**"', '"nothing.**"'))
+    for silo in SILOS:
+        running.start_silo(silo)
+    seen = events_until(coordinator, "job.ended")
+    declined = [e for e in seen if e["event"] == "job.declined"]
+    assert [(e["silo"], e["code"]) for e in declined] == [("north", "POLICY")]
+    assert seen[-1]["outcome"] == "completed"
+    log = running.daemons["north"].log.read_text()
+    assert "classifier.weight" in log
+    assert "fedavg-model" in log
+    running.stop()
+    assert {part for (_, part) in summary(ledger_file(running.federation.state("north")))} == {"(control)"}
+
+
+def test_diverging_training_gives_nothing_and_the_others_go_on(start, document):
+    running, coordinator = launch(start, document, rounds=1)
+    path = running.federation.folder / "north" / "data.npz"
+    with np.load(path) as arrays:
+        x, y = arrays["x"], arrays["y"]
+    np.savez(path, x=x * np.float32(1e30), y=y)
+    for silo in SILOS:
+        running.start_silo(silo)
+    seen = events_until(coordinator, "job.ended")
+    dropped = [e for e in seen if e["event"] == "silo.dropped"]
+    assert [(e["silo"], e["code"]) for e in dropped] == [("north", "TRAINING")]
+    assert seen[-1]["outcome"] == "completed"
+    running.stop()
+    assert {part for (_, part) in summary(ledger_file(running.federation.state("north")))} == {"(control)"}
+
+
+@pytest.mark.parametrize("fault", ["label", "missing"])
+def test_data_that_do_not_fit_decline_the_job(start, document, fault):
+    running, coordinator = launch(start, document, rounds=1)
+    path = running.federation.folder / "north" / "data.npz"
+    if fault == "label":
+        with np.load(path) as arrays:
+            np.savez(path, x=arrays["x"], y=arrays["y"] + 5)
+    else:
+        path.unlink()
+    for silo in SILOS:
+        running.start_silo(silo)
+    seen = events_until(coordinator, "job.ended")
+    assert [(e["silo"], e["code"]) for e in seen if e["event"] == "job.declined"] == [("north", "DATA")]
+    assert seen[-1]["outcome"] == "completed"
+
+
+def test_too_few_silos_end_the_job_with_a_reason(start, document):
+    running, coordinator = launch(start, document, timing={"admission_seconds": 8}, min_cohort=3)
+    for silo in SILOS[:2]:
+        running.start_silo(silo)
+    ended = events_until(coordinator, "job.ended")[-1]
+    assert ended["outcome"] == "failed"
+    assert "min_cohort is 3" in ended["reason"]
+    assert "south: no answer" in ended["reason"]
+
+
+def test_silos_check_the_operators_signature_themselves(start, document, monkeypatch):
+    """A coordinator that invents a job, or signs one itself, gets nothing from a silo."""
+    running = start(*SILOS)
+    job = running.job(document("forged", SILOS))
+    folder = running.federation.folder
+    roster = rosters.load(folder / "roster.json")
+    own = sign_document(job.document(), roster, load_keys(folder / "coordinator" / "keys"), JOB)
+    monkeypatch.setattr(server, "_job", lambda *_: (job, canonical_json(own)))  # this coordinator believes anything
+    local_federation.write_coordinator(
+        running.federation, ["forged"], {"admission_seconds": 30, "beat_seconds": 1, "hold_seconds": 2}
+    )
+
+    async def scenario():
+        config = configs.load(running.federation.coordinator_config)
+        async with server.running(config) as address:
+            running.address = address
+            running.write_silo("north")
+            north = running.start_silo("north")
+            declined = await asyncio.to_thread(north.wait_for, "job.declined", 60)
+            assert declined["code"] == "JOB_SIGNATURE"
+            assert "role coordinator" in declined["why"]
+
+    asyncio.run(scenario())
+
+
+def test_a_silo_whose_roster_differs_is_told_and_stops(start, document):
+    running, coordinator = launch(start, document, rounds=1)
+    folder = running.federation.folder
+    newer = rosters.remove(rosters.load(folder / "roster.json"), "south")
+    rosters.save(rosters.sign(newer, load_keys(folder / "founder")), folder / "north" / "roster.json")
+    config = running.federation.silo_config("north")
+    config.write_text(config.read_text().replace("../roster.json", "roster.json"))
+    north = running.start_silo("north")
+    for silo in SILOS[1:]:
+        running.start_silo(silo)
+    with contextlib.suppress(Exception):
+        while north.event(30) is not None:
+            pass
+    assert north.returncode == 1
+    assert "another roster" in north.tail()
+    assert coordinator.returncode is None
+
+
+def test_second_process_on_one_state_folder_is_refused(start, document):
+    running, _ = launch(start, document)
+    first = running.start_silo("north")
+    first.wait_for("connected", 60)
+    second = running.start_silo("north")
+    with contextlib.suppress(Exception):
+        while second.event(30) is not None:
+            pass
+    assert second.returncode == 1
+    assert "another process runs with this folder" in second.tail()
+    assert first.returncode is None
+    first.stop()

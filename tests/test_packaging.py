@@ -1,0 +1,42 @@
+"""What is installed is what was built."""
+
+import importlib
+import os
+import sysconfig
+from importlib.metadata import distribution, files
+from pathlib import Path
+
+import pytest
+
+import staddle
+
+PACKAGES = ("proto", "silo", "coordinator", "algorithms", "security", "commands")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_is_importable(package):
+    assert importlib.import_module(f"staddle.{package}").__doc__
+
+
+@pytest.mark.skipif("STADDLE_EXPECT_WHEEL" not in os.environ, reason="only where the wheel is under test")
+def test_the_wheel_is_under_test_and_claims_one_name():
+    site = Path(sysconfig.get_paths()["purelib"])
+    for package in PACKAGES:
+        module = importlib.import_module(f"staddle.{package}")
+        assert site in Path(str(module.__file__)).parents
+    tops = {path.parts[0] for path in files("staddle") or ()}
+    version = distribution("staddle").version
+    assert tops - {"..", "__pycache__"} == {"staddle", f"staddle-{version}.dist-info"}
+
+
+@pytest.mark.skipif("STADDLE_EXPECT_WHEEL" not in os.environ, reason="only where the wheel is under test")
+def test_every_module_of_the_tree_is_in_the_wheel():
+    installed = {str(path) for path in files("staddle") or ()}
+    assert "staddle/py.typed" in installed
+    assert "staddle/proto/federation.proto" in installed
+    assert {"staddle/proto/tensor_pb2.pyi", "staddle/algorithms/pfedsim.py", "staddle/files.py"} <= installed
+
+
+def test_the_root_package_holds_a_docstring_and_nothing_else():
+    source = Path(str(staddle.__file__)).read_text()
+    assert source == f'"""{staddle.__doc__}"""\n'
