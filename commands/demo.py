@@ -28,7 +28,7 @@ SILENCE_SECONDS = 300.0
 def demo(
     method: Annotated[str, typer.Option(help="The method to compare with local-only training and FedAvg.")] = "pfedsim",
     silos: Annotated[int, typer.Option(min=2, max=32, help="Silo agents to launch.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each job.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each job.")] = 20,
     keep: Annotated[Path | None, typer.Option(help="Keep everything in this new or empty folder.")] = None,
 ) -> None:
     """Watch a coordinator daemon and silo agents train personalised models together, on this machine.

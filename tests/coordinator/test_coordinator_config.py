@@ -1,12 +1,13 @@
 from pathlib import Path
 
 import pytest
+
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.errors import LocalError
 
 FOUNDER = "SHA256:" + "A" * 43
-HEAD = f"""
+HEAD = """
 version = 1
 listen = "127.0.0.1:7443"
 directory = "state"

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+
 import staddle.coordinator
 import staddle.proto
 from staddle.coordinator import guard
@@ -295,4 +296,4 @@ def test_every_status_is_of_a_code_of_the_closed_list_and_none_is_ok():
 def test_the_status_that_a_silo_explains_as_a_failed_handshake_is_only_that_of_stopping():
     unavailable = [code for code, status in STATUS.items() if status is grpc.StatusCode.UNAVAILABLE]
     assert unavailable == ["STOPPING"]
-    assert guard.SERVICE == f"/{pb.DESCRIPTOR.services_by_name['Federation'].full_name}/"
+    assert f"/{pb.DESCRIPTOR.services_by_name['Federation'].full_name}/" == guard.SERVICE

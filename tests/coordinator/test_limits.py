@@ -1,4 +1,5 @@
 import pytest
+
 from staddle.coordinator.limits import AT_ONCE, BURST, CALLS_PER_SECOND, OTHERS_AT_ONCE, Bucket, Limits
 from staddle.errors import RefusedError
 

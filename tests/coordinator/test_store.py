@@ -1,8 +1,10 @@
 import errno
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import torch
+
 from staddle.algorithms.exchange import Kind, TensorSpec
 from staddle.coordinator import store
 from staddle.coordinator.store import MARGIN_BYTES, JobStore, Spool, Upload
@@ -259,7 +261,7 @@ def test_files_are_readable_by_their_owner_alone(folder):
 def test_an_upload_that_would_fill_the_disk_is_refused_beforehand(folder, monkeypatch):
     job = JobStore(folder)
     free = MARGIN_BYTES + 1000
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: store.shutil._ntuple_diskusage(0, 0, free))
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     job.check_space("silo-a", 1000)
     with pytest.raises(RefusedError, match="1001") as caught:
         job.check_space("silo-a", 1001)
