@@ -30,6 +30,7 @@ Tensors = Mapping[str, Tensor]
 Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo gave
 
 WEIGHT = "@weight"  # the name under which a Sum's weight crosses; "@" cannot start a tensor's own name
+BLOCK = 1 << 16  # elements of a float64 accumulator that are worked on at a time: 512 KiB, inside a core's cache
 MIX_BITS = 32  # SECURITY.md rule 19: the integer weights of a Mix row add up to 2^32 exactly
 
 DTYPES: dict[str, torch.dtype] = {
@@ -201,11 +202,11 @@ class Plain:
         integers = integer_weights(list(weights.values()))
         row: dict[str, Tensor] = {}
         for spec in part.tensors:
-            total = torch.zeros(spec.shape, dtype=torch.float64)
+            total = torch.zeros(spec.elements, dtype=torch.float64)
             for silo, integer in zip(weights, integers, strict=True):
                 if integer:
-                    total += read(silo, spec.name).double() * (integer / 2**MIX_BITS)
-            row[spec.name] = total.to(DTYPES[spec.dtype])
+                    _add_scaled(total, read(silo, spec.name), integer / 2**MIX_BITS)
+            row[spec.name] = _divided(total, 1.0, spec)
         return row
 
 
@@ -219,7 +220,7 @@ def _fitting(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
             f"part {part.name!r}: tensor {spec.name!r} is {found.dtype} {list(found.shape)}, "
             f"its schema says {spec.dtype} {list(spec.shape)}"
         )
-    if not bool(torch.isfinite(tensor).all()):
+    if not all_finite(tensor):
         raise LocalError(
             f"part {part.name!r}: tensor {spec.name!r} holds NaN or infinity; training has diverged, lower the lr"
         )
@@ -234,18 +235,49 @@ def _total(spec: TensorSpec, members: Sequence[str], read: Read) -> Tensor:
 
 
 def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
-    """Weighted mean, over all or by leading row, a silo after another; each silo's weight is read once."""
+    """Weighted mean, over all or by leading row, a silo after another; each silo's tensors are read once."""
     weights = [read(silo, WEIGHT) for silo in members]
     total = torch.stack(weights).sum(0)  # [] or [rows]
+    divisor = torch.where(total > 0, total, 1.0)
     folded: dict[str, Tensor] = {}
     for spec in part.tensors:
-        column = (-1,) + (1,) * (len(spec.shape) - 1) if total.ndim else ()
-        fold = torch.zeros(spec.shape, dtype=torch.float64)
-        for silo, weight in zip(members, weights, strict=True):
-            fold += read(silo, spec.name).double() * weight.reshape(column)
-        divisor = torch.where(total > 0, total, 1.0).reshape(column)
-        folded[spec.name] = (fold / divisor).to(DTYPES[spec.dtype])
+        if total.ndim:  # row by row; header rows and prototypes are small
+            column = (-1,) + (1,) * (len(spec.shape) - 1)
+            fold = torch.zeros(spec.shape, dtype=torch.float64)
+            for silo, weight in zip(members, weights, strict=True):
+                fold += read(silo, spec.name).double() * weight.reshape(column)
+            folded[spec.name] = (fold / divisor.reshape(column)).to(DTYPES[spec.dtype])
+        else:
+            fold = torch.zeros(spec.elements, dtype=torch.float64)
+            for silo, weight in zip(members, weights, strict=True):
+                _add_scaled(fold, read(silo, spec.name), float(weight))
+            folded[spec.name] = _divided(fold, float(divisor), spec)
     return {**folded, WEIGHT: total}
+
+
+def _add_scaled(total: Tensor, values: Tensor, weight: float) -> None:
+    """Add weight · values to ``total`` in float64, block by block: no large temporary, and in cache."""
+    flat = values.reshape(-1)
+    for start in range(0, len(total), BLOCK):
+        block = slice(start, start + BLOCK)
+        total[block] += flat[block].double() * weight
+
+
+def _divided(total: Tensor, divisor: float, spec: TensorSpec) -> Tensor:
+    """Quotient of ``total`` and ``divisor`` in the spec's dtype and shape, block by block."""
+    result = torch.empty(len(total), dtype=DTYPES[spec.dtype])
+    for start in range(0, len(total), BLOCK):
+        block = slice(start, start + BLOCK)
+        result[block] = total[block] / divisor
+    return result.reshape(spec.shape)
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or infinite; without a temporary of the tensor's size."""
+    if tensor.numel() == 0 or not tensor.is_floating_point():
+        return True
+    low, high = torch.aminmax(tensor)  # NaN comes through
+    return bool(torch.isfinite(low) and torch.isfinite(high))
 
 
 def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:

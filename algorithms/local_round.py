@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import CancelledError, LocalError, PeerError
 from .data import Dataset
-from .exchange import DTYPE_NAMES, Gift, Part, TensorSpec
+from .exchange import DTYPE_NAMES, Gift, Part, TensorSpec, all_finite
 from .job import Job
 from .method import METRICS, Facts, Method, Results, SiloState
 from .streams import stream
@@ -125,7 +125,7 @@ def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
         wrong = [spec.name for spec in part.tensors if found.get(spec.name) != spec] or sorted(found)
         raise PeerError("coordinator", f"delivered part {part.name!r} with tensors that its schema lacks: {wrong}")
     for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
+        if not all_finite(tensor):
             raise PeerError("coordinator", f"delivered part {part.name!r} with NaN or infinity in {name!r}")
 
 

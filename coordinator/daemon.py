@@ -85,6 +85,7 @@ class JobRun:
     def fold(self, round_: int, members: tuple[str, ...]) -> Mapping[str, Tensor]:
         """Fold the round's uploads, publish, move the method's state on; the metrics."""
         parts = self.job.up(round_)
+        self.store.forget_loaded()
         read = self.store.reader(members, given_items(parts))
         self._method_state, metrics = aggregation.close_round(
             self._method, self.exchanges, self._method_state, round_, members, parts, read, self.store

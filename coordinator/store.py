@@ -20,11 +20,11 @@ from typing import cast
 
 import safetensors
 import safetensors.torch
-import torch
 from torch import Tensor
 
+from ..algorithms.exchange import all_finite
 from ..errors import RefusedError
-from ..files import sync_directory, write_atomic
+from ..files import sync_directory
 from ..proto.wire import Item, tensor_from
 
 MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
@@ -61,12 +61,10 @@ class Spool:
 
 
 class Upload:
-    """The tensors of one upload, mapped from its file."""
+    """The tensors of one upload, mapped from its file when they are read and unmapped when they are let go."""
 
     def __init__(self, path: Path, items: Sequence[Item]) -> None:
-        with path.open("rb") as file:
-            # A private writable map: tensors share its memory, and nothing writes to it.
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._path = path
         self._places: dict[tuple[str, str], tuple[Item, int]] = {}
         offset = 0
         for item in items:
@@ -76,12 +74,19 @@ class Upload:
     def read(self, part: str, name: str) -> Tensor:
         """One tensor, in the shape and dtype of its spec."""
         item, offset = self._places[part, name]
-        return tensor_from(memoryview(self._map), item.spec, offset)
+        size = item.spec.nbytes
+        if not size:
+            return tensor_from(b"", item.spec)
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        with self._path.open("rb") as file:
+            # A private writable map: the tensor shares its memory, and what is written to it stays in this process.
+            pages = mmap.mmap(file.fileno(), offset - start + size, access=mmap.ACCESS_COPY, offset=start)
+        return tensor_from(memoryview(pages), item.spec, offset - start)
 
     def check_finite(self, silo: str) -> None:
         """RefusedError NOT_FINITE names the first tensor that holds NaN or infinity."""
         for part, name in self._places:
-            if not bool(torch.isfinite(self.read(part, name)).all()):
+            if not all_finite(self.read(part, name)):
                 raise RefusedError(silo, "NOT_FINITE", f"tensor {part}/{name} holds NaN or infinity")
 
 
@@ -90,6 +95,7 @@ class JobStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._loaded: dict[str, dict[str, Tensor]] = {}  # published values, once a silo has asked; shared by all
         shutil.rmtree(folder / "round", ignore_errors=True)
         for name in ("round", "latest", "versions"):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -121,11 +127,19 @@ class JobStore:
 
     def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace the published value of a part."""
+        self._loaded.pop(part, None)
         self._write(self._folder / "latest" / f"{part}.safetensors", tensors)
 
     def latest(self, part: str) -> dict[str, Tensor] | None:
-        """The published value of a part, or None."""
-        return self._read(self._folder / "latest" / f"{part}.safetensors")
+        """The published value of a part, or None; the same tensors for everybody who asks."""
+        path = self._folder / "latest" / f"{part}.safetensors"
+        if part not in self._loaded and path.exists():
+            self._loaded[part] = safetensors.torch.load_file(path)
+        return self._loaded.get(part)
+
+    def forget_loaded(self) -> None:
+        """Let the memory of published values go."""
+        self._loaded.clear()
 
     def store(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace a silo's version of a Mix part."""
@@ -145,7 +159,13 @@ class JobStore:
         return self._folder / "versions" / part / f"{silo}.safetensors"
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        write_atomic(path, safetensors.torch.save({k: v.contiguous() for k, v in tensors.items()}))
-
-    def _read(self, path: Path) -> dict[str, Tensor] | None:
-        return safetensors.torch.load_file(path) if path.exists() else None
+        temporary = path.with_name(f".{path.name}.tmp")
+        safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, temporary)
+        temporary.chmod(0o600)
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+        sync_directory(path.parent)

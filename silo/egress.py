@@ -15,9 +15,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from ..algorithms.exchange import all_finite
 from ..algorithms.job import Job
 from ..errors import LocalError, PeerError, RefusedError, StaddleError
 from ..proto import federation_pb2 as pb
@@ -203,7 +203,7 @@ class Gate:
         values = exactly(items, payload)
         # (2) Every value is finite.
         for item, value in zip(items, values, strict=True):
-            if not bool(torch.isfinite(value).all()):
+            if not all_finite(value):
                 raise LocalError(f"tensor {item.part}/{item.spec.name} holds NaN or infinity; it does not leave")
         # (3) The policy allows it.
         size = sum(item.spec.nbytes for item in items)

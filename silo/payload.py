@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
+from ..algorithms.exchange import all_finite
 from ..errors import LocalError, RefusedError
 from ..proto.stream import Inbound
 from ..proto.wire import Item, tensor_from
@@ -39,7 +39,7 @@ def exactly(items: tuple[Item, ...], payload: Mapping[str, Mapping[str, Tensor]]
                 f"tensor {item.part}/{item.spec.name} is {found}, the job's schema says {item.spec.dtype} "
                 f"{list(item.spec.shape)}; the whole message is refused"
             )
-        values.append(value.detach().cpu().clone())
+        values.append(value.detach().cpu())
     return values
 
 
@@ -49,7 +49,7 @@ def unpack(peer: str, inbound: Inbound, buffer: bytearray) -> dict[str, dict[str
     offset = 0
     for item in inbound.items:
         value = tensor_from(buffer, item.spec, offset)
-        if not bool(torch.isfinite(value).all()):
+        if not all_finite(value):
             raise RefusedError(peer, "NOT_FINITE", f"delivered {item.part}/{item.spec.name} holds NaN or infinity")
         delivered.setdefault(item.part, {})[item.spec.name] = value
         offset += item.spec.nbytes

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+import staddle
+
+ROOT = Path(str(staddle.__file__)).resolve().parent  # what is installed: the checkout, or the wheel
 FOLDERS = ("algorithms", "commands", "coordinator", "proto", "security", "silo")
 SHELLS = {"silo", "coordinator", "commands"}
 GENERATED = ("_pb2.py", "_pb2_grpc.py")

@@ -2,13 +2,14 @@ import errno
 from types import SimpleNamespace
 
 import pytest
+import safetensors
 import safetensors.torch
 import torch
 
 from staddle.algorithms.exchange import Kind, TensorSpec
 from staddle.coordinator import store
 from staddle.coordinator.store import MARGIN_BYTES, JobStore, Spool, Upload
-from staddle.errors import RefusedError
+from staddle.errors import RefusedError, StaddleError
 from staddle.proto.stream import chunks
 from staddle.proto.wire import Item, tensor_bytes
 
@@ -222,6 +223,52 @@ def test_a_published_value_can_be_replaced_while_it_is_being_read(folder):
     held = job.latest("model")["w"]
     job.publish("model", {"w": torch.ones(10_000)})
     assert held.sum() == 0
+
+
+def test_every_silo_gets_the_published_value_until_the_next_one(folder):
+    job = JobStore(folder)
+    for value in (1.0, 2.0):
+        job.publish("model", {"w": torch.full((2,), value)})
+        assert [job.latest("model")["w"].tolist() for _ in range(3)] == [[value, value]] * 3
+
+
+def racing(monkeypatch, action):
+    """The next read of a published file ends only after ``action``, which another thread does meanwhile."""
+    real = safetensors.torch.load_file
+
+    def slow(path):
+        monkeypatch.setattr(safetensors.torch, "load_file", real)
+        loaded = real(path)
+        action()
+        return loaded
+
+    monkeypatch.setattr(safetensors.torch, "load_file", slow)
+
+
+@pytest.mark.xfail(strict=True, reason="JobStore.latest keeps a value that was replaced while it was being read")
+def test_a_read_that_a_publication_overtakes_does_not_bring_the_old_value_back(folder, monkeypatch):
+    job = JobStore(folder)
+    job.publish("model", {"w": torch.zeros(2)})
+    racing(monkeypatch, lambda: job.publish("model", {"w": torch.ones(2)}))
+    job.latest("model")
+    assert job.latest("model")["w"].tolist() == [1, 1]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="JobStore.publish lets SafetensorError out, which the daemon's fold does not catch"
+)
+def test_a_value_that_cannot_be_written_is_a_fault_that_the_daemon_reports(folder, monkeypatch):
+    job = JobStore(folder)
+    job.publish("model", {"w": torch.zeros(2)})
+
+    def failing(*args, **kwargs):
+        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    for name in ("save", "save_file"):
+        monkeypatch.setattr(safetensors.torch, name, failing)
+    with pytest.raises((StaddleError, OSError, RuntimeError)):
+        job.publish("model", {"w": torch.ones(2)})
+    assert job.latest("model")["w"].tolist() == [0, 0]
 
 
 def test_versions_are_kept_by_part_and_silo(folder):

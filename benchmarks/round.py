@@ -1,0 +1,260 @@
+"""What a round costs beside a bare stream: ``python benchmarks/round.py [--side 324] [--silos 2] [--rounds 5]``.
+
+One run measures two things on the same machine, one after the other, with the same bytes:
+
+- *round*: a real coordinator process and real gates (roster, policy, ledger with fsync, digests, finite, fold), each
+  silo in a process of its own, without training: fetch what is delivered, give it back. Time from ``round.opened`` to
+  ``round.closed`` in the coordinator's own events, the first round left out (nothing is delivered in it).
+- *bare*: one gRPC server and one client process a silo, mutual TLS, 1 MiB messages, SHA-256 on both ends: the payload
+  down and up again, all silos at once.
+
+Prints seconds (median over rounds) and their ratio, and the coordinator's peak memory above its idle one in payloads.
+``--side`` is the edge of LeNet-5's square input: 324 gives 46.7 MB of parameters, 60 gives 1 MB.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from staddle.proto.channel import CHUNK_BYTES, OPTIONS, SERVER_OPTIONS, require_tls13
+
+require_tls13()
+
+import grpc  # noqa: E402 its variables must be set before it is imported
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from staddle.algorithms.data import Dataset  # noqa: E402
+from staddle.algorithms.job import Job  # noqa: E402
+from staddle.commands import local_federation  # noqa: E402
+from staddle.commands.processes import Daemon  # noqa: E402
+from staddle.files import parse_json, read_bytes  # noqa: E402
+from staddle.security import policy as policies  # noqa: E402
+from staddle.security import roster as rosters  # noqa: E402
+from staddle.security.identity import load_keys  # noqa: E402
+from staddle.security.ledger import Ledger  # noqa: E402
+from staddle.silo.egress import Gate, open_client  # noqa: E402
+
+TIMING = {"admission_seconds": 60, "beat_seconds": 10, "hold_seconds": 30}
+
+
+# Our round.
+
+
+def silo_process(folder: str, silo: str, address: str) -> None:
+    """A silo that gives back what it was given."""
+    asyncio.run(echo(Path(folder), silo, address))
+
+
+async def echo(folder: Path, silo: str, address: str) -> None:
+    """Accept, then fetch and give until the job is over."""
+    roster = rosters.load(folder / "roster.json")
+    keys = load_keys(folder / silo / "keys")
+    policy = policies.load(folder / silo / "policy.toml")
+    job = Job.from_document(parse_json(read_bytes(folder / "jobs" / "bench.json"), "job")["document"], "job")
+    zeros = {
+        part.name: {s.name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for s in part.wire}
+        for part in job.up(0)
+    }
+    zeros["model"]["@weight"] = torch.tensor(1.0, dtype=torch.float64)
+    with Ledger.open(folder / silo / "egress.jsonl", silo) as ledger:
+        gate = Gate(open_client(address, keys, roster), ledger, policy, roster)
+        await gate.hello()
+        while True:
+            task = await gate.poll()
+            match task.WhichOneof("body"):
+                case "offer":
+                    await gate.answer(job.name, job.digest, 0, "ACCEPT")
+                case "round":
+                    delivered = await gate.fetch(job, task.round.round)
+                    payload = {**zeros, "model": {**zeros["model"], **delivered.get("model", {})}}
+                    await gate.give(job, task.round.round, payload)
+                case "finish":
+                    await gate.answer(job.name, job.digest, job.rounds, "DONE")
+                    break
+        await gate.close()
+
+
+def memory(pid: int, key: str) -> int:
+    """Bytes of VmHWM (peak) or VmRSS of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    raise SystemExit(f"/proc/{pid}/status has no {key}; this benchmark needs Linux")
+
+
+def our_rounds(silos: int, rounds: int, side: int) -> tuple[list[float], int, float]:
+    """Seconds of each round but the first, payload bytes, and peak memory of the coordinator in payloads."""
+    names = [f"silo-{n}" for n in range(silos)]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "federation"
+        federation = local_federation.make(folder, names)
+        job = local_federation.sign_job(
+            federation,
+            {
+                "version": 1,
+                "name": "bench",
+                "seed": 1,
+                "rounds": rounds,
+                "silos": names,
+                "method": {"name": "fedavg"},
+                "model": {"name": "lenet5", "classes": 10, "input": [3, side, side]},
+                "training": {"epochs": 1, "lr": 0.1},
+            },
+        )
+        payload = sum(spec.nbytes for part in job.up(0) for spec in part.wire)
+        local_federation.write_coordinator(federation, ["bench"], TIMING)
+        coordinator = Daemon("coordinator", "staddle.coordinator", federation.coordinator_config)
+        try:
+            address = str(coordinator.wait_for("listening", 60)["address"])
+            idle = memory(coordinator.pid, "VmRSS")
+            record = Dataset(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+            context = multiprocessing.get_context("spawn")
+            children = []
+            for name in names:
+                local_federation.write_silo(federation, name, address, record, [job])
+                policy = folder / name / "policy.toml"
+                policy.write_text(policy.read_text().replace("64MiB", "4GiB"))
+                children.append(context.Process(target=silo_process, args=(str(folder), name, address)))
+                children[-1].start()
+            opened, took = 0.0, []
+            while (event := coordinator.event(300)) is not None and event["event"] != "job.ended":
+                at = datetime.fromisoformat(str(event["time"])).timestamp()
+                if event["event"] == "round.opened":
+                    opened = at
+                elif event["event"] == "round.closed" and event["round"] > 0:
+                    took.append(at - opened)
+            for child in children:
+                child.join(60)
+            peak = memory(coordinator.pid, "VmHWM")
+        finally:
+            coordinator.stop()
+    return took, payload, (peak - idle) / payload
+
+
+# The bare stream.
+
+
+def bare_server(pipe: Any, key: bytes, certificate: bytes, roots: bytes, size: int) -> None:
+    """Streams ``size`` bytes down, takes a stream up; hashes both."""
+
+    async def down(_: bytes, __: Any) -> AsyncIterator[bytes]:
+        digest, piece = hashlib.sha256(), np.random.default_rng(1).bytes(CHUNK_BYTES)
+        for start in range(0, size, CHUNK_BYTES):
+            part = piece[: size - start]
+            digest.update(part)
+            yield part
+
+    async def up(requests: AsyncIterator[bytes], _: Any) -> bytes:
+        digest = hashlib.sha256()
+        async for part in requests:
+            digest.update(part)
+        return digest.digest()
+
+    async def serve() -> None:
+        server = grpc.aio.server(options=list(SERVER_OPTIONS))
+        handlers = {
+            "down": grpc.unary_stream_rpc_method_handler(down),
+            "up": grpc.stream_unary_rpc_method_handler(up),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", handlers),))
+        credentials = grpc.ssl_server_credentials([(key, certificate)], roots, require_client_auth=True)
+        pipe.send(server.add_secure_port("127.0.0.1:0", credentials))
+        await server.start()
+        await asyncio.to_thread(pipe.recv)
+        await server.stop(0)
+
+    asyncio.run(serve())
+
+
+def bare_client(pipe: Any, port: int, pair: tuple[bytes, bytes], root: bytes, size: int) -> None:
+    """On each message of the pipe: the payload down and up again."""
+
+    async def run() -> None:
+        credentials = grpc.ssl_channel_credentials(root, *pair)
+        options = [*OPTIONS, ("grpc.ssl_target_name_override", "coordinator.staddle")]
+        piece = np.random.default_rng(2).bytes(CHUNK_BYTES)
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel:
+            await channel.channel_ready()
+            pipe.send("ready")
+            while await asyncio.to_thread(pipe.recv):
+                digest = hashlib.sha256()
+                async for part in channel.unary_stream("/bare/down")(b""):
+                    digest.update(part)
+                call = channel.stream_unary("/bare/up")()
+                for start in range(0, size, CHUNK_BYTES):
+                    part = piece[: size - start]
+                    digest.update(part)
+                    await call.write(part)
+                await call.done_writing()
+                await call
+                pipe.send("done")
+
+    asyncio.run(run())
+
+
+def bare_rounds(silos: int, rounds: int, size: int) -> list[float]:
+    """Seconds of each round but the first."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "federation"
+        local_federation.make(folder, ["silo-0"])
+        roster = rosters.load(folder / "roster.json")
+        keys, own = load_keys(folder / "coordinator" / "keys"), load_keys(folder / "silo-0" / "keys")
+        root = roster.coordinator.certificate.encode()
+        ours, theirs = context.Pipe()
+        pair = (keys.tls_key, root)
+        server = context.Process(target=bare_server, args=(theirs, *pair, roster.bundle().encode(), size))
+        server.start()
+        port = ours.recv()
+        pipes, children = [], [server]
+        for _ in range(silos):
+            mine, other = context.Pipe()
+            arguments = (other, port, (own.tls_key, own.entry.certificate.encode()), root, size)
+            children.append(context.Process(target=bare_client, args=arguments))
+            children[-1].start()
+            pipes.append(mine)
+        for pipe in pipes:
+            pipe.recv()
+        took = []
+        for _ in range(rounds):
+            started = time.perf_counter()
+            for pipe in pipes:
+                pipe.send(True)
+            for pipe in pipes:
+                pipe.recv()
+            took.append(time.perf_counter() - started)
+        for pipe in (*pipes, ours):
+            pipe.send(False)
+        for child in children:
+            child.join(30)
+    return took[1:]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--side", type=int, default=324)
+    parser.add_argument("--silos", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=6)
+    chosen = parser.parse_args()
+    took, payload, memory_used = our_rounds(chosen.silos, chosen.rounds, chosen.side)
+    bare = bare_rounds(chosen.silos, chosen.rounds, payload)
+    ours, floor = statistics.median(took), statistics.median(bare)
+    sys.stdout.write(
+        f"{payload / 1e6:.1f} MB x {chosen.silos} silos: round {ours:.3f} s, bare {floor:.3f} s, "
+        f"ratio {ours / floor:.2f}; coordinator's peak above idle: {memory_used:.2f} payloads\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+import json
+
+import numpy as np
+import pytest
+
+from staddle.errors import RefusedError
+from staddle.files import canonical_json
+from staddle.security import roster as rosters
+from staddle.security.envelope import sign_document
+from staddle.security.identity import load_keys
+from staddle.security.labels import JOB, ROSTER
+from staddle.silo.admission import admit
+from staddle.silo.config import Data
+
+KEY = bytes(32)
+BAD_DATA = "nowhere.npz"
+
+
+@pytest.fixture
+def ask(made, data_file):
+    """Admit a signed job; everything but what the test changes is as it should be."""
+
+    def call(signed=None, silo="silo-a", policy=None, data=None, key=KEY, roster=None):
+        return admit(
+            made.signed("simple") if signed is None else signed,
+            silo,
+            made.roster if roster is None else roster,
+            made.policy(*made.jobs.values()) if policy is None else policy,
+            data or Data(file=data_file),
+            key,
+        )
+
+    return call
+
+
+@pytest.fixture
+def refused(ask):
+    def call(code, **changes):
+        with pytest.raises(RefusedError) as caught:
+            ask(**changes)
+        assert (caught.value.code, caught.value.peer) == (code, "coordinator")
+        return caught.value.why
+
+    return call
+
+
+@pytest.fixture
+def signed_by(made):
+    """A document signed by a member, whatever it says."""
+
+    def call(document, member="operator", label=JOB, roster=None):
+        folder = made.files.folder / member
+        keys = load_keys(folder if (folder / "entry.json").exists() else folder / "keys")
+        return canonical_json(sign_document(document, roster or made.roster, keys, label))
+
+    return call
+
+
+def denying(made):
+    return made.policy()
+
+
+def test_a_good_job_is_admitted_with_all_records_on_one_side_each(ask, made):
+    admitted = ask()
+    assert (admitted.job.digest, admitted.signer) == (made.jobs["simple"].digest, "operator")
+    assert len(admitted.train) + len(admitted.test) == 40
+    assert min(len(admitted.train), len(admitted.test)) > 0
+
+
+def test_the_split_is_that_of_the_silos_own_key(ask):
+    sides = {len(ask(key=bytes([n]) * 32).test) for n in range(8)}
+    assert len(sides) > 1
+    assert ask().test.y.tolist() == ask().test.y.tolist()
+
+
+# (1) Signed by an operator of our roster.
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [b"", b"[]", b"{}", b"null", b"\xff", b'{"a":1,"a":2}', b"[" * 100_000, b'{"document":{},"signer":"operator"}'],
+    ids=lambda signed: repr(signed[:12]),
+)
+def test_1_what_is_no_envelope_is_refused(refused, signed):
+    refused("JOB_SIGNATURE", signed=signed)
+
+
+def test_1_a_changed_job_is_refused(refused, made):
+    envelope = json.loads(made.signed("simple"))
+    for change in ({"rounds": 5}, {"name": "other"}, {"silos": ["silo-a", "silo-b"]}):
+        changed = canonical_json({**envelope, "document": {**envelope["document"], **change}})
+        assert "changed after it was signed" in refused("JOB_SIGNATURE", signed=changed)
+
+
+@pytest.mark.parametrize("field", ["signature", "roster"])
+def test_1_a_changed_envelope_is_refused(refused, made, field):
+    envelope = json.loads(made.signed("simple"))
+    digits = envelope[field]
+    flipped = ("1" if digits[0] != "1" else "2") + digits[1:]
+    refused("JOB_SIGNATURE", signed=canonical_json({**envelope, field: flipped}))
+
+
+def test_1_an_unknown_signer_is_refused(refused, made):
+    envelope = json.loads(made.signed("simple"))
+    assert "no member" in refused("JOB_SIGNATURE", signed=canonical_json({**envelope, "signer": "nobody"}))
+
+
+@pytest.mark.parametrize("member", ["coordinator", "silo-a", "founder"])
+def test_1_no_other_role_may_sign_a_job(refused, made, signed_by, member):
+    document = made.jobs["simple"].document()
+    assert "only a member of role operator" in refused("JOB_SIGNATURE", signed=signed_by(document, member))
+
+
+def test_1_a_signature_for_another_purpose_is_refused(refused, made, signed_by):
+    refused("JOB_SIGNATURE", signed=signed_by(made.jobs["simple"].document(), label=ROSTER))
+
+
+def test_1_a_job_signed_under_another_roster_is_refused(refused, made):
+    newer = rosters.remove(made.roster, "silo-c")
+    assert "we hold" in refused("JOB_SIGNATURE", roster=newer)
+
+
+# (2) Our code gives the same schema.
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": []}, "schema"),
+        ({"method_digest": "00" * 32}, "method_digest"),
+        ({"model_digest": "00" * 32}, "model"),
+        ({"method": {"name": "fedper", "version": 99, "options": {}}}, "version"),
+        ({"method": {"name": "fedprr", "version": 1, "options": {}}}, "did you mean 'fedper'"),
+        ({"rounds": 0}, "rounds"),
+        ({"unknown": 1}, "unknown"),
+    ],
+)
+def test_2_a_signed_job_that_our_code_reads_otherwise_is_refused(refused, made, signed_by, change, said):
+    document = {**made.jobs["simple"].document(), **change}
+    assert said in refused("JOB_INVALID", signed=signed_by(document))
+
+
+def test_2_a_schema_with_one_tensor_more_is_refused(refused, made, signed_by):
+    document = json.loads(canonical_json(made.jobs["simple"].document()))
+    part = document["schema"][0]["up"][0]
+    part["tensors"].append({"name": "classifier.weight", "dtype": "float32", "shape": [3, 64]})
+    assert "schema" in refused("JOB_INVALID", signed=signed_by(document))
+
+
+# (3) We are one of its silos.
+
+
+def test_3_a_job_for_others_is_refused(refused, made):
+    made.job("others", silos=["silo-b", "silo-c"])
+    assert "is not for silo 'silo-a'" in refused("JOB_INVALID", signed=made.signed("others"))
+
+
+# (4) The policy allows all that any of its rounds gives.
+
+
+def test_4_a_policy_without_a_rule_refuses_and_names_every_tensor(refused, made):
+    why = refused("POLICY", policy=denying(made))
+    for item in ("extractor/extractor.conv1.weight", "extractor/@weight", "metrics/tested"):
+        assert item in why
+
+
+def test_4_a_policy_for_another_method_refuses(refused, made):
+    assert "no [[allow]] has method 'fedper'" in refused("POLICY", policy=made.policy(made.jobs["phases"]))
+
+
+def test_4_a_later_phase_counts_too(refused, made):
+    later = {'parts = ["rows"]': 'parts = ["other"]'}
+    policy = made.policy(made.jobs["phases"], replace=later)
+    why = refused("POLICY", signed=made.signed("phases"), policy=policy)
+    assert why.startswith("from round 2 on: ")
+    assert "rows/rows" in why
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('max_bytes_per_round = "64MiB"', "max_bytes_per_round = 1000"),
+        ('readers = ["coordinator"]', 'readers = ["somebody"]'),
+        ('recipients = ["coordinator"]', 'recipients = ["somebody"]'),
+        ('kinds = ["backbone"]', 'kinds = ["sketch"]'),
+    ],
+)
+def test_4_each_limit_of_the_policy_counts(refused, made, old, new):
+    refused("POLICY", policy=made.policy(made.jobs["simple"], replace={old: new}))
+
+
+# (5) Our data fit the model.
+
+
+def test_5_missing_data_is_refused(refused, tmp_path):
+    assert BAD_DATA in refused("DATA", data=Data(file=tmp_path / BAD_DATA))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (np.zeros((9, 1, 8, 7), np.float32), np.zeros(9, np.int64), "takes"),
+        (np.zeros((9, 1, 8, 8), np.float32), np.full(9, 3), "label 3"),
+        (np.full((9, 1, 8, 8), np.nan, np.float32), np.zeros(9, np.int64), "NaN"),
+        (np.zeros((1, 1, 8, 8), np.float32), np.zeros(1, np.int64), "1 records"),
+    ],
+)
+def test_5_data_that_do_not_fit_are_refused(refused, tmp_path, x, y, said):
+    np.savez(tmp_path / "bad.npz", x=x, y=y)
+    assert said in refused("DATA", data=Data(file=tmp_path / "bad.npz"))
+
+
+def test_5_a_split_without_test_records_is_refused(refused, data_file):
+    assert "no test record" in refused("DATA", data=Data(file=data_file, test_fraction=1e-12))
+
+
+# In running order.
+
+
+def test_the_first_check_that_fails_gives_the_code(refused, made, signed_by, tmp_path):
+    bad_data, deny = Data(file=tmp_path / BAD_DATA), denying(made)
+    invalid = {**made.job("others", silos=["silo-b", "silo-c"]).document(), "model_digest": "00" * 32}
+    refused("JOB_SIGNATURE", signed=signed_by(invalid, "silo-b"), policy=deny, data=bad_data)
+    assert "differs" in refused("JOB_INVALID", signed=signed_by(invalid), policy=deny, data=bad_data)
+    assert "is not for silo" in refused("JOB_INVALID", signed=made.signed("others"), policy=deny, data=bad_data)
+    refused("POLICY", policy=deny, data=bad_data)
+    refused("DATA", data=bad_data)

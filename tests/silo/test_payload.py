@@ -1,0 +1,140 @@
+import pytest
+import torch
+
+from staddle.algorithms.exchange import Kind, TensorSpec
+from staddle.errors import LocalError, RefusedError
+from staddle.proto import tensor_pb2 as pb
+from staddle.proto.stream import Digester, Inbound, chunks
+from staddle.proto.wire import Item
+from staddle.security.release import Release
+from staddle.silo.payload import exactly, readers_of, release_of, unpack
+
+ITEMS = (
+    Item("model", Kind.WHOLE_MODEL, TensorSpec("w", "float32", (2, 2))),
+    Item("metrics", Kind.METRIC, TensorSpec("n", "int64", ())),
+    Item("model", Kind.WHOLE_MODEL, TensorSpec("@weight", "float64", ())),
+    Item("model", Kind.WHOLE_MODEL, TensorSpec("none", "float32", (0,))),
+)
+
+
+def payload(**changes):
+    """What these items give; ``changes`` replaces tensors by name, None leaves one out."""
+    model = {
+        "@weight": torch.tensor(2.0, dtype=torch.float64),
+        "none": torch.empty(0),
+        "w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        **changes,
+    }
+    return {"metrics": {"n": torch.tensor(7)}, "model": {k: v for k, v in model.items() if v is not None}}
+
+
+# exactly.
+
+
+def test_values_come_in_wire_order_whatever_the_payloads_order():
+    given = payload()
+    values = exactly(ITEMS, given)
+    assert [v.tolist() for v in values] == [[[1.0, 2.0], [3.0, 4.0]], 7, 2.0, []]
+    assert exactly((), {}) == []
+
+
+def test_values_carry_no_gradient():
+    first, *_ = exactly(ITEMS, payload(w=torch.ones(2, 2, requires_grad=True)))
+    assert not first.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"extra": torch.zeros(1)}, "model/extra is not in the job's schema"),
+        ({"": torch.zeros(1)}, "model/ is not in"),
+        ({"w": None}, "model/w is missing"),
+        ({"none": None}, "model/none is missing"),
+        ({"@weight": None}, "model/@weight is missing"),
+        ({"w": torch.zeros(4)}, r"model/w is float32 \[4\], the job's schema says float32 \[2, 2\]"),
+        ({"w": torch.zeros(2, 2, 1)}, r"float32 \[2, 2, 1\]"),
+        ({"w": torch.zeros(2, 2, dtype=torch.float64)}, r"model/w is float64 \[2, 2\]"),
+        ({"w": torch.zeros(2, 2, dtype=torch.int32)}, "model/w is int32"),
+        ({"w": torch.zeros(2, 2, dtype=torch.bfloat16)}, "model/w is bfloat16"),
+        ({"@weight": torch.zeros(1, dtype=torch.float64)}, r"@weight is float64 \[1\]"),
+        ({"none": torch.empty(0, 1)}, r"model/none is float32 \[0, 1\]"),
+    ],
+)
+def test_what_is_not_the_schema_is_refused_and_named(changes, named):
+    with pytest.raises(LocalError, match=named):
+        exactly(ITEMS, payload(**changes))
+
+
+def test_a_part_too_many_or_too_few_is_refused():
+    with pytest.raises(LocalError, match="secret/w is not in"):
+        exactly(ITEMS, {**payload(), "secret": {"w": torch.zeros(1)}})
+    with pytest.raises(LocalError, match="metrics/n is missing"):
+        exactly(ITEMS, {"model": payload()["model"]})
+    with pytest.raises(LocalError, match="metrics/n is not in"):
+        exactly((), payload())
+
+
+def test_a_tensor_under_another_parts_name_is_refused():
+    given = payload(w=None)
+    with pytest.raises(LocalError, match="metrics/w is not in"):
+        exactly(ITEMS, {**given, "metrics": {**given["metrics"], "w": torch.zeros(2, 2)}})
+
+
+# unpack.
+
+
+def arrived(values, items=ITEMS):
+    """An Inbound that took these values, and the buffer that they fill."""
+    buffer = bytearray()
+    inbound = Inbound("coordinator", lambda _: items, buffer.extend)
+    digester = Digester([item.spec.nbytes for item in items])
+    inbound.feed(pb.Frame(manifest=pb.Manifest()))
+    for chunk in chunks(values, 5):
+        digester.update(chunk)
+        inbound.feed(pb.Frame(chunk=chunk))
+    found = digester.digests()
+    inbound.feed(pb.Frame(end=pb.End(sha256=found.total, tensor_sha256=found.tensors)))
+    inbound.finish()
+    return inbound, buffer
+
+
+def test_a_delivery_is_unpacked_by_part_and_name():
+    sent = exactly(ITEMS, payload())
+    delivered = unpack("coordinator", *arrived(sent))
+    assert {part: set(values) for part, values in delivered.items()} == {
+        "model": {"w", "@weight", "none"},
+        "metrics": {"n"},
+    }
+    for item, value in zip(ITEMS, sent, strict=True):
+        found = delivered[item.part][item.spec.name]
+        assert (found.dtype, tuple(found.shape)) == (value.dtype, item.spec.shape)
+        assert torch.equal(found, value)
+
+
+def test_nothing_delivered_is_nothing():
+    assert unpack("coordinator", *arrived([], ())) == {}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(("place", "named"), [(0, "model/w"), (2, "model/@weight")])
+def test_a_delivered_value_that_is_not_finite_is_refused(bad, place, named):
+    values = exactly(ITEMS, payload())
+    values[place].reshape(-1)[-1] = bad
+    with pytest.raises(RefusedError) as caught:
+        unpack("coordinator", *arrived(values))
+    assert (caught.value.code, caught.value.peer) == ("NOT_FINITE", "coordinator")
+    assert named in caught.value.why
+
+
+# What policy and ledger read.
+
+
+def test_a_release_says_what_the_item_is():
+    assert release_of(ITEMS[1]) == Release("metrics", "metric", "n", "int64", (), "plain", "private")
+    assert release_of(ITEMS[0]).kind == "whole_model"
+    for item in ITEMS:
+        assert release_of(item).nbytes == item.spec.nbytes
+
+
+def test_the_reader_is_the_coordinator(made):
+    assert readers_of(made.roster) == ("coordinator",)

@@ -1,0 +1,134 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from staddle.errors import LocalError
+from staddle.silo.session import (
+    Asked,
+    Barred,
+    Conclude,
+    Connect,
+    Connected,
+    Decide,
+    Exit,
+    Finished,
+    Lost,
+    Offered,
+    Poll,
+    SessionState,
+    StopAsked,
+    TakePart,
+    Told,
+    Worked,
+    advance,
+    begin,
+)
+
+OFFER = Offered("j", "ab", b"{}")
+ASKED = Asked("j", "ab", 3, ("a", "b"))
+FINISHED = Finished("j", "ab", 4, completed=True)
+WORK = {OFFER: Decide(OFFER), ASKED: TakePart(ASKED), FINISHED: Conclude(FINISHED)}
+OFFLINE = SessionState("offline", 2)
+WAITING = SessionState("waiting", 2)
+WORKING = SessionState("working", task=ASKED)
+STOPPED = SessionState("stopped")
+
+TABLE = [
+    (OFFLINE, Connected(), SessionState("waiting", 2), Poll()),
+    (OFFLINE, Lost("x"), SessionState("offline", 3), Connect(3)),
+    (WAITING, Told(None), SessionState("waiting"), Poll()),
+    *((WAITING, Told(task), SessionState("working", task=task), work) for task, work in WORK.items()),
+    (WAITING, Lost("x"), SessionState("offline", 3), Connect(3)),
+    (WORKING, Worked(), SessionState("waiting"), Poll()),
+    (WORKING, Lost("x"), SessionState("offline", 1), Connect(1)),
+    *((state, Barred("why"), STOPPED, Exit("why")) for state in (OFFLINE, WAITING, WORKING, STOPPED)),
+    *((state, StopAsked(), STOPPED, Exit("")) for state in (OFFLINE, WAITING, WORKING, STOPPED)),
+]
+EVENTS = (Connected(), Told(None), Told(ASKED), Worked(), Lost("x"), Barred("x"), StopAsked())
+
+
+def test_it_begins_offline_and_connects_without_waiting():
+    assert begin() == (SessionState("offline", 0, None), Connect(0))
+
+
+@pytest.mark.parametrize(("state", "event", "following", "effect"), TABLE)
+def test_each_row_of_the_table(state, event, following, effect):
+    assert advance(state, event) == (following, effect)
+
+
+LEGAL = {(state.stage, type(event)) for state, event, *_ in TABLE}
+ILLEGAL = [(s, e) for s, e in itertools.product((OFFLINE, WAITING, WORKING), EVENTS) if (s.stage, type(e)) not in LEGAL]
+
+
+@pytest.mark.parametrize(("state", "event"), ILLEGAL, ids=str)
+def test_an_event_that_cannot_come_is_our_own_fault(state, event):
+    with pytest.raises(LocalError, match=f"{type(event).__name__}.*'{state.stage}'"):
+        advance(state, event)
+
+
+@pytest.mark.parametrize("event", [Connected(), Told(None), Told(ASKED), Worked()])
+def test_nothing_comes_after_a_stop(event):
+    with pytest.raises(LocalError, match="stopped"):
+        advance(STOPPED, event)
+
+
+@pytest.mark.xfail(strict=True, reason="session.advance takes Lost in stage stopped and goes back to offline")
+def test_a_stopped_session_does_not_connect_again():
+    with pytest.raises(LocalError):
+        advance(STOPPED, Lost("x"))
+
+
+def test_attempts_are_counted_while_nobody_answers():
+    state, effect = begin()
+    attempts = []
+    for _ in range(4):
+        state, effect = advance(state, Lost("no answer"))
+        attempts.append(effect)
+    assert attempts == [Connect(n) for n in (1, 2, 3, 4)]
+
+
+def test_a_coordinator_that_greets_and_then_refuses_is_not_hammered():
+    state, effect = begin()
+    attempts = []
+    for _ in range(4):
+        state, _ = advance(state, Connected())
+        state, effect = advance(state, Lost("refused"))
+        attempts.append(effect.attempt)
+    assert attempts == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("task", [None, ASKED])
+def test_a_poll_that_came_back_starts_the_count_again(task):
+    state = advance(SessionState("offline", 7), Connected())[0]
+    assert state.attempt == 7
+    state = advance(state, Told(task))[0]
+    assert state.attempt == 0
+    assert advance(state, Lost("x"))[1] == Connect(1)
+
+
+def test_a_lost_task_is_forgotten():
+    assert advance(WORKING, Lost("x"))[0].task is None
+    assert advance(WORKING, Worked())[0].task is None
+
+
+@settings(deadline=None, max_examples=200)
+@given(events=st.lists(st.sampled_from(EVENTS), max_size=15))
+def test_any_events_keep_state_and_effect_together(events):
+    state, effect = begin()
+    for event in events:
+        if isinstance(effect, Exit):
+            break
+        before = state
+        try:
+            state, effect = advance(state, event)
+        except LocalError:
+            assert (before.stage, type(event)) not in LEGAL
+            continue
+        assert (before.stage, type(event)) in LEGAL
+        wanted = {"offline": Connect, "waiting": Poll, "stopped": Exit}.get(state.stage, type(WORK.get(state.task)))
+        assert type(effect) is wanted
+        assert (state.task is not None) == (state.stage == "working")
+        if isinstance(effect, Connect):
+            assert effect.attempt == state.attempt > 0
