@@ -9,8 +9,9 @@
     │   └── RefusedError       the same, with a code of the closed list that may be told to the peer
     └── AbortedError           nobody's fault: a deadline passed, too few silos were left
 
-Every text names the thing, the value and the fix. Only codes of the closed list ``ErrorCode`` in
-``proto/federation.proto`` cross the wire, never these texts: a text may hold what a silo must not tell.
+Every text names the thing, the value and the fix. From a silo only codes of the closed list ``ErrorCode`` in
+``proto/federation.proto`` cross the wire, never these texts: a text may hold what a silo must not tell. The
+coordinator, which holds no data, explains a refusal to the silo whose message it refuses.
 """
 
 

@@ -31,9 +31,9 @@ class _Lines(logging.Formatter):
 
 def _plain(value: object) -> str:
     if isinstance(value, list | tuple):
-        return ",".join(str(v) for v in value)
+        return ",".join(_plain(v) for v in value)
     text = str(value)
-    return repr(text) if " " in text else text
+    return text if text.isprintable() and " " not in text else repr(text)
 
 
 def setup(form: Format) -> None:

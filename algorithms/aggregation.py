@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 from torch import Tensor
 
 from ..errors import LocalError
-from .exchange import Exchanges, Mix, Part, Tensors
+from .exchange import Exchanges, Mix, Part, Tensors, all_finite
 from .method import METRICS, CoordinatorState, Latest, Method
 
 ReadGift: TypeAlias = Callable[[str, str, str], Tensor]  # (part, silo, tensor name) → what that silo gave this round
@@ -90,6 +90,9 @@ def close_round(
         results[part.name] = exchanges.collect(part, ordered, _reader(read, part.name))
     metrics = results.pop(METRICS.name, {})
     following, published = method.combine(state, round_, ordered, results)
+    for name, tensors in published.items():
+        if not all(all_finite(tensor) for tensor in tensors.values()):
+            raise LocalError(f"round {round_}: the result of part {name!r} holds NaN or infinity; it is not published")
     for part in up_parts:
         if isinstance(part.exchange, Mix):
             for silo in ordered:

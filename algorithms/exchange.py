@@ -31,6 +31,7 @@ Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo gav
 
 WEIGHT = "@weight"  # the name under which a Sum's weight crosses; "@" cannot start a tensor's own name
 BLOCK = 1 << 16  # elements of a float64 accumulator that are worked on at a time: 512 KiB, inside a core's cache
+LARGEST_WEIGHT = 2.0**53  # counts of records are exact up to here
 MIX_BITS = 32  # SECURITY.md rule 19: the integer weights of a Mix row add up to 2^32 exactly
 
 DTYPES: dict[str, torch.dtype] = {
@@ -167,8 +168,8 @@ class Plain:
             if gift.weight is None:
                 raise LocalError(f"part {part.name!r}: a Sum of form {part.exchange!r} needs a weight")
             given[WEIGHT] = torch.as_tensor(gift.weight, dtype=torch.float64)
-            if bool((given[WEIGHT] < 0).any()):
-                raise LocalError(f"part {part.name!r}: a weight is negative")
+            if fault := weight_fault(given[WEIGHT]):
+                raise LocalError(f"part {part.name!r}: {fault}")
         elif gift.weight is not None:
             raise LocalError(f"part {part.name!r}: {part.exchange!r} takes no weight")
         if set(given) != {spec.name for spec in part.wire}:
@@ -270,6 +271,15 @@ def _divided(total: Tensor, divisor: float, spec: TensorSpec) -> Tensor:
         block = slice(start, start + BLOCK)
         result[block] = total[block] / divisor
     return result.reshape(spec.shape)
+
+
+def weight_fault(weight: Tensor) -> str:
+    """What is wrong with a Sum's weight; empty if nothing is."""
+    if not all_finite(weight):
+        return "a weight is NaN or infinite"
+    if bool((weight < 0).any()) or bool((weight > LARGEST_WEIGHT).any()):
+        return f"a weight is negative or above {LARGEST_WEIGHT:g}"
+    return ""
 
 
 def all_finite(tensor: Tensor) -> bool:

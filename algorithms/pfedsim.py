@@ -148,7 +148,8 @@ class PFedSim(Method):
 
     def similarities(self, gram: Tensor) -> Tensor:
         """What ``phi`` stores for a cohort of n silos, from the inner products [groups, n, n]."""
-        cosines = gram.clamp(0, LARGEST_COSINE)
+        norms = gram.diagonal(dim1=1, dim2=2).clamp(min=EPSILON**2).sqrt()  # [groups, n]: 1 from an honest silo
+        cosines = (gram / (norms[:, :, None] * norms[:, None, :])).clamp(0, LARGEST_COSINE)
         if self.options.similarity == "mean":
             return cosines[0]  # Eq. 2, clamped
         return -torch.log(1 - cosines).mean(0)  # Eq. 3

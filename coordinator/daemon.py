@@ -13,7 +13,7 @@ from .. import log
 from ..algorithms import aggregation
 from ..algorithms.exchange import PLAIN
 from ..algorithms.job import Job
-from ..errors import RefusedError, StaddleError
+from ..errors import RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
 from ..proto.stream import Digests
@@ -29,12 +29,12 @@ from .round import (
     Drawn,
     Effect,
     Event,
-    Failed,
     Fold,
     Folded,
     FoldFailed,
     Given,
     JobState,
+    Lost,
     Report,
     SiloTask,
     Watch,
@@ -45,6 +45,7 @@ from .round import (
 from .store import JobStore, Spool, Upload
 
 LOST_AFTER_BEATS = 6
+FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSError is tried again
 
 
 class JobRun:
@@ -76,9 +77,9 @@ class JobRun:
             )
 
     async def accept(self, silo: str, round_: int, spool: Spool, items: Sequence[Item]) -> None:
-        """Check what was spooled and keep it; RefusedError if a value is not finite or the round closed meanwhile."""
+        """Check what was spooled and keep it; RefusedError for a bad value or if the round closed meanwhile."""
         path = await asyncio.to_thread(spool.finished)
-        await asyncio.to_thread(Upload(path, items).check_finite, silo)
+        await asyncio.to_thread(Upload(path, items).check_values, silo)
         self.check_open(silo, round_)
         self.store.keep(silo, path)
 
@@ -107,7 +108,7 @@ class Daemon:
         self._keys = keys
         self._seen: dict[str, float] = {}
         self._folding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Mapping[str, Tensor]]] = set()
         self._spool = config.directory / "spool"
         shutil.rmtree(self._spool, ignore_errors=True)
         self._spool.mkdir(parents=True)
@@ -145,10 +146,9 @@ class Daemon:
 
     def conclude(self, run: JobRun, silo: str, round_: int, end: tensor.End, digests: Digests) -> pb.Receipt:
         """Take an accepted upload into the state; the signed receipt."""
-        self.apply(run, Given(silo, round_, digests.total.hex()))
         job = run.job
         size = sum(i.spec.nbytes for i in given_items(job.up(round_)))
-        leaf = end.ledger_leaf[:32].hex()
+        leaf = end.ledger_leaf.hex()
         receipt = Receipt(
             federation=self.roster.federation,
             roster=rosters.digest(self.roster),
@@ -160,7 +160,9 @@ class Daemon:
             ledger_seq=end.ledger_seq,
             ledger_leaf=leaf,
         )
-        return pb.Receipt(round=round_, size=size, sha256=digests.total, signature=receipt.sign(self._keys))
+        signature = receipt.sign(self._keys)
+        self.apply(run, Given(silo, round_, digests.total.hex()))
+        return pb.Receipt(round=round_, size=size, sha256=digests.total, signature=signature)
 
     async def watch_silos(self) -> None:
         """For ever: drop the silos of open rounds that were not heard of for some beats."""
@@ -172,7 +174,7 @@ class Daemon:
             for run in self.runs:
                 for silo in awaited(run.state):
                     if self._seen.setdefault(silo, loop.time()) < silent:
-                        self.apply(run, Failed(silo, run.state.round, "lost"))
+                        self.apply(run, Lost(silo))
 
     # Events and effects.
 
@@ -213,24 +215,37 @@ class Daemon:
     def _start_fold(self, run: JobRun, effect: Fold) -> None:
         task = asyncio.get_running_loop().create_task(self._fold(run, effect))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._folded(run, effect, done))
 
-    async def _fold(self, run: JobRun, effect: Fold) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            metrics = await loop.run_in_executor(self._folding, run.fold, effect.round, effect.members)
-        except (StaddleError, OSError, RuntimeError, MemoryError) as error:
-            log.problem("fold.failed", job=run.job.name, round=effect.round, why=str(error))
-            self.apply(run, FoldFailed(effect.round, str(error)))
+    def _folded(self, run: JobRun, effect: Fold, task: "asyncio.Task[Mapping[str, Tensor]]") -> None:
+        """Whatever ended the fold, the job hears of it."""
+        self._tasks.discard(task)
+        if task.cancelled():
             return
-        counts = {name: int(value) for name, value in metrics.items()}
+        if (error := task.exception()) is not None:
+            why = f"{type(error).__name__}: {error}"
+            log.problem("fold.failed", job=run.job.name, round=effect.round, why=why)
+            self.apply(run, FoldFailed(effect.round, f"round {effect.round} could not be folded: {why}"))
+            return
+        counts = {name: int(value) for name, value in task.result().items()}
         log.event("round.metrics", job=run.job.name, round=effect.round, silos=len(effect.members), **counts)
         self.apply(run, Folded(effect.round))
+
+    async def _fold(self, run: JobRun, effect: Fold) -> Mapping[str, Tensor]:
+        """Fold in a thread; an exhausted disk or file table is waited for, folding again changes nothing."""
+        loop = asyncio.get_running_loop()
+        for wait in FOLD_WAITS:
+            try:
+                return await loop.run_in_executor(self._folding, run.fold, effect.round, effect.members)
+            except OSError as error:
+                log.problem("fold.waits", job=run.job.name, round=effect.round, seconds=wait, why=str(error))
+                await asyncio.sleep(wait)
+        return await loop.run_in_executor(self._folding, run.fold, effect.round, effect.members)
 
     async def stop(self) -> None:
         """Let waiting polls go, finish the fold in hand."""
         self.stopping = True
         self.changed.set()
-        for task in tuple(self._tasks):
-            await task
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         self._folding.shutdown(wait=True)

@@ -14,9 +14,9 @@ from typing import Any, cast
 import grpc
 
 from .. import log
-from ..errors import PeerError, RefusedError
+from ..errors import PeerError, RefusedError, StaddleError
 from ..proto.channel import ERROR_METADATA
-from ..security.certificate import subject_key
+from ..security.certificate import UNREADABLE, subject_key
 from ..security.identity import Entry, Role
 from ..security.roster import Roster
 from .limits import Limits
@@ -33,6 +33,7 @@ STATUS = {
     "LENGTH": grpc.StatusCode.INVALID_ARGUMENT,
     "DIGEST": grpc.StatusCode.DATA_LOSS,
     "NOT_FINITE": grpc.StatusCode.INVALID_ARGUMENT,
+    "WEIGHT": grpc.StatusCode.INVALID_ARGUMENT,
     "STORAGE": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "INTERRUPTED": grpc.StatusCode.ABORTED,
     "STOPPING": grpc.StatusCode.UNAVAILABLE,
@@ -55,7 +56,7 @@ def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> 
         raise RefusedError(peer, "IDENTITY", "no client certificate; start the silo with its keys")
     try:
         return roster.by_spki(hashlib.sha256(subject_key(certificates[0].decode())).hexdigest())
-    except (PeerError, ValueError) as error:
+    except (PeerError, *UNREADABLE) as error:
         raise RefusedError(peer, "IDENTITY", str(error)) from error
 
 
@@ -110,6 +111,8 @@ class Guard(grpc.aio.ServerInterceptor):
                     return await behaviour(request, context)
             except RefusedError as error:
                 await refuse(context, method, error)
+            except StaddleError as error:
+                await fail(context, method, error)
 
         return guarded
 
@@ -121,8 +124,16 @@ class Guard(grpc.aio.ServerInterceptor):
                         yield reply
             except RefusedError as error:
                 await refuse(context, method, error)
+            except StaddleError as error:
+                await fail(context, method, error)
 
         return guarded
+
+
+async def fail(context: Context, method: str, error: StaddleError) -> None:
+    """End a call in which the coordinator itself failed; the reason stays in its log."""
+    log.problem("call.failed", method=method, why=str(error))
+    await context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; its log says why")
 
 
 async def refuse(context: Context, method: str, error: RefusedError) -> None:

@@ -11,6 +11,7 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
     round      every member of the cohort gave, failed or was lost, folding (≥ min_cohort gave), else finishing
                or the deadline
     folding    the fold is done                                     drawing, or finishing after the last one
+    folding    the fold failed                                      finishing
     finishing  every admitted silo confirmed or was lost, or the    ended
                deadline; who comes back later is still told
 
@@ -89,11 +90,18 @@ class Given:
 
 @dataclass(frozen=True)
 class Failed:
-    """A silo cannot take part in this round any more: its own report, a bad upload, or lost."""
+    """A silo cannot take part in this round any more: its own report, or a bad upload."""
 
     silo: str
     round: int
     code: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A silo was not heard of for some beats; it may come back."""
+
+    silo: str
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ class Deadline:
     round: int
 
 
-Event: TypeAlias = Began | Answered | Drawn | Given | Failed | Folded | FoldFailed | Done | Deadline
+Event: TypeAlias = Began | Answered | Drawn | Given | Failed | Lost | Folded | FoldFailed | Done | Deadline
 
 
 # Effects.
@@ -187,8 +195,10 @@ def advance(state: JobState, event: Event) -> Step:
             state = replace(state, failed={**state.failed, silo: code})
             told = Report("silo.dropped", {"silo": silo, "round": round_, "code": code})
             return _then(state, (told,), _close_if_complete)
-        case Failed(silo, _, code) if state.stage == "finishing" and silo in state.admitted:
-            return _then(replace(state, failed={**state.failed, silo: code}), (), _end_if_complete)
+        case Lost(silo) if state.stage == "round":
+            return advance(state, Failed(silo, state.round, "lost"))
+        case Lost(silo) if state.stage == "finishing" and silo in state.admitted:
+            return _then(replace(state, failed={**state.failed, silo: "lost"}), (), _end_if_complete)
         case Folded(round_) if state.stage == "folding" and round_ == state.round:
             told = Report(
                 "round.closed", {"round": round_, "members": tuple(s for s in state.cohort if s in state.given)}

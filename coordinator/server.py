@@ -1,10 +1,13 @@
 """Start and stop: configuration, roster, keys, jobs, the gRPC server, signals."""
 
 import asyncio
+import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import torch
@@ -31,10 +34,16 @@ GRACE_SECONDS = 5.0  # for calls that are running when we stop
 
 async def serve(config: configs.CoordinatorConfig) -> None:
     """Run until SIGTERM or SIGINT; LocalError before anything listens if something is wrong."""
+    os.umask(0o077)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # idle connections of strangers must not use them up
+    log.event("starting", files=hard, files_before=soft)
     async with running(config):
-        await _stop_signal()
+        broken = await stop_signal()
         log.event("stopping")
     log.event("stopped")
+    if broken:
+        raise LocalError(f"the coordinator stopped because of a bug in it: {broken}")
 
 
 @asynccontextmanager
@@ -57,6 +66,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         for job, signed in jobs:
             daemon.add(job, signed)
         watching = asyncio.create_task(daemon.watch_silos())
+        watching.add_done_callback(_raise)
         try:
             yield address
         finally:
@@ -107,9 +117,27 @@ def _listen(server: grpc.aio.Server, address: str, keys: Keys, roster: rosters.R
         raise LocalError(f"cannot listen on {address}: is the port taken, or the address not of this host?") from error
 
 
-async def _stop_signal() -> None:
+def _raise(task: asyncio.Task[None]) -> None:
+    """Hand the error of a task that should never end to the loop's handler."""
+    if not task.cancelled():
+        task.result()
+
+
+async def stop_signal() -> str:
+    """Wait for SIGTERM or SIGINT (empty string), or for an error that nobody handled (its text)."""
     loop = asyncio.get_running_loop()
-    stopped = asyncio.Event()
+    stopped: asyncio.Future[str] = loop.create_future()
+
+    def stop(why: str) -> None:
+        if not stopped.done():
+            stopped.set_result(why)
+
+    def bug(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        why = f"{context['message']}: {context.get('exception')!r}"
+        log.problem("bug", why=why)
+        stop(why)
+
+    loop.set_exception_handler(bug)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
+        loop.add_signal_handler(number, stop, "")
+    return await stopped

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ..errors import RefusedError
+from ..files import MAX_SAFE_INTEGER
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
 from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
@@ -16,7 +17,13 @@ from .daemon import Daemon, JobRun
 from .guard import Context, caller
 from .round import Answered, Done, Failed, FinishTask, OfferTask, RoundTask, SiloTask
 
-FAULTS_OF_THE_SILO = ("MANIFEST", "LENGTH", "DIGEST", "NOT_FINITE")  # a refused upload with one of these is final
+FAULTS_OF_THE_SILO = (
+    "MANIFEST",
+    "LENGTH",
+    "DIGEST",
+    "NOT_FINITE",
+    "WEIGHT",
+)  # a refused upload with one of these is final
 
 
 class Service:
@@ -106,26 +113,27 @@ class Service:
         if found is None or found[0] is not run or _round(found[1]) != request.round:
             raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r}: round {request.round} is not open to it")
         delivery = await run.delivery(request.round, silo)
-        parts = [part for part in run.job.down(request.round) if part.name in delivery]
-        items = delivered_items(parts)
-        values = [delivery[item.part][item.spec.name] for item in items]
+        items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery])
         size = sum(item.spec.nbytes for item in items)
-        yield tensor.Frame(
-            manifest=tensor.Manifest(
-                job=run.job.name,
-                job_digest=bytes.fromhex(run.job.digest),
-                round=request.round,
-                size=size,
-                tensors=to_wire(items),
-            )
+        manifest = tensor.Manifest(
+            job=run.job.name,
+            job_digest=bytes.fromhex(run.job.digest),
+            round=request.round,
+            size=size,
+            tensors=to_wire(items),
         )
-        digester = Digester([item.spec.nbytes for item in items])
-        for chunk in chunks(values):
-            digester.update(chunk)
-            self._daemon.saw(silo)
-            yield tensor.Frame(chunk=chunk)
-        digests = digester.digests()
-        yield tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors))
+        try:
+            async with asyncio.timeout(transfer_seconds(size)):
+                yield tensor.Frame(manifest=manifest)
+                digester = Digester([item.spec.nbytes for item in items])
+                for chunk in chunks([delivery[item.part][item.spec.name] for item in items]):
+                    digester.update(chunk)
+                    self._daemon.saw(silo)
+                    yield tensor.Frame(chunk=chunk)
+                digests = digester.digests()
+                yield tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors))
+        except TimeoutError:
+            raise RefusedError(silo, "LIMIT", "the delivery was read slower than its size allows") from None
 
     async def Upload(self, frames: AsyncIterator[tensor.Frame], context: Context) -> pb.Receipt:  # noqa: N802
         """Spool, check and accept what a silo gives; nothing half done stays behind."""
@@ -162,8 +170,8 @@ class Service:
                     inbound.feed(frame)
                     self._daemon.saw(silo)
             end, digests = inbound.finish()
-            if run is None:
-                raise RefusedError(silo, "MANIFEST", "a stream without manifest")
+            if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
+                raise RefusedError(silo, "MANIFEST", "the end frame names no place in a ledger")
             await run.accept(silo, round_, spool, inbound.items)
         except RefusedError as error:
             if run is not None and error.code in FAULTS_OF_THE_SILO:

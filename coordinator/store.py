@@ -11,9 +11,11 @@ Files appear under their name complete: written aside, fsynced, renamed. Tensors
 one tensor of one silo at a time.
 """
 
+import errno
 import mmap
 import os
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -22,7 +24,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from ..algorithms.exchange import all_finite
+from ..algorithms.exchange import WEIGHT, all_finite, weight_fault
 from ..errors import RefusedError
 from ..files import sync_directory
 from ..proto.wire import Item, tensor_from
@@ -36,19 +38,21 @@ class Spool:
     def __init__(self, path: Path, silo: str) -> None:
         self._path = path
         self._silo = silo
-        self._file = path.open("wb")
+        # Unbuffered: a full disk is met by write, not by close.
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0)
 
     def write(self, chunk: bytes) -> None:
         """Append bytes; RefusedError STORAGE when the disk does not take them."""
         try:
-            self._file.write(chunk)
+            view = memoryview(chunk)
+            while view:
+                view = view[self._file.write(view) :]
         except OSError as error:
             raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
 
     def finished(self) -> Path:
         """Make the bytes durable; where they lie."""
         try:
-            self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
             raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
@@ -83,11 +87,14 @@ class Upload:
             pages = mmap.mmap(file.fileno(), offset - start + size, access=mmap.ACCESS_COPY, offset=start)
         return tensor_from(memoryview(pages), item.spec, offset - start)
 
-    def check_finite(self, silo: str) -> None:
-        """RefusedError NOT_FINITE names the first tensor that holds NaN or infinity."""
+    def check_values(self, silo: str) -> None:
+        """RefusedError NOT_FINITE or WEIGHT names the first tensor with a value that no silo may give."""
         for part, name in self._places:
-            if not all_finite(self.read(part, name)):
+            value = self.read(part, name)
+            if not all_finite(value):
                 raise RefusedError(silo, "NOT_FINITE", f"tensor {part}/{name} holds NaN or infinity")
+            if name == WEIGHT and (fault := weight_fault(value)):
+                raise RefusedError(silo, "WEIGHT", f"tensor {part}/{name}: {fault}")
 
 
 class JobStore:
@@ -95,6 +102,7 @@ class JobStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._loading = threading.Lock()
         self._loaded: dict[str, dict[str, Tensor]] = {}  # published values, once a silo has asked; shared by all
         shutil.rmtree(folder / "round", ignore_errors=True)
         for name in ("round", "latest", "versions"):
@@ -127,19 +135,22 @@ class JobStore:
 
     def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace the published value of a part."""
-        self._loaded.pop(part, None)
-        self._write(self._folder / "latest" / f"{part}.safetensors", tensors)
+        with self._loading:
+            self._write(self._folder / "latest" / f"{part}.safetensors", tensors)
+            self._loaded.pop(part, None)
 
     def latest(self, part: str) -> dict[str, Tensor] | None:
         """The published value of a part, or None; the same tensors for everybody who asks."""
         path = self._folder / "latest" / f"{part}.safetensors"
-        if part not in self._loaded and path.exists():
-            self._loaded[part] = safetensors.torch.load_file(path)
-        return self._loaded.get(part)
+        with self._loading:
+            if part not in self._loaded and path.exists():
+                self._loaded[part] = safetensors.torch.load_file(path)
+            return self._loaded.get(part)
 
     def forget_loaded(self) -> None:
         """Let the memory of published values go."""
-        self._loaded.clear()
+        with self._loading:
+            self._loaded.clear()
 
     def store(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace a silo's version of a Mix part."""
@@ -160,8 +171,12 @@ class JobStore:
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
         temporary = path.with_name(f".{path.name}.tmp")
-        safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, temporary)
-        temporary.chmod(0o600)
+        temporary.unlink(missing_ok=True)
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, temporary)
+        except safetensors.SafetensorError as error:  # what it raises for a full disk
+            raise OSError(errno.EIO, f"cannot write {temporary.name}: {error}") from error
         descriptor = os.open(temporary, os.O_RDONLY)
         try:
             os.fsync(descriptor)

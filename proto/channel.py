@@ -29,6 +29,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.compression_enabled_algorithms_bitset", 1),  # identity alone
     ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),  # bytes that the ledger counts once cross once
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),

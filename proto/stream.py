@@ -4,7 +4,7 @@
 
     state      frame       goes to
     manifest   manifest    chunks     checked against the schema before a byte is taken
-    chunks     chunk       chunks     never more bytes than declared
+    chunks     chunk       chunks     1 MiB each, the last one what is left of the declared bytes
     chunks     end         done       all bytes there, every digest as computed here
 
 Anything else is refused. No I/O here: the receiver hands checked bytes to its sink.
@@ -16,7 +16,7 @@ from hashlib import sha256
 
 from torch import Tensor
 
-from ..errors import RefusedError
+from ..errors import LocalError, RefusedError
 from . import tensor_pb2 as pb
 from .channel import CHUNK_BYTES
 from .wire import Item, tensor_bytes
@@ -60,6 +60,8 @@ class Digester:
         """Take the next bytes; there must not be more than the sizes allow."""
         view = memoryview(data)
         while view:
+            if self._left == 0:
+                raise LocalError(f"{len(view)} bytes more than the tensors have")
             take = view[: self._left]
             self._hash.update(take)
             self._left -= len(take)
@@ -133,9 +135,12 @@ class Inbound:
             raise RefusedError(self._peer, "MANIFEST", "a second manifest in one stream")
 
     def _take(self, chunk: bytes, digester: Digester) -> None:
-        if not 0 < len(chunk) <= min(self._left, CHUNK_BYTES):
+        wanted = min(self._left, CHUNK_BYTES)
+        if not chunk or len(chunk) != wanted:
             raise RefusedError(
-                self._peer, "LENGTH", f"a chunk of {len(chunk)} bytes where {self._left} were left of the manifest"
+                self._peer,
+                "LENGTH",
+                f"a chunk of {len(chunk)} bytes where {self._left} were left of the manifest; {wanted} are due",
             )
         self._left -= len(chunk)
         digester.update(chunk)

@@ -9,6 +9,7 @@ by whoever holds a later head, such as a receipt; and the ledger cannot prove wh
 """
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +49,7 @@ class Ledger:
     def __init__(self, silo: str) -> None:
         self.silo = silo
         self._rules = Rules()
+        self._sent: Counter[tuple[str, int]] = Counter()
         self._mutex = threading.Lock()
         self._log: AppendLog
 
@@ -61,6 +63,7 @@ class Ledger:
             if problem := ledger._rules.check(record) or _foreign(record, silo):
                 raise LocalError(f"{path}: seq {line.seq}: {problem}; keep the file as evidence and start a new one")
             ledger._rules.accept(line.seq, record)
+            ledger._note(record)
 
         ledger._log = AppendLog.open(path, visit)
         return ledger
@@ -159,6 +162,11 @@ class Ledger:
         """The last record."""
         return self._log.head
 
+    def sent(self, job_digest: str, round_number: int) -> int:
+        """Payload bytes of all intents of a round, whatever became of them, restarts included."""
+        with self._mutex:
+            return self._sent[job_digest, round_number]
+
     @property
     def open_intents(self) -> tuple[int, ...]:
         """Intents without outcome, such as a crash leaves: they count as left."""
@@ -181,7 +189,12 @@ class Ledger:
                 raise LocalError(f"ledger of {self.silo!r}: {problem}")
             appended = self._log.append(record.model_dump(mode="json"), durable=durable)
             self._rules.accept(appended.seq, record)
+            self._note(record)
             return appended
+
+    def _note(self, record: Record) -> None:
+        if isinstance(record, Intent):
+            self._sent[record.job_digest, record.round] += record.message.bytes
 
 
 def _foreign(record: Record, silo: str) -> str:

@@ -13,7 +13,7 @@ from .. import log
 from ..algorithms.exchange import PLAIN
 from ..algorithms.local_round import Outcome, final_round, local_round
 from ..algorithms.method import initial_state
-from ..errors import CancelledError, LocalError, PeerError, RefusedError
+from ..errors import CancelledError, LocalError, PeerError, RefusedError, StaddleError
 from ..proto import federation_pb2 as pb
 from ..security.identity import ID_PATTERN
 from ..security.policy import Policy
@@ -49,6 +49,8 @@ from .trainer import Trainer
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
 BARRING = ("PROTOCOL_VERSION", "ROSTER", "IDENTITY")  # trying again does not cure these
+WAITING = ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED")  # trying again later does
+PAUSE_SECONDS = 0.5  # after what led to nothing: a coordinator does not set our pace
 
 
 class Agent:
@@ -97,7 +99,7 @@ class Agent:
                 case Connect(attempt):
                     return await self._connect(attempt)
                 case Poll():
-                    return Told(_task(await self._gate.poll()))
+                    return await self._poll()
                 case Decide(offer):
                     return await self._decide(offer)
                 case TakePart(asked):
@@ -110,11 +112,21 @@ class Agent:
             if error.code in BARRING:
                 return Barred(str(error))
             log.problem("turned.away", code=error.code, why=str(error))
-            working = isinstance(effect, Decide | TakePart | Conclude) and error.code not in ("SESSION", "STOPPING")
-            return Worked() if working else Lost(str(error))
+            if error.code in WAITING or not isinstance(effect, Decide | TakePart | Conclude):
+                return Lost(str(error))
+            await asyncio.sleep(PAUSE_SECONDS)
+            return Worked()
         except PeerError as error:
             log.problem("coordinator.lost", why=str(error))
             return Lost(str(error))
+
+    async def _poll(self) -> Event:
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        task = _task(self._roster.coordinator.id, await self._gate.poll())
+        if task is None and loop.time() - asked < PAUSE_SECONDS:
+            await asyncio.sleep(PAUSE_SECONDS)
+        return Told(task)
 
     async def _connect(self, attempt: int) -> Event:
         if attempt > 0:
@@ -133,30 +145,35 @@ class Agent:
             log.problem("job.declined", job=offer.job, code=error.code, why=str(error))
             await self._gate.record_decision(offer.job, offer.digest, "", (str(error),))
             await self._gate.answer(offer.job, offer.digest, 0, "DECLINE", error.code)
+            await asyncio.sleep(PAUSE_SECONDS)
             return Worked()
         job = admitted.job
         self._admitted[job.name] = admitted
         await self._gate.record_decision(job.name, job.digest, admitted.signer, None)
+        await asyncio.to_thread(self._folder(job.name).accept, offer.signed)
         await self._gate.answer(job.name, job.digest, 0, "ACCEPT")
         log.event("job.accepted", job=job.name, method=job.method_name, signer=admitted.signer)
         return Worked()
 
     def _admit(self, signed: bytes) -> Admitted:
-        key = split_key(self._config.directory)
-        admitted = admit(signed, self._silo, self._roster, self._policy, self._config.data, key)
+        admitted = self._checked(signed)
         try:
-            self._folder(admitted.job.name).accept(signed)
+            self._folder(admitted.job.name).check_new(signed)
         except LocalError as error:
             raise RefusedError(self._roster.coordinator.id, "JOB_INVALID", str(error)) from error
         return admitted
 
+    def _checked(self, signed: bytes) -> Admitted:
+        key = split_key(self._config.directory)
+        return admit(signed, self._silo, self._roster, self._policy, self._config.data, key)
+
     def _known(self, job: str, digest: str) -> Admitted:
         """A job that we accepted, read again from disk after a restart."""
         known = self._admitted.get(job)
-        if known is None and re.fullmatch(ID_PATTERN, job) and (signed := self._folder(job).signed()) is not None:
-            known = self._admitted[job] = self._admit(signed)
+        if known is None and (signed := self._folder(job).signed()) is not None:
+            known = self._admitted[job] = self._checked(signed)
         if known is None or known.job.digest != digest:
-            raise RefusedError(self._roster.coordinator.id, "UNKNOWN_JOB", f"we did not accept job {job[:64]!r}")
+            raise RefusedError(self._roster.coordinator.id, "UNKNOWN_JOB", f"we did not accept job {job!r}")
         return known
 
     def _folder(self, job: str) -> JobFolder:
@@ -184,10 +201,18 @@ class Agent:
     async def _give_up(self, asked: Asked, code: str, error: Exception) -> None:
         log.problem("round.failed", job=asked.job, round=asked.round, code=code, why=str(error))
         await self._gate.answer(asked.job, asked.digest, asked.round, "FAILED", code)
+        await asyncio.sleep(PAUSE_SECONDS)
 
     async def _round(self, admitted: Admitted, round_: int) -> None:
         job, folder = admitted.job, self._folder(admitted.job.name)
         payload = await asyncio.to_thread(folder.outbox, round_)
+        if folder.finished or round_ >= job.rounds or (payload is None and round_ < folder.rounds_done):
+            raise RefusedError(
+                self._roster.coordinator.id,
+                "ROUND_CLOSED",
+                f"asks for round {round_} of job {job.name!r}; here {folder.rounds_done} of {job.rounds} are over, "
+                "and what a round gave is given once",
+            )
         if payload is None:
             delivered = await self._gate.fetch(job, round_)
             outcome = await self._trainer.run(self._train, admitted, round_, delivered)
@@ -224,7 +249,7 @@ class Agent:
             try:
                 if not await self._gate.beat(job, round_):
                     self._trainer.cancel()
-            except PeerError as error:
+            except StaddleError as error:
                 log.problem("beat.failed", job=job, round=round_, why=str(error))
 
     # The end of a job.
@@ -243,6 +268,7 @@ class Agent:
         except (PeerError, LocalError) as error:
             code = "DELIVERY"
             log.problem("job.finish_failed", job=finished.job, why=str(error))
+            await asyncio.sleep(PAUSE_SECONDS)
         await self._gate.answer(finished.job, finished.digest, finished.round, "DONE", code)
         return Worked()
 
@@ -270,16 +296,20 @@ def _facts(silo: str, admitted: Admitted) -> dict[str, object]:
     }
 
 
-def _task(task: pb.Task) -> Task | None:
-    """A task as the session reads it; one of an unknown kind counts as none."""
+def _task(coordinator: str, task: pb.Task) -> Task | None:
+    """A task as the session reads it; PeerError for a job name or digest that is none."""
     match task.WhichOneof("body"):
         case "offer":
-            return Offered(task.offer.job, task.offer.job_digest.hex(), task.offer.signed_job)
+            job, digest = task.offer.job, task.offer.job_digest
+            told: Task = Offered(job, digest.hex(), task.offer.signed_job)
         case "round":
-            r = task.round
-            return Asked(r.job, r.job_digest.hex(), r.round, tuple(r.cohort))
+            job, digest = task.round.job, task.round.job_digest
+            told = Asked(job, digest.hex(), task.round.round)
         case "finish":
-            f = task.finish
-            return Finished(f.job, f.job_digest.hex(), f.round, f.completed)
+            job, digest = task.finish.job, task.finish.job_digest
+            told = Finished(job, digest.hex(), task.finish.round, task.finish.completed)
         case _:
             return None
+    if not re.fullmatch(ID_PATTERN, job) or len(digest) != 32:
+        raise PeerError(coordinator, f"told a task of job {job[:64]!r} with a digest of {len(digest)} bytes")
+    return told

@@ -1,5 +1,6 @@
 """The silo's end of the channel: raw calls, errors in our own words. Only ``egress.py`` may import this module."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -68,7 +69,7 @@ class Client:
         """Frames of a delivery of at most ``largest`` bytes."""
         try:
             async for frame in self._stub.Fetch(request, timeout=transfer_seconds(largest)):
-                yield frame
+                yield self._present(frame)
         except grpc.aio.AioRpcError as error:
             raise self._explained(error) from None
 
@@ -79,10 +80,10 @@ class Client:
             async for frame in frames:
                 await call.write(frame)  # waits while the coordinator is busy: back-pressure
             await call.done_writing()
-            return cast("pb.Receipt", await call)
+            return cast("pb.Receipt", self._present(await call))
         except grpc.aio.AioRpcError as error:
             raise self._explained(error) from None
-        except grpc.aio.UsageError:
+        except (grpc.aio.UsageError, asyncio.InvalidStateError):  # the call ended before all was written
             raise self._ended(await self._final_status(call)) from None
         finally:
             call.cancel()
@@ -93,9 +94,15 @@ class Client:
 
     async def _unary(self, method: Any, request: Any, seconds: float) -> Any:
         try:
-            return await method(request, timeout=seconds)
+            return self._present(await method(request, timeout=seconds))
         except grpc.aio.AioRpcError as error:
             raise self._explained(error) from None
+
+    def _present(self, message: Any) -> Any:
+        """What arrived; gRPC gives None for bytes that are no such message, or for none at all."""
+        if message is None:
+            raise UnreachableError(self._peer, "answered with bytes that are no message of this protocol")
+        return message
 
     async def _final_status(self, call: Any) -> tuple[Any, str, str]:
         trailing = dict(await call.trailing_metadata() or ())
@@ -128,6 +135,6 @@ def handshake_hint(fingerprint: str, roster_version: int, coordinator: str) -> s
 def checked_address(address: str) -> str:
     """``host:port`` as written in a configuration; LocalError for anything else."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
         raise LocalError(f"coordinator address {address!r} is not host:port, such as federation.example:7443")
     return address

@@ -1,6 +1,7 @@
 """Start and stop of the agent: configuration, roster, keys, policy, ledger, signals."""
 
 import asyncio
+import os
 import signal
 from importlib.metadata import version
 
@@ -18,6 +19,7 @@ from .egress import Gate, checked_address, open_client
 
 async def serve(config: SiloConfig) -> None:
     """Run until SIGTERM or SIGINT, or until the coordinator bars us (LocalError says why)."""
+    os.umask(0o077)
     address = checked_address(config.coordinator)
     keys = load_keys(config.keys)
     roster = rosters.load(config.roster)

@@ -8,7 +8,8 @@ readers and the round's bytes; (4) INTENT is durable; (5) the bytes go, hashed a
 (7) END makes the message count; (8) OUTCOME.
 
 Greetings, polls, heartbeats, fetch requests and answers hold names, numbers and codes of a closed list; they are
-counted against the caps of one control record a session. No method code runs after check (1).
+counted against the caps of one control record a session. No method code runs after check (1): the tensors belong to
+the gate from there on, and the digests are of the bytes that went.
 """
 
 import asyncio
@@ -37,6 +38,8 @@ from .payload import exactly, readers_of, release_of, unpack
 
 UPLOAD = "/staddle.v1.Federation/Upload"
 FETCH = "/staddle.v1.Federation/Fetch"
+MAX_SESSION_BYTES = 64
+MAX_REASON = 500  # characters of one reason in a record: a coordinator chooses what we refuse
 MAX_CONTROL_BYTES = 1024  # one control message: ids, digests and numbers fit well below
 
 
@@ -75,7 +78,6 @@ class Gate:
         self._control: Control | None = None
         self._session = b""
         self._hold = 0.0
-        self._sent_in_round: tuple[str, int, int] = ("", 0, 0)  # job digest, round, bytes
 
     @property
     def _coordinator(self) -> Peer:
@@ -101,6 +103,8 @@ class Gate:
         )
         self._count(request)
         reply = await self._client.hello(request)
+        if len(reply.session) > MAX_SESSION_BYTES:
+            raise PeerError(self._roster.coordinator.id, f"opened a session with a name of {len(reply.session)} bytes")
         self._session, self._hold = reply.session, float(min(reply.hold_seconds, 300))
         return max(1, min(reply.beat_seconds, 300))
 
@@ -207,7 +211,7 @@ class Gate:
                 raise LocalError(f"tensor {item.part}/{item.spec.name} holds NaN or infinity; it does not leave")
         # (3) The policy allows it.
         size = sum(item.spec.nbytes for item in items)
-        applied = await self._decide(job, round_, [release_of(item) for item in items], size)
+        applied = await self._decide(job, round_, [release_of(item) for item in items])
         # (4) INTENT is durable.
         intent = await asyncio.to_thread(self._intend, job, round_, items, size, applied)
         # (5) to (7): the bytes, the DIGEST record and the END frame.
@@ -232,10 +236,9 @@ class Gate:
             # (8) OUTCOME. What was on its way when the connection broke stays "unknown", which counts as left.
             await asyncio.to_thread(self._close_intent, intent, status, sent.size, receipt)
 
-    async def _decide(self, job: Job, round_: int, releases: list[Release], size: int) -> Applied:
+    async def _decide(self, job: Job, round_: int, releases: list[Release]) -> Applied:
         coordinator = self._roster.coordinator.id
-        digest, last_round, before = self._sent_in_round
-        sent = before if (digest, last_round) == (job.digest, round_) else 0
+        sent = self._ledger.sent(job.digest, round_)
         decision = self._policy.decide(job.method_name, releases, coordinator, readers_of(self._roster), sent)
         if not decision.allow:
             await asyncio.to_thread(
@@ -248,7 +251,6 @@ class Gate:
                 )
             )
             raise DeniedError("the policy holds this round back: " + "; ".join(decision.reasons))
-        self._sent_in_round = (job.digest, round_, sent + size)
         return Applied(file=self._policy.digest, rule=decision.rule, decision="allow")
 
     def _intend(self, job: Job, round_: int, items: tuple[Item, ...], size: int, applied: Applied) -> int:
@@ -319,7 +321,8 @@ class Gate:
         if reasons is None:
             await asyncio.to_thread(self._ledger.job_accept, job, digest, signer)
         else:
-            await asyncio.to_thread(self._ledger.job_decline, job, digest, signer, reasons)
+            short = tuple(reason[:MAX_REASON] for reason in reasons)
+            await asyncio.to_thread(self._ledger.job_decline, job, digest, signer, short)
 
     async def close(self) -> None:
         """End the session and the channel; a ledger that failed is no reason to keep the channel."""

@@ -15,7 +15,8 @@ No socket, clock or file here; the agent runs one effect at a time and brings ba
     any       Barred                       stopped   Exit(why)
     any       StopAsked                    stopped   Exit("")
 
-Attempts are counted from the last poll that came back, so a coordinator that greets and then refuses is not hammered.
+Attempts are counted from the last task that was done or the last poll that told none, so a coordinator that greets and
+then refuses is not hammered.
 """
 
 from dataclasses import dataclass, replace
@@ -45,7 +46,6 @@ class Asked:
     job: str
     digest: str
     round: int
-    cohort: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
             return SessionState("stopped"), Exit("")
         case Barred(why):
             return SessionState("stopped"), Exit(why)
-        case Lost():
+        case Lost() if state.stage != "stopped":
             attempt = state.attempt + 1
             return SessionState("offline", attempt), Connect(attempt)
         case Connected() if state.stage == "offline":
@@ -178,7 +178,7 @@ def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
         case Told(None) if state.stage == "waiting":
             return SessionState("waiting"), Poll()
         case Told(task) if state.stage == "waiting" and task is not None:
-            return SessionState("working", task=task), _work(task)
+            return replace(state, stage="working", task=task), _work(task)
         case Worked() if state.stage == "working":
             return SessionState("waiting"), Poll()
         case _:

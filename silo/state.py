@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor
 
@@ -36,13 +37,35 @@ class JobFolder:
 
     path: Path
 
+    def check_new(self, signed: bytes) -> None:
+        """LocalError if another job of this name was taken part in, or if this one has been trained in already.
+
+        One signature is good for one run: whoever repeats rounds asks a silo about models of the asker's choice.
+        """
+        kept = self.signed()
+        if kept is not None and kept != signed:
+            raise LocalError(f"{self.path}: another job has this name; the operator must sign it under a new one")
+        if self.rounds_done or self.finished:
+            raise LocalError(
+                f"{self.path}: this job was run here before, {self.rounds_done} rounds of it; the operator must sign "
+                "it again under a new name"
+            )
+
     def accept(self, signed: bytes) -> None:
-        """Keep the signed job; LocalError if another job of this name was taken part in."""
+        """Keep the signed job."""
         self.path.mkdir(parents=True, exist_ok=True)
-        kept = self.path / "job.json"
-        if kept.exists() and kept.read_bytes() != signed:
-            raise LocalError(f"{kept}: another job has this name; the operator must choose a new one")
-        write_atomic(kept, signed)
+        write_atomic(self.path / "job.json", signed)
+
+    @property
+    def rounds_done(self) -> int:
+        """The number of the next round: all before it are over for this silo."""
+        numbers = (path.stem.partition("-")[2] for path in self.path.glob("state-*.safetensors"))
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has ended here."""
+        return (self.path / "model.safetensors").exists()
 
     def signed(self) -> bytes | None:
         """The job that was accepted, or None."""
@@ -65,11 +88,11 @@ class JobFolder:
 
     def state(self) -> tuple[int, SiloState] | None:
         """Next round and personal parts, or None before the first training."""
-        numbers = [int(n) for p in self.path.glob("state-*.safetensors") if (n := p.stem.partition("-")[2]).isdecimal()]
-        if not numbers:
+        done = self.rounds_done
+        if not done:
             return None
-        path = self._state(max(numbers))
-        return max(numbers), state_from_bytes(path.read_bytes(), str(path))
+        path = self._state(done)
+        return done, state_from_bytes(path.read_bytes(), str(path))
 
     def outbox(self, round_: int) -> dict[str, dict[str, Tensor]] | None:
         """What this round gives, if it is the one that was trained last."""
@@ -77,7 +100,11 @@ class JobFolder:
         if not (path.exists() and self._state(round_ + 1).exists()):
             return None
         payload: dict[str, dict[str, Tensor]] = {}
-        for flat, value in safetensors.torch.load_file(path).items():
+        try:
+            tensors = safetensors.torch.load_file(path)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise LocalError(f"{path}: cannot read it: {error}; restore the silo's folder from a backup") from error
+        for flat, value in tensors.items():
             part, _, name = flat.partition("/")
             payload.setdefault(part, {})[name] = value
         return payload
@@ -96,9 +123,10 @@ class JobFolder:
         if not path.exists():
             return {"rounds": [], "final": None}
         document = parse_json(read_bytes(path), str(path))
-        if not isinstance(document, dict):
-            raise LocalError(f"{path}: not a report; move it away")
-        return document
+        rounds = document.get("rounds") if isinstance(document, dict) else None
+        if not isinstance(rounds, list) or not all(isinstance(entry, dict) and "round" in entry for entry in rounds):
+            raise LocalError(f"{path}: not a report as the silo writes it; move it away")
+        return {**document}
 
     def add_round(self, report: Report, facts: Mapping[str, object]) -> None:
         """Append a round; repeating one replaces it."""

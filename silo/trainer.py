@@ -32,12 +32,13 @@ class Trainer:
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do the work in the thread; cancelling the caller cancels the work and waits for its end."""
         self._cancel.clear()
-        future = self._pool.submit(work, *args, **kwargs)
+        future = asyncio.wrap_future(self._pool.submit(work, *args, **kwargs))
         try:
-            return await asyncio.shield(asyncio.wrap_future(future))
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
             self.cancel()
-            await asyncio.wait([asyncio.wrap_future(future)])
+            await asyncio.wait([future])
+            future.exception()  # how the work ended is of no interest any more; asking keeps asyncio from complaining
             raise
 
     def close(self) -> None:

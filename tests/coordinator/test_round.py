@@ -271,6 +271,13 @@ def test_a_fold_counts_once():
         assert run(state, event) == (state, ())
 
 
+def test_the_fold_of_an_earlier_round_does_not_close_a_later_one():
+    state, _ = run(job(), *SECOND, Given("b", 1, "x"), Given("c", 1, "y"))
+    assert state.stage == "folding"
+    for event in (Folded(0), Folded(2), FoldFailed(0, "x"), Drawn(1, SILOS), Deadline("round", 1)):
+        assert run(state, event) == (state, ())
+
+
 # The end.
 
 
