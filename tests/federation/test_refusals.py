@@ -344,6 +344,29 @@ def too_short(frames):
     return frames
 
 
+def no_bytes(frames):
+    return [frames[0], frames[2]]
+
+
+def negative_weight(frames):
+    headers = frames[0].manifest.tensors
+    at = 0
+    for header in headers:
+        if header.name == "@weight":
+            break
+        at += header.size
+    payload = bytearray(frames[1].chunk)
+    payload[at : at + 8] = struct.pack("<d", -199.9999)
+    return [frames[0], tensor.Frame(chunk=bytes(payload)), tensor.Frame(end=end_of(headers, payload))]
+
+
+def end_of(headers, payload):
+    digester = Digester([header.size for header in headers])
+    digester.update(bytes(payload))
+    digests = digester.digests()
+    return tensor.End(sha256=digests.total, tensor_sha256=digests.tensors, ledger_seq=3, ledger_leaf=bytes(32))
+
+
 def other_bytes(frames):
     frames[1].chunk = b"\x01" + frames[1].chunk[1:]
     return frames
@@ -367,7 +390,9 @@ BAD_UPLOADS = [
     ("name", change_header(name="extractor.conv9.weight"), "MANIFEST", INVALID, "conv9"),
     ("oversize", change_header(size=1 << 62), "MANIFEST", INVALID, str(1 << 62)),
     ("too long", too_long, "LENGTH", INVALID, "0 were left"),
-    ("too short", too_short, "LENGTH", INVALID, "1 bytes before"),
+    ("too short", too_short, "LENGTH", INVALID, "are due"),
+    ("no bytes", no_bytes, "LENGTH", INVALID, "bytes before its manifest"),
+    ("negative weight", negative_weight, "WEIGHT", INVALID, "@weight"),
     ("digest", other_bytes, "DIGEST", grpc.StatusCode.DATA_LOSS, "other digests"),
     ("no end", no_end, "INTERRUPTED", grpc.StatusCode.ABORTED, "before its end"),
     ("chunk first", chunk_first, "MANIFEST", INVALID, "not a manifest"),
@@ -401,11 +426,7 @@ def test_values_that_are_not_finite_are_refused(setup, value):
             payload = bytearray(frames[1].chunk)
             payload[4:8] = struct.pack("<f", value)
             frames[1].chunk = bytes(payload)
-            digester = Digester([item.spec.nbytes for item in items])
-            digester.update(bytes(payload))
-            del frames[2].end.tensor_sha256[:]
-            frames[2].end.tensor_sha256.extend(digester.digests().tensors)
-            frames[2].end.sha256 = digester.digests().total
+            frames[2].end.CopyFrom(end_of(frames[0].manifest.tensors, payload))
             await refused(north.upload(frames), "NOT_FINITE", INVALID, items[0].spec.name)
             for silo in (east, south):
                 await silo.upload(frames_of(setup.job, silo.session))
