@@ -7,11 +7,12 @@ The same two functions run in the simulator and in the coordinator; what differs
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
 from ..errors import LocalError
-from .exchange import Exchanges, Mix, Part, Tensors, all_finite
-from .method import METRICS, CoordinatorState, Latest, Method
+from .exchange import DTYPES, Exchanges, Mix, Part, Tensors, all_finite
+from .method import KEEP, METRICS, CoordinatorState, Latest, Mail, Method, Post, Row, Value
 
 ReadGift: TypeAlias = Callable[[str, str, str], Tensor]  # (part, silo, tensor name) → what that silo gave this round
 Delivered: TypeAlias = dict[str, dict[str, Tensor]]
@@ -40,6 +41,18 @@ class Archive(Protocol):
         """One tensor of a silo's version."""
         ...
 
+    def mail(self, part: str, silo: str) -> Tensors | None:
+        """What was put aside for a silo, with ``@keep``; None where nothing is."""
+        ...
+
+    def put_mail(self, part: str, silo: str, tensors: Tensors) -> None:
+        """Replace what is put aside for a silo."""
+        ...
+
+    def clear_mail(self, silo: str) -> None:
+        """Remove all that is put aside for a silo."""
+        ...
+
 
 class MemoryArchive:
     """An archive in memory, for the simulator."""
@@ -47,6 +60,7 @@ class MemoryArchive:
     def __init__(self) -> None:
         self._published: dict[str, Tensors] = {}
         self._versions: dict[tuple[str, str], Tensors] = {}
+        self._mail: dict[tuple[str, str], Tensors] = {}
 
     def latest(self, part: str) -> Tensors | None:
         """The last published value; None before the first."""
@@ -67,6 +81,18 @@ class MemoryArchive:
     def version(self, part: str, silo: str, name: str) -> Tensor:
         """One tensor of a silo's version."""
         return self._versions[part, silo][name]
+
+    def mail(self, part: str, silo: str) -> Tensors | None:
+        """What was put aside for a silo, with ``@keep``; None where nothing is."""
+        return self._mail.get((part, silo))
+
+    def put_mail(self, part: str, silo: str, tensors: Tensors) -> None:
+        """Replace what is put aside for a silo."""
+        self._mail[part, silo] = dict(tensors)
+
+    def clear_mail(self, silo: str) -> None:
+        """Remove all that is put aside for a silo."""
+        self._mail = {key: tensors for key, tensors in self._mail.items() if key[1] != silo}
 
 
 def close_round(
@@ -89,17 +115,22 @@ def close_round(
     for part in up_parts:
         results[part.name] = exchanges.collect(part, ordered, _reader(read, part.name))
     metrics = results.pop(METRICS.name, {})
-    following, published = method.combine(state, round_, ordered, results)
-    for name, tensors in published.items():
+    combined = method.combine(state, round_, ordered, results)
+    for name, tensors in combined.published.items():
         if not all(all_finite(tensor) for tensor in tensors.values()):
             raise LocalError(f"round {round_}: the result of part {name!r} holds NaN or infinity; it is not published")
+    posted = [(post, _posted(method, exchanges, post, up_parts, read, archive)) for post in combined.posts]
     for part in up_parts:
         if isinstance(part.exchange, Mix):
             for silo in ordered:
                 archive.store(part.name, silo, {spec.name: read(part.name, silo, spec.name) for spec in part.tensors})
-    for name, tensors in published.items():
+    for name, tensors in combined.published.items():
         archive.publish(name, tensors)
-    return following, metrics
+    for silo in ordered:
+        archive.clear_mail(silo)  # it was delivered at the start of the round that it has given now
+    for post, tensors in posted:
+        archive.put_mail(post.part, post.silo, tensors)
+    return combined.state, metrics
 
 
 def deliver(
@@ -115,10 +146,15 @@ def deliver(
                 f"method {method.name!r} delivers part {delivery.part!r} in round {round_}, "
                 f"its wire list allows each of {[part.name for part in method.down(round_)]} once"
             )
-        if isinstance(delivery, Latest):
-            tensors = archive.latest(part.name)
-        else:
-            tensors = _row(exchanges, part, delivery.weights, archive)
+        match delivery:
+            case Latest():
+                tensors: Tensors | None = archive.latest(part.name)
+            case Row():
+                tensors = _row(exchanges, part, delivery.weights, archive)
+            case Mail():
+                tensors = archive.mail(part.name, silo)
+            case Value():
+                tensors = delivery.tensors
         if tensors is not None:
             delivered[part.name] = {spec.name: tensors[spec.name] for spec in part.tensors}
     return delivered
@@ -138,6 +174,25 @@ def _row(exchanges: Exchanges, part: Part, weights: Mapping[str, float], archive
     if not any(weight > 0 for weight in present.values()):
         return None
     return exchanges.mix(part, present, lambda silo, name: archive.version(part.name, silo, name))
+
+
+def _posted(
+    method: Method, exchanges: Exchanges, post: Post, up_parts: Sequence[Part], read: ReadGift, archive: Archive
+) -> dict[str, Tensor]:
+    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps."""
+    part = next((part for part in up_parts if part.name == post.part and isinstance(part.exchange, Mix)), None)
+    if part is None or post.silo not in method.setting.silos or not 0 <= post.keep <= 1:
+        raise LocalError(f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}")
+    row = exchanges.mix(part, post.weights, _reader(read, part.name))
+    before = archive.mail(post.part, post.silo)
+    mailed: dict[str, Tensor] = {}
+    for spec in part.tensors:
+        share = row[spec.name].double() * (1 - post.keep)
+        if before is not None:
+            share += before[spec.name].double() * post.keep
+        mailed[spec.name] = share.to(DTYPES[spec.dtype])
+    kept = 1.0 if before is None else float(before[KEEP.name])
+    return {**mailed, KEEP.name: torch.tensor(kept * post.keep, dtype=torch.float64)}
 
 
 def _reader(read: ReadGift, part: str) -> Callable[[str, str], Tensor]:

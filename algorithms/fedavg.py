@@ -48,11 +48,11 @@ class FedAvg(Method):
         """The averaged model; nothing was published before the first round."""
         return (self.model,)
 
-    def stages(self, state: SiloState, round_: int) -> tuple[Stage, ...]:
+    def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train the whole model."""
         return (self.stage("extractor", "classifier"),)  # (1)
 
-    def give(self, state: SiloState, round_: int, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """The trained model with its weight: the base publishes the mean that the Sum computes."""
         weight = float(facts.samples) if self.options.weights == "samples" else 1.0
         return {"model": Gift(self.flat(state, "extractor", "classifier"), weight)}  # (2)

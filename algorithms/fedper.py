@@ -39,10 +39,10 @@ class FedPer(Method):
         """The averaged extractor."""
         return (self.extractor,)
 
-    def stages(self, state: SiloState, round_: int) -> tuple[Stage, ...]:
+    def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train both parts together."""
         return (self.stage("extractor", "classifier"),)  # (1)
 
-    def give(self, state: SiloState, round_: int, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """The trained extractor, weighted by samples."""
         return {"extractor": Gift(self.flat(state, "extractor"), float(facts.samples))}  # (2)

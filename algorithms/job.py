@@ -41,7 +41,7 @@ from ..files import Strict, canonical_json, read_toml, validate
 from .catalog import configure, method_class, method_options
 from .exchange import Part
 from .method import METRICS, Method, Optimiser, Setting
-from .models import ModelOptions, build
+from .models import ModelOptions, build, input_shape
 from .schema import explain_difference, method_digest, model_digest, phases, plain
 from .streams import raw, stream
 
@@ -201,12 +201,12 @@ class Job:
 
     @cached_property
     def _schema(self) -> list[dict[str, Any]]:
-        return phases(self.rounds, self.up, self.down)
+        return phases(self.length, self.up, self.down)
 
     @cached_property
     def phase_starts(self) -> tuple[int, ...]:
         """The rounds at which another set of parts begins to cross; the final delivery is not among them."""
-        return tuple(phase["from_round"] for phase in self._schema if phase["from_round"] < self.rounds)
+        return tuple(phase["from_round"] for phase in self._schema if phase["from_round"] < self.length)
 
     def setting(self) -> Setting:
         """What both halves of the method know of the job."""
@@ -214,8 +214,10 @@ class Job:
             self.silos,
             self.rounds,
             self.model.classes,
+            input_shape(self.model),
             self.epochs,
             self.optimiser,
+            self.seed,
             lambda: build(self.model, self.seed),
         )
 
@@ -223,13 +225,18 @@ class Job:
         """The configured method; it holds no state, so all users of a job share one."""
         return self._method
 
+    @property
+    def length(self) -> int:
+        """Number of rounds that the job runs: those that train, and a census before them where the method has one."""
+        return self.rounds + self._method.census
+
     def up(self, round_: int) -> tuple[Part, ...]:
         """Parts that a silo gives in a round, METRICS last; none in the final delivery."""
         self._check_round(round_)
-        return () if round_ == self.rounds else (*self._method.up(round_), METRICS)
+        return () if round_ == self.length else (*self._method.up(round_), METRICS)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """Parts that may be delivered at the start of a round; round number ``rounds`` is the final delivery."""
+        """Parts that may be delivered at the start of a round; round number ``length`` is the final delivery."""
         self._check_round(round_)
         return self._method.down(round_)
 
@@ -239,11 +246,13 @@ class Job:
         Their number is participation · silos rounded half up, and at least ``min_cohort``.
         """
         self._check_round(round_)
+        if self._method.census and round_ == 0:
+            return self.silos
         size = max(floor(self.participation * len(self.silos) + 0.5), self.min_cohort)
         words = raw(stream(self.seed, "", round_, "cohort"), len(self.silos)).tolist()
         drawn = sorted(range(len(self.silos)), key=lambda i: (words[i], i))[:size]
         return tuple(self.silos[i] for i in sorted(drawn))
 
     def _check_round(self, round_: int) -> None:
-        if not 0 <= round_ <= self.rounds:
-            raise LocalError(f"round {round_} of job {self.name!r}, which has rounds 0 to {self.rounds - 1}")
+        if not 0 <= round_ <= self.length:
+            raise LocalError(f"round {round_} of job {self.name!r}, which has rounds 0 to {self.length - 1}")

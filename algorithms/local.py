@@ -25,10 +25,10 @@ class Local(Method):
         """Nothing."""
         return ()
 
-    def stages(self, state: SiloState, round_: int) -> tuple[Stage, ...]:
+    def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train the whole model."""
         return (self.stage("extractor", "classifier"),)  # (1)
 
-    def give(self, state: SiloState, round_: int, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """Nothing."""
         return {}

@@ -4,7 +4,7 @@ So a federation gives bit for bit what its simulation gave, on one machine type 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 import torch
@@ -18,7 +18,7 @@ from .exchange import DTYPE_NAMES, Gift, Part, TensorSpec, all_finite
 from .job import Job
 from .method import METRICS, Facts, Method, Results, SiloState
 from .streams import stream
-from .training import Step, evaluate, never, plain, silent, train
+from .training import Step, evaluate, measure, never, plain, silent, train
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,13 @@ def local_round(
     progress: Callable[[int, int], None] = silent,
 ) -> Outcome:
     """Run round ``round_`` of silo ``client`` from ``state``; nothing given is changed."""
-    state = take_delivery(method, job, state, round_, delivered)
-    modules = to_modules(method, state)
+    facts = facts_of(job, client, round_, train_data)
+    state = take_delivery(method, job, state, facts, delivered)
+    modules = to_modules(method, client, state)
     correct_delivered = evaluate(method, modules, test_data)
-    stages = method.stages(state, round_)
-    total = sum(stage.epochs * ceil(len(train_data) / job.batch_size) for stage in stages)
+    facts = replace(facts, measured=measure(method, modules, train_data))
+    stages = method.stages(state, facts)
+    total = sum(stage.epochs * (1 if stage.full_batch else ceil(len(train_data) / job.batch_size)) for stage in stages)
     counter, loss = _Counter(progress, total), None
     for number, stage in enumerate(stages):
         rng = stream(job.seed, client, round_, f"train/{number}")
@@ -86,12 +88,19 @@ def local_round(
     trained = to_state(modules, state)
     correct_trained = evaluate(method, modules, test_data)
     report = Report(round_, len(train_data), len(test_data), correct_delivered, correct_trained, loss)
-    gifts = {**method.give(trained, round_, facts_of(train_data, job.model.classes)), METRICS.name: metrics(report)}
+    gifts = {**method.give(trained, facts), METRICS.name: metrics(report)}
     return Outcome(trained, gifts, report)
 
 
 def final_round(
-    method: Method, job: Job, state: SiloState, delivered: Results, test_data: Dataset, trained: bool = True
+    method: Method,
+    job: Job,
+    state: SiloState,
+    delivered: Results,
+    train_data: Dataset,
+    test_data: Dataset,
+    client: str,
+    trained: bool = True,
 ) -> Outcome:
     """Take the results of the last round; the outcome's state is the model that the silo keeps.
 
@@ -99,21 +108,23 @@ def final_round(
     (``trained`` false) and so has nothing better; otherwise the one trained last. The report holds the accuracy of
     both. Nothing is given.
     """
-    fresh = take_delivery(method, job, state, job.rounds, delivered)
-    correct_delivered = evaluate(method, to_modules(method, fresh), test_data)
-    correct_trained = evaluate(method, to_modules(method, state), test_data)
+    fresh = take_delivery(method, job, state, facts_of(job, client, job.length, train_data), delivered)
+    correct_delivered = evaluate(method, to_modules(method, client, fresh), test_data)
+    correct_trained = evaluate(method, to_modules(method, client, state), test_data)
     kept = fresh if method.product == "delivered" or not trained else state
-    return Outcome(kept, {}, Report(job.rounds, 0, len(test_data), correct_delivered, correct_trained, None))
+    return Outcome(kept, {}, Report(job.length, 0, len(test_data), correct_delivered, correct_trained, None))
 
 
-def take_delivery(method: Method, job: Job, state: SiloState, round_: int, delivered: Results) -> SiloState:
+def take_delivery(method: Method, job: Job, state: SiloState, facts: Facts, delivered: Results) -> SiloState:
     """State after what came down; PeerError where it is not what the job's schema lets come down in this round."""
-    allowed = {part.name: part for part in job.down(round_)}
+    allowed = {part.name: part for part in job.down(facts.round)}
     for name, tensors in delivered.items():
         if name not in allowed:
-            raise PeerError("coordinator", f"delivered part {name!r} in round {round_}, the job allows {list(allowed)}")
+            raise PeerError(
+                "coordinator", f"delivered part {name!r} in round {facts.round}, the job allows {list(allowed)}"
+            )
         check_delivery(allowed[name], tensors)
-    return method.deliver(state, delivered)
+    return method.deliver(state, delivered, facts)
 
 
 def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
@@ -129,9 +140,9 @@ def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
             raise PeerError("coordinator", f"delivered part {part.name!r} with NaN or infinity in {name!r}")
 
 
-def facts_of(data: Dataset, classes: int) -> Facts:
-    """What a method may know of the training records."""
-    return Facts(len(data), torch.bincount(data.y, minlength=classes))
+def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
+    """What a method may know of the silo and its training records."""
+    return Facts(client, round_, len(data), torch.bincount(data.y, minlength=job.model.classes))
 
 
 def metrics(report: Report) -> Gift:
@@ -144,9 +155,9 @@ def metrics(report: Report) -> Gift:
     return Gift({name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()})
 
 
-def to_modules(method: Method, state: SiloState) -> dict[str, nn.Module]:
+def to_modules(method: Method, client: str, state: SiloState) -> dict[str, nn.Module]:
     """The silo's modules with copies of the state's values; LocalError where state and model do not fit."""
-    modules = method.modules()
+    modules = method.modules(client)
     if set(modules) != set(state.parts):
         raise LocalError(f"the saved state has parts {sorted(state.parts)}, the job's model has {sorted(modules)}")
     for part, module in modules.items():

@@ -7,7 +7,8 @@ in the simulator and over the network.
 
 A round at a silo: ``deliver`` (what came down) → train the ``stages`` → ``give``. A round at the coordinator:
 ``deliveries`` per silo → collect the gifts → ``combine``. Results are delivered at the start of a silo's next round,
-and once more after the last round (round number == ``setting.rounds``).
+and once more after the last round. A method with a ``census`` has one round more, number 0, in which every silo takes
+part and nothing trains.
 """
 
 from abc import ABC, abstractmethod
@@ -41,11 +42,19 @@ METRICS = Part(
 
 @dataclass(frozen=True)
 class Optimiser:
-    """SGD: v ← momentum·v + g + weight_decay·θ; θ ← θ − lr·v."""
+    """How parameters move.
+
+    ``sgd``: v ← momentum·v + g + weight_decay·θ; θ ← θ − lr·v; with ``clip`` the gradient g of all trained parameters
+    together is first scaled down to that Euclidean norm. ``mirror``, for parameters that are points of a simplex (the
+    last axis): θ ← θ·exp(−lr·g) / Σ, then entries below ``floor`` are raised to it and the rest scaled to sum to one.
+    """
 
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+    clip: float | None = None
+    rule: Literal["sgd", "mirror"] = "sgd"
+    floor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,14 +62,17 @@ class Setting:
     """The public facts of a job that both halves know.
 
     ``build`` returns a freshly initialised model of the job as its two parts, ``extractor`` and ``classifier``; it
-    gives the same values at every silo (seeded by the job).
+    gives the same values at every silo (seeded by the job). Other modules that a method needs come from
+    ``initialise``, by the same streams under a prefix of the method's choice.
     """
 
     silos: tuple[str, ...]  # in job order: the order of every fold
-    rounds: int
+    rounds: int  # that train
     classes: int
+    input: tuple[int, int, int]  # channels, height, width
     epochs: int
     optimiser: Optimiser
+    seed: int
     build: Callable[[], dict[str, nn.Module]]
 
 
@@ -74,10 +86,13 @@ class SiloState:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the silo half may know of its own data; it stays at the silo unless a gift carries it."""
+    """What the silo half knows of itself and its data in one round; it stays there unless a gift carries it."""
 
-    samples: int
-    class_counts: Tensor  # [classes] int64
+    silo: str
+    round: int
+    samples: int  # training records
+    class_counts: Tensor  # [classes] int64, of the training records
+    measured: Tensors = field(default_factory=dict)  # what ``measure`` added up, float64
 
 
 @dataclass(frozen=True)
@@ -94,6 +109,7 @@ class Stage:
     optimiser: Optimiser
     penalty: Penalty | None = None
     context: Tensors = field(default_factory=dict)
+    full_batch: bool = False  # an epoch is one step on the gradient over all records
 
 
 @dataclass(frozen=True)
@@ -111,7 +127,47 @@ class Row:
     weights: Mapping[str, float]
 
 
-Delivery: TypeAlias = Latest | Row
+@dataclass(frozen=True)
+class Value:
+    """Deliver a small tensor that the coordinator half made for this silo."""
+
+    part: str
+    tensors: Tensors
+
+
+@dataclass(frozen=True)
+class Mail:
+    """Deliver what ``Post`` has put aside for this silo, with ``@keep``; nothing where there is none."""
+
+    part: str
+
+
+Delivery: TypeAlias = Latest | Row | Value | Mail
+
+KEEP = TensorSpec("@keep", "float64", ())
+
+
+@dataclass(frozen=True)
+class Post:
+    """Put a Mix row over this round's versions aside for a silo that may be away.
+
+    What lies there, m with the factor k (0 and 1 at first), becomes keep·m + (1 − keep)·row and keep·k. A silo that
+    gets it sets θ ← k·θ + m, as if it had been there for each of the rounds. It is gone once the silo gives again.
+    """
+
+    part: str
+    silo: str
+    weights: Mapping[str, float]
+    keep: float
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What the coordinator half makes of a round."""
+
+    state: CoordinatorState
+    published: Mapping[str, Tensors] = field(default_factory=dict)  # for Latest
+    posts: tuple[Post, ...] = ()  # for Mail
 
 
 class NoOptions(Strict):
@@ -126,6 +182,8 @@ class Method(ABC):
     options_model: ClassVar[type[Strict]] = NoOptions
     product: ClassVar[Literal["delivered", "trained"]] = "trained"
     """Which model a silo keeps in the end: the one delivered last, or the one trained last."""
+    census: ClassVar[bool] = False
+    """Whether round 0 asks every silo for facts alone, before anything trains."""
 
     options: Strict
     """Checked options, an instance of ``options_model``; subclasses narrow the annotation."""
@@ -147,15 +205,19 @@ class Method(ABC):
 
     # The silo half.
 
-    def modules(self) -> dict[str, nn.Module]:
-        """The silo's own modules by part, freshly initialised."""
+    def modules(self, silo: str) -> dict[str, nn.Module]:
+        """A silo's own modules by part, freshly initialised; silos may differ in what does not cross."""
         return self.setting.build()
+
+    def initial_extra(self, silo: str) -> dict[str, Tensor]:
+        """Other tensors of a silo's state before its first round."""
+        return {}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         """Logits [B, classes] of the silo's model."""
         return parts["classifier"](parts["extractor"](x))
 
-    def deliver(self, state: SiloState, delivered: Results) -> SiloState:
+    def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Take what came down into the state; by default each part replaces the parameters that it names."""
         parts = dict(state.parts)
         for tensors in delivered.values():
@@ -164,13 +226,20 @@ class Method(ABC):
                 parts[part] = {**parts[part], leaf: value}
         return SiloState(parts, state.extra)
 
+    def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Statistics of a batch of training records that add up over batches, with the model as delivered.
+
+        The runner adds them up in float64 before training; they are in ``facts.measured`` for ``stages`` and ``give``.
+        """
+        return {}
+
     @abstractmethod
-    def stages(self, state: SiloState, round_: int) -> tuple[Stage, ...]:
+    def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """What to train in this round, in order."""
 
     @abstractmethod
-    def give(self, state: SiloState, round_: int, facts: Facts) -> dict[str, Gift]:
-        """One gift for each part of ``up(round_)``."""
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+        """One gift for each part of ``up(facts.round)``, from the state after training."""
 
     # The coordinator half.
 
@@ -178,16 +247,14 @@ class Method(ABC):
         """State before the first round."""
         return {}
 
-    def combine(
-        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
-    ) -> tuple[CoordinatorState, dict[str, dict[str, Tensor]]]:
-        """Turn the results of a round into the next state and the parts to publish (for ``Latest``)."""
+    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+        """Turn the results of a round into the next state and what is to be published or posted."""
         published = {
             part.name: {spec.name: results[part.name][spec.name] for spec in part.tensors}
             for part in self.up(round_)
             if isinstance(part.exchange, Sum)
         }
-        return state, published
+        return Combined(state, published)
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """What this silo gets at the start of this round; by default the last value of each part of ``down``."""
@@ -225,9 +292,9 @@ def specs_of_parameters(module: nn.Module) -> tuple[TensorSpec, ...]:
     )
 
 
-def initial_state(method: Method) -> SiloState:
-    """State of a silo before its first round: what ``modules`` initialised."""
+def initial_state(method: Method, silo: str) -> SiloState:
+    """State of a silo before its first round: what ``modules`` and ``initial_extra`` made."""
     with torch.no_grad():
-        return SiloState(
-            {part: {k: v.clone() for k, v in m.state_dict().items()} for part, m in method.modules().items()}
-        )
+        modules = method.modules(silo)
+        parts = {part: {k: v.clone() for k, v in m.state_dict().items()} for part, m in modules.items()}
+        return SiloState(parts, method.initial_extra(silo))

@@ -51,7 +51,7 @@ from torch import Tensor
 
 from ..files import Strict
 from .exchange import Gift, Gram, Kind, Mix, Part, TensorSpec
-from .method import CoordinatorState, Delivery, Facts, Latest, Method, Results, Row, Setting, SiloState, Stage
+from .method import Combined, CoordinatorState, Delivery, Facts, Latest, Method, Results, Row, Setting, SiloState, Stage
 
 EPSILON = 1e-8  # ε of Eq. 3
 LARGEST_COSINE = 1 - 1e-4
@@ -107,13 +107,13 @@ class PFedSim(Method):
 
     # The silo half.
 
-    def stages(self, state: SiloState, round_: int) -> tuple[Stage, ...]:
+    def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """ClientUpdate of Algorithm 2: both parts together, in both phases."""
         return (self.stage("extractor", "classifier"),)
 
-    def give(self, state: SiloState, round_: int, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """The model for FedAvg, or the extractor for Eq. 4 and the classifier rows for Eq. 3."""
-        if round_ < self.warmup:
+        if facts.round < self.warmup:
             return {"model": Gift(self.flat(state, "extractor", "classifier"), float(facts.samples))}
         rows = state.parts["classifier"]["weight"].double()  # [C, d]
         unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=EPSILON)
@@ -133,9 +133,7 @@ class PFedSim(Method):
         n = len(self.setting.silos)
         return {"phi": torch.zeros(n, n, dtype=torch.float64), "gave": torch.zeros(n, dtype=torch.int64)}
 
-    def combine(
-        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
-    ) -> tuple[CoordinatorState, dict[str, dict[str, Tensor]]]:
+    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
         """FedAvg, then new similarities for the pairs of this cohort; older entries stay."""
         if round_ < self.warmup:
             return super().combine(state, round_, cohort, results)
@@ -144,7 +142,7 @@ class PFedSim(Method):
         phi[index[:, None], index] = self.similarities(results["rows"]["gram"])
         phi.fill_diagonal_(0)
         gave[index] = 1
-        return {"phi": phi, "gave": gave}, {}
+        return Combined({"phi": phi, "gave": gave})
 
     def similarities(self, gram: Tensor) -> Tensor:
         """What ``phi`` stores for a cohort of n silos, from the inner products [groups, n, n]."""

@@ -38,10 +38,10 @@ def simulate(job: Job, shards: Shards, progress: Callable[[int, int], None] = si
         raise LocalError(f"data was given for silos {sorted(shards)}, the job names {sorted(job.silos)}")
     method = job.method()
     archive, coordinator = MemoryArchive(), method.begin()
-    states = {silo: initial_state(method) for silo in job.silos}
+    states = {silo: initial_state(method, silo) for silo in job.silos}
     history: dict[str, list[Report]] = {silo: [] for silo in job.silos}
     metrics: list[Mapping[str, Tensor]] = []
-    for round_ in range(job.rounds):
+    for round_ in range(job.length):
         cohort, up = job.cohort(round_), job.up(round_)
         spool: dict[tuple[str, str], dict[str, Tensor]] = {}
         for silo in cohort:
@@ -56,10 +56,10 @@ def simulate(job: Job, shards: Shards, progress: Callable[[int, int], None] = si
 
         coordinator, sums = close_round(method, PLAIN, coordinator, round_, cohort, up, read, archive)
         metrics.append(sums)
-        progress(round_ + 1, job.rounds)
+        progress(round_ + 1, job.length)
     for silo in job.silos:
-        down = deliver(method, PLAIN, coordinator, job.rounds, silo, archive)
-        outcome = final_round(method, job, states[silo], down, shards[silo][1], trained=bool(history[silo]))
+        down = deliver(method, PLAIN, coordinator, job.length, silo, archive)
+        outcome = final_round(method, job, states[silo], down, *shards[silo], silo, trained=bool(history[silo]))
         states[silo] = outcome.state
         history[silo].append(outcome.report)
     return SimulationResult({s: tuple(r) for s, r in history.items()}, tuple(metrics), states, coordinator)

@@ -76,8 +76,31 @@ def sgd_step(
         parameter.add_(update, alpha=-optimiser.lr)  # θ ← θ − lr·v
 
 
+def clipped(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor]:
+    """The gradients, scaled down together where their common Euclidean norm is above ``limit``."""
+    if limit is None:
+        return gradients
+    norm = float(torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt())
+    return gradients if norm <= limit else [gradient * (limit / norm) for gradient in gradients]
+
+
+@torch.no_grad()
+def mirror_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], optimiser: Optimiser) -> None:
+    """One entropic mirror step in place on points of a simplex (last axis); they stay on it.
+
+    θ ← θ·exp(−lr·g) / Σ. Then entries below ``floor`` are raised to it, since an exact zero never recovers, and what
+    is above the floor is scaled so that the sum is one.
+    """
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        scores = parameter.double().log() - optimiser.lr * gradient.double()
+        point = torch.softmax(scores, dim=-1)
+        above = (point - optimiser.floor).clamp(min=0)
+        free = 1 - optimiser.floor * point.shape[-1]
+        parameter.copy_(optimiser.floor + above * (free / above.sum(-1, keepdim=True)))
+
+
 def plain(modules: Modules, stage: Stage) -> Callable[[Tensor, Tensor], float]:
-    """Begin a stage of ordinary SGD on the mean of the per-sample losses plus the stage's penalty."""
+    """Begin a stage of SGD or mirror descent on the mean of the per-sample losses plus the stage's penalty."""
     parameters = [p for part in stage.trains for p in modules[part].parameters()]
     velocity: list[Tensor] = []
 
@@ -86,7 +109,10 @@ def plain(modules: Modules, stage: Stage) -> Callable[[Tensor, Tensor], float]:
         if stage.penalty is not None:
             loss = loss + stage.penalty({part: dict(m.named_parameters()) for part, m in modules.items()})
         gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-        sgd_step(parameters, gradients, velocity, stage.optimiser)
+        if stage.optimiser.rule == "mirror":
+            mirror_step(parameters, gradients, stage.optimiser)
+        else:
+            sgd_step(parameters, clipped(gradients, stage.optimiser.clip), velocity, stage.optimiser)
         return float(loss.detach())
 
     return step
@@ -117,7 +143,8 @@ def train(
     mean = 0.0
     for _ in range(stage.epochs):
         losses: list[float] = []
-        for index in batches(len(data), batch_size, rng, wrap):
+        every = [np.arange(len(data))] if stage.full_batch else batches(len(data), batch_size, rng, wrap)
+        for index in every:
             if cancelled():
                 raise CancelledError("training stopped between two batches, as asked")
             batch = data.take(index)
@@ -131,6 +158,19 @@ def train(
     for module in modules.values():
         module.eval()
     return mean
+
+
+@torch.no_grad()
+def measure(method: Method, modules: Modules, data: Dataset) -> dict[str, Tensor]:
+    """What ``method.measure`` adds up over the training records, in float64, in evaluation mode."""
+    for module in modules.values():
+        module.eval()
+    sums: dict[str, Tensor] = {}
+    for start in range(0, len(data), EVALUATION_CHUNK):
+        chunk = slice(start, start + EVALUATION_CHUNK)
+        for name, value in method.measure(modules, data.x[chunk], data.y[chunk]).items():
+            sums[name] = sums[name] + value.double() if name in sums else value.double()
+    return sums
 
 
 @torch.no_grad()

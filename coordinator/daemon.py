@@ -55,7 +55,7 @@ class JobRun:
         self.job = job
         self.signed = signed
         self.store = JobStore(folder)
-        self.state = JobState(job.name, job.silos, job.rounds, job.min_cohort)
+        self.state = JobState(job.name, job.silos, job.length, job.min_cohort)
         self.exchanges = PLAIN
         self._method = job.method()
         self._method_state = self._method.begin()

@@ -6,6 +6,7 @@
     <directory>/jobs/<job>/round/<silo>.upload   checked uploads of the open round, removed after the fold
     <directory>/jobs/<job>/latest/<part>.safetensors
     <directory>/jobs/<job>/versions/<part>/<silo>.safetensors
+    <directory>/jobs/<job>/mail/<part>/<silo>.safetensors    for silos that were away
 
 Files appear under their name complete: written aside, fsynced, renamed. Tensors are mapped, not read, so a fold holds
 one tensor of one silo at a time.
@@ -105,7 +106,7 @@ class JobStore:
         self._loading = threading.Lock()
         self._loaded: dict[str, dict[str, Tensor]] = {}  # published values, once a silo has asked; shared by all
         shutil.rmtree(folder / "round", ignore_errors=True)
-        for name in ("round", "latest", "versions"):
+        for name in ("round", "latest", "versions", "mail"):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
     def check_space(self, silo: str, size: int) -> None:
@@ -165,6 +166,24 @@ class JobStore:
         """One tensor of a silo's version; the others are not read."""
         with safetensors.safe_open(self._version(part, silo), "pt") as file:
             return cast("Tensor", file.get_tensor(name))
+
+    def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
+        """What was put aside for a silo, with ``@keep``; None where nothing is."""
+        path = self._mail(part, silo)
+        return safetensors.torch.load_file(path) if path.exists() else None
+
+    def put_mail(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
+        """Replace what is put aside for a silo."""
+        self._mail(part, silo).parent.mkdir(exist_ok=True)
+        self._write(self._mail(part, silo), tensors)
+
+    def clear_mail(self, silo: str) -> None:
+        """Remove all that is put aside for a silo."""
+        for path in (self._folder / "mail").glob(f"*/{silo}.safetensors"):
+            path.unlink()
+
+    def _mail(self, part: str, silo: str) -> Path:
+        return self._folder / "mail" / part / f"{silo}.safetensors"
 
     def _version(self, part: str, silo: str) -> Path:
         return self._folder / "versions" / part / f"{silo}.safetensors"

@@ -206,11 +206,11 @@ class Agent:
     async def _round(self, admitted: Admitted, round_: int) -> None:
         job, folder = admitted.job, self._folder(admitted.job.name)
         payload = await asyncio.to_thread(folder.outbox, round_)
-        if folder.finished or round_ >= job.rounds or (payload is None and round_ < folder.rounds_done):
+        if folder.finished or round_ >= job.length or (payload is None and round_ < folder.rounds_done):
             raise RefusedError(
                 self._roster.coordinator.id,
                 "ROUND_CLOSED",
-                f"asks for round {round_} of job {job.name!r}; here {folder.rounds_done} of {job.rounds} are over, "
+                f"asks for round {round_} of job {job.name!r}; here {folder.rounds_done} of {job.length} are over, "
                 "and what a round gave is given once",
             )
         if payload is None:
@@ -228,7 +228,7 @@ class Agent:
         torch.set_num_threads(self._config.training.threads)
         method = admitted.job.method()
         kept = self._folder(admitted.job.name).state()
-        state = kept[1] if kept is not None else initial_state(method)
+        state = kept[1] if kept is not None else initial_state(method, self._silo)
         train, test = admitted.train, admitted.test
         cancelled = self._trainer.cancelled
         return local_round(method, admitted.job, state, round_, delivered, train, test, self._silo, cancelled=cancelled)
@@ -276,8 +276,10 @@ class Agent:
         torch.set_num_threads(self._config.training.threads)
         method, folder = admitted.job.method(), self._folder(admitted.job.name)
         kept = folder.state()
-        state = kept[1] if kept is not None else initial_state(method)
-        outcome = final_round(method, admitted.job, state, delivered, admitted.test, trained=kept is not None)
+        state = kept[1] if kept is not None else initial_state(method, self._silo)
+        outcome = final_round(
+            method, admitted.job, state, delivered, admitted.train, admitted.test, self._silo, trained=kept is not None
+        )
         folder.save_model(outcome.state)
         folder.finish(outcome.report, _facts(self._silo, admitted))
 

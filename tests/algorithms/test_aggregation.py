@@ -12,11 +12,11 @@ def gifts(job, seeds, round_=0):
     method, spool = job.method(), {}
     for place, silo in enumerate(job.silos):
         generator = torch.Generator().manual_seed(seeds + place)
-        state = initial_state(method)
+        state = initial_state(method, "a")
         for tensors in state.parts.values():
             for tensor in tensors.values():
                 tensor.add_(torch.randn(tensor.shape, generator=generator))
-        given = method.give(state, round_, Facts(10 * (place + 1), torch.zeros(3)))
+        given = method.give(state, Facts(silo, round_, 10 * (place + 1), torch.zeros(3)))
         for part in method.up(round_):
             spool[part.name, silo] = PLAIN.give(part, given[part.name])
         spool["metrics", silo] = {s.name: torch.tensor(place + 1) for s in job.up(round_)[-1].tensors}

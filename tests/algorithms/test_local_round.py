@@ -15,7 +15,7 @@ def same(one, other):
 def test_a_round_delivers_trains_and_gives(make_job, make_data):
     job = make_job("fedavg", model={"norm": "batch"})
     method, train_data, test_data = job.method(), make_data(21), make_data(30, 9)
-    state = initial_state(method)
+    state = initial_state(method, "a")
     before = state_to_bytes(state)
     model = {spec.name: torch.full(spec.shape, 0.01) for spec in job.down(1)[0].tensors}
     ticks = []
@@ -55,13 +55,15 @@ def test_a_delivery_that_the_schema_lacks_is_the_coordinators_fault(make_job, ma
     job = make_job("fedavg")
     good = {"model": {spec.name: torch.zeros(spec.shape) for spec in job.down(1)[0].tensors}}
     with pytest.raises(PeerError, match=complaint):
-        local_round(job.method(), job, initial_state(job.method()), 1, change(good), make_data(9), make_data(9), "a")
+        local_round(
+            job.method(), job, initial_state(job.method(), "a"), 1, change(good), make_data(9), make_data(9), "a"
+        )
 
 
 def test_divergence_names_round_and_silo(make_job, make_data):
     job = make_job(training={"lr": 1e30, "epochs": 20})
     with pytest.raises(LocalError, match="round 2 at silo 'a': the training loss is"):
-        local_round(job.method(), job, initial_state(job.method()), 2, {}, make_data(30), make_data(9), "a")
+        local_round(job.method(), job, initial_state(job.method(), "a"), 2, {}, make_data(30), make_data(9), "a")
 
 
 def test_each_stage_shuffles_anew(make_job, make_data, monkeypatch):
@@ -73,7 +75,7 @@ def test_each_stage_shuffles_anew(make_job, make_data, monkeypatch):
         drawn.append([])
         return lambda x, _, seen=drawn[-1]: seen.append(x) or 1.0
 
-    local_round(method, job, initial_state(method), 0, {}, make_data(16), make_data(9), "a", step)
+    local_round(method, job, initial_state(method, "a"), 0, {}, make_data(16), make_data(9), "a", step)
     first, second = (torch.cat(stage) for stage in drawn)
     assert not torch.equal(first, second)
     assert torch.equal(first.sort(0).values, second.sort(0).values)
@@ -85,7 +87,7 @@ def test_a_request_to_stop_ends_the_round(make_job, make_data):
         local_round(
             job.method(),
             job,
-            initial_state(job.method()),
+            initial_state(job.method(), "a"),
             0,
             {},
             make_data(9),
@@ -98,11 +100,11 @@ def test_a_request_to_stop_ends_the_round(make_job, make_data):
 def test_the_final_delivery_keeps_the_methods_product(make_job, make_data):
     for name, keeps_delivered in (("fedavg", True), ("fedper", False)):
         job = make_job(name)
-        method, state = job.method(), initial_state(job.method())
+        method, state = job.method(), initial_state(job.method(), "a")
         part = job.down(job.rounds)[0]
         down = {part.name: {spec.name: torch.zeros(spec.shape) for spec in part.tensors}}
         for trained in (True, False):
-            outcome = final_round(method, job, state, down, make_data(9), trained)
+            outcome = final_round(method, job, state, down, make_data(9), make_data(9), "a", trained)
             assert same(outcome.state, state) is (trained and not keeps_delivered)
             assert outcome.gifts == {}
             assert (outcome.report.round, outcome.report.samples, outcome.report.loss) == (job.rounds, 0, None)
@@ -111,7 +113,7 @@ def test_the_final_delivery_keeps_the_methods_product(make_job, make_data):
 def test_a_state_goes_round_through_bytes(make_job):
     job = make_job(model={"norm": "batch"})
     weights = torch.arange(6.0)
-    state = SiloState(initial_state(job.method()).parts, {"c": weights[::2], "all": weights, "n": torch.tensor(3)})
+    state = SiloState(initial_state(job.method(), "a").parts, {"c": weights[::2], "all": weights, "n": torch.tensor(3)})
     back = state_from_bytes(state_to_bytes(state))
     for part, tensors in state.parts.items():
         assert set(back.parts[part]) == set(tensors)
@@ -124,7 +126,7 @@ def test_a_state_goes_round_through_bytes(make_job):
 
 
 def test_a_damaged_state_is_named(make_job, make_data):
-    good = state_to_bytes(initial_state(make_job().method()))
+    good = state_to_bytes(initial_state(make_job().method(), "a"))
     for bad in (b"", good[:100], good[:-1], b"\xff" * 64):
         with pytest.raises(LocalError, match=r"state\.safetensors: not a state file"):
             state_from_bytes(bad, "state.safetensors")
@@ -133,6 +135,6 @@ def test_a_damaged_state_is_named(make_job, make_data):
             state_from_bytes(save({name: torch.zeros(1)}))
     job, other = make_job(), make_job(model={"classes": 4})
     with pytest.raises(LocalError, match="does not fit the job's model"):
-        local_round(other.method(), other, initial_state(job.method()), 0, {}, make_data(9), make_data(9), "a")
+        local_round(other.method(), other, initial_state(job.method(), "a"), 0, {}, make_data(9), make_data(9), "a")
     with pytest.raises(LocalError, match="the saved state has parts"):
         local_round(job.method(), job, SiloState({}), 0, {}, make_data(9), make_data(9), "a")

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from staddle.algorithms.exchange import PLAIN, Gram, Mix, Sum
 from staddle.algorithms.method import Facts, Latest, Row, SiloState, initial_state
 from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT
 
-FACTS = Facts(5, torch.tensor([2, 2, 1]))
+FACTS = Facts("a", 0, 5, torch.tensor([2, 2, 1]))
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def make(make_job):
 
 def with_rows(method, rows, bias=0.0):
     """A silo state whose classifier rows start with the given numbers and are zero elsewhere."""
-    state = initial_state(method)
+    state = initial_state(method, "a")
     weight = torch.zeros_like(state.parts["classifier"]["weight"])
     weight[:, : len(rows[0])] = torch.tensor(rows)
     head = {**state.parts["classifier"], "weight": weight, "bias": torch.full((3,), bias)}
@@ -29,7 +30,7 @@ def with_rows(method, rows, bias=0.0):
 
 def gram_of(method, round_, *states):
     part = method.up(round_)[1]
-    given = [PLAIN.give(part, method.give(state, round_, FACTS)["rows"]) for state in states]
+    given = [PLAIN.give(part, method.give(state, replace(FACTS, round=round_))["rows"]) for state in states]
     return PLAIN.collect(part, range(len(states)), lambda i, name: given[i][name])
 
 
@@ -41,7 +42,8 @@ OTHER = [[0.5, 0.5 * 3**0.5], [0.0, -0.1], [7.0, 7.0]]
 def test_eq_3_by_hand(make):
     method = make(rho=0, similarity="per_class")
     results = {"rows": gram_of(method, 0, with_rows(method, ONE), with_rows(method, OTHER, bias=9.0))}
-    state, published = method.combine(method.begin(), 0, ("a", "b"), results)
+    combined = method.combine(method.begin(), 0, ("a", "b"), results)
+    state, published = combined.state, combined.published
     by_hand = (-math.log(1 - 0.5) + 0 - math.log(1e-4)) / 3  # clamp and log class by class; 1 is cut to 1 - 1e-4
     assert published == {}
     assert state["phi"][0, 1].item() == pytest.approx(by_hand, rel=1e-3)
@@ -52,7 +54,7 @@ def test_eq_3_by_hand(make):
 def test_the_mean_form_by_hand(make):
     method = make(rho=0)
     results = {"rows": gram_of(method, 0, with_rows(method, ONE), with_rows(method, OTHER, bias=9.0))}
-    state, _ = method.combine(method.begin(), 0, ("a", "b"), results)
+    state = method.combine(method.begin(), 0, ("a", "b"), results).state
     mean = (0.5 - 1 + 1) / 3  # the clamp comes after the mean
     assert state["phi"][0, 1].item() == pytest.approx(mean, abs=1e-6)
     assert method.weights(state, "b")["a"] == pytest.approx(-math.log(1 - mean), abs=1e-6)
@@ -62,7 +64,7 @@ def test_a_neighbour_of_similarity_one_half_weighs_seven_percent(make):
     method = make(rho=0)
     rows, turned = [[1.0, 0.0]] * 3, [[0.5, 0.5 * 3**0.5]] * 3
     results = {"rows": gram_of(method, 0, with_rows(method, rows), with_rows(method, turned))}
-    state, _ = method.combine(method.begin(), 0, ("a", "b"), results)
+    state = method.combine(method.begin(), 0, ("a", "b"), results).state
     weights = method.weights(state, "a")
     assert weights["b"] / sum(weights.values()) == pytest.approx(0.6931 / (9.2103 + 0.6931), abs=1e-5)
     assert weights["b"] / sum(weights.values()) == pytest.approx(0.0700, abs=5e-5)
@@ -72,7 +74,7 @@ def test_a_neighbour_of_similarity_one_half_weighs_seven_percent(make):
 def test_equal_classifiers_stay_finite(make, similarity):
     method = make(rho=0, similarity=similarity)
     twin = with_rows(method, ONE)
-    state, _ = method.combine(method.begin(), 0, ("a", "b"), {"rows": gram_of(method, 0, twin, twin)})
+    state = method.combine(method.begin(), 0, ("a", "b"), {"rows": gram_of(method, 0, twin, twin)}).state
     assert method.weights(state, "a")["b"] == pytest.approx(CODE_SELF_WEIGHT, rel=1e-9)
     assert pytest.approx(9.2103, abs=5e-5) == CODE_SELF_WEIGHT
 
@@ -80,11 +82,11 @@ def test_equal_classifiers_stay_finite(make, similarity):
 @pytest.mark.parametrize("similarity", ["mean", "per_class"])
 def test_the_vectors_are_unit_and_a_zero_row_is_similar_to_nothing(make, similarity):
     method = make(rho=0, similarity=similarity)
-    rows = method.give(with_rows(method, ONE), 0, FACTS)["rows"].tensors["rows"]
+    rows = method.give(with_rows(method, ONE), replace(FACTS, round=0))["rows"].tensors["rows"]
     assert rows.shape == ((1, 192) if similarity == "mean" else (3, 64))
     assert torch.allclose(rows.norm(dim=1), torch.ones(len(rows)))
     dead = with_rows(method, [[0.0]] * 3)
-    state, _ = method.combine(method.begin(), 0, ("a", "b"), {"rows": gram_of(method, 0, dead, dead)})
+    state = method.combine(method.begin(), 0, ("a", "b"), {"rows": gram_of(method, 0, dead, dead)}).state
     assert method.weights(state, "a").keys() == {"a"}
 
 
@@ -116,9 +118,9 @@ def test_eq_4_mixes_last_given_extractors_with_integer_weights(make):
     w = [CODE_SELF_WEIGHT, -math.log(0.5), -math.log(0.8)]
     expected = (1 * w[0] + 2 * w[1] + 3 * w[2]) / sum(w)
     assert all(torch.allclose(t, torch.full_like(t, expected), atol=1e-6) for t in down.values())
-    after = method.deliver(initial_state(method), {"extractor": down})
+    after = method.deliver(initial_state(method, "a"), {"extractor": down}, FACTS)
     assert torch.equal(after.parts["extractor"]["conv1.weight"], down["extractor.conv1.weight"])
-    assert torch.equal(after.parts["classifier"]["weight"], initial_state(method).parts["classifier"]["weight"])
+    assert torch.equal(after.parts["classifier"]["weight"], initial_state(method, "a").parts["classifier"]["weight"])
 
 
 def test_only_pairs_of_the_same_round_move_and_older_entries_stay(make):
@@ -127,19 +129,19 @@ def test_only_pairs_of_the_same_round_move_and_older_entries_stay(make):
         method, [[math.cos(math.radians(degrees)), math.sin(math.radians(degrees))]] * 3
     )
     at = lambda *degrees: {"rows": gram_of(method, 0, *map(turned, degrees))}  # noqa: E731
-    first, _ = method.combine(method.begin(), 0, ("a", "c"), at(0, 60))
+    first = method.combine(method.begin(), 0, ("a", "c"), at(0, 60)).state
     assert first["phi"][0, 2].item() == pytest.approx(0.5, abs=1e-6)
     assert first["gave"].tolist() == [1, 0, 1, 0]
-    second, _ = method.combine(first, 1, ("b", "c"), at(0, 0))
+    second = method.combine(first, 1, ("b", "c"), at(0, 0)).state
     assert second["phi"][0, 2] == first["phi"][0, 2]  # stale, kept
     assert second["phi"][1, 2].item() == pytest.approx(1 - 1e-4, abs=1e-9)
     assert second["phi"][0, 1] == 0  # never trained in the same round
     assert method.weights(second, "a").keys() == {"a", "c"}
     assert method.weights(second, "c").keys() == {"a", "b", "c"}
-    third, _ = method.combine(second, 2, ("a", "c"), at(0, 120))
+    third = method.combine(second, 2, ("a", "c"), at(0, 120)).state
     assert third["phi"][0, 2] == 0  # moved again, and a negative cosine counts as none
     assert first["phi"][1, 2] == 0  # states are values: the earlier one did not change
-    alone, _ = method.combine(third, 3, ("d",), at(0))
+    alone = method.combine(third, 3, ("d",), at(0)).state
     assert torch.equal(alone["phi"], third["phi"])
 
 
@@ -172,10 +174,12 @@ def test_the_phase_switches_at_floor_rho_t(make, rho, rounds, warmup):
 
 def test_a_silo_absent_through_the_generalisation_phase_starts_from_its_model(make):
     method, archive = make(rounds=4, rho=0.5), MemoryArchive()
-    state, silo = method.begin(), initial_state(method)
+    state, silo = method.begin(), initial_state(method, "a")
     for round_ in range(3):  # two rounds of generalisation and one of personalisation, always without c
         parts = method.up(round_)
-        given = {part.name: PLAIN.give(part, method.give(silo, round_, FACTS)[part.name]) for part in parts}
+        given = {
+            part.name: PLAIN.give(part, method.give(silo, replace(FACTS, round=round_))[part.name]) for part in parts
+        }
         read = lambda part, _, name, given=given: given[part][name]  # noqa: E731
         state, _ = close_round(method, PLAIN, state, round_, ("a", "b"), parts, read, archive)
     assert deliver(method, PLAIN, state, 3, "a", archive).keys() == {"extractor"}
