@@ -6,17 +6,25 @@ from typing import Any
 
 from ..errors import LocalError
 from ..files import Strict, validate
+from .fedaims import FedAIMS
 from .fedavg import FedAvg
 from .fedper import FedPer
+from .fedsimsup import FedSimSup
+from .fedssa import FedSSA
 from .local import Local
 from .method import Method, Setting
 from .pfedsim import PFedSim
+from .ppfl import PPFL
 
 METHODS: dict[str, type[Method]] = {
+    "fedaims": FedAIMS,
     "fedavg": FedAvg,
     "fedper": FedPer,
+    "fedssa": FedSSA,
+    "fedsimsup": FedSimSup,
     "local": Local,
     "pfedsim": PFedSim,
+    "ppfl": PPFL,
 }
 
 

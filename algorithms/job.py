@@ -212,6 +212,7 @@ class Job:
         """What both halves of the method know of the job."""
         return Setting(
             self.silos,
+            self.cohort_size,
             self.rounds,
             self.model.classes,
             input_shape(self.model),
@@ -219,6 +220,7 @@ class Job:
             self.optimiser,
             self.seed,
             lambda: build(self.model, self.seed),
+            self.cohort,
         )
 
     def method(self) -> Method:
@@ -229,6 +231,11 @@ class Job:
     def length(self) -> int:
         """Number of rounds that the job runs: those that train, and a census before them where the method has one."""
         return self.rounds + self._method.census
+
+    @property
+    def cohort_size(self) -> int:
+        """Silos drawn for a round that trains: participation · silos rounded half up, at least ``min_cohort``."""
+        return max(floor(self.participation * len(self.silos) + 0.5), self.min_cohort)
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """Parts that a silo gives in a round, METRICS last; none in the final delivery."""
@@ -241,16 +248,12 @@ class Job:
         return self._method.down(round_)
 
     def cohort(self, round_: int) -> tuple[str, ...]:
-        """Silos that train in a round, in job order: the same draw for every method.
-
-        Their number is participation · silos rounded half up, and at least ``min_cohort``.
-        """
+        """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for every method."""
         self._check_round(round_)
         if self._method.census and round_ == 0:
             return self.silos
-        size = max(floor(self.participation * len(self.silos) + 0.5), self.min_cohort)
         words = raw(stream(self.seed, "", round_, "cohort"), len(self.silos)).tolist()
-        drawn = sorted(range(len(self.silos)), key=lambda i: (words[i], i))[:size]
+        drawn = sorted(range(len(self.silos)), key=lambda i: (words[i], i))[: self.cohort_size]
         return tuple(self.silos[i] for i in sorted(drawn))
 
     def _check_round(self, round_: int) -> None:

@@ -158,11 +158,11 @@ def metrics(report: Report) -> Gift:
 def to_modules(method: Method, client: str, state: SiloState) -> dict[str, nn.Module]:
     """The silo's modules with copies of the state's values; LocalError where state and model do not fit."""
     modules = method.modules(client)
-    if set(modules) != set(state.parts):
+    if {part for part, m in modules.items() if m.state_dict()} != {part for part, held in state.parts.items() if held}:
         raise LocalError(f"the saved state has parts {sorted(state.parts)}, the job's model has {sorted(modules)}")
     for part, module in modules.items():
         try:
-            module.load_state_dict(dict(state.parts[part]), strict=True)
+            module.load_state_dict(dict(state.parts.get(part, {})), strict=True)  # a part may hold no tensors
         except RuntimeError as error:
             raise LocalError(f"the saved state of part {part!r} does not fit the job's model: {error}") from error
     return modules

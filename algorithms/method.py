@@ -47,13 +47,14 @@ class Optimiser:
     ``sgd``: v ← momentum·v + g + weight_decay·θ; θ ← θ − lr·v; with ``clip`` the gradient g of all trained parameters
     together is first scaled down to that Euclidean norm. ``mirror``, for parameters that are points of a simplex (the
     last axis): θ ← θ·exp(−lr·g) / Σ, then entries below ``floor`` are raised to it and the rest scaled to sum to one.
+    ``mirror-double-exponential``: the same with θ·exp(exp(−lr·g)), as the code published with PPFL has it.
     """
 
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
-    rule: Literal["sgd", "mirror"] = "sgd"
+    rule: Literal["sgd", "mirror", "mirror-double-exponential"] = "sgd"
     floor: float = 0.0
 
 
@@ -67,6 +68,7 @@ class Setting:
     """
 
     silos: tuple[str, ...]  # in job order: the order of every fold
+    cohort_size: int  # silos drawn for a round that trains; fewer give where some fail
     rounds: int  # that train
     classes: int
     input: tuple[int, int, int]  # channels, height, width
@@ -74,6 +76,7 @@ class Setting:
     optimiser: Optimiser
     seed: int
     build: Callable[[], dict[str, nn.Module]]
+    drawn: Callable[[int], tuple[str, ...]]  # the silos of a round, in job order; fewer may come
 
 
 @dataclass(frozen=True)

@@ -73,13 +73,13 @@ def initialise(module: nn.Module, seed: int, prefix: str) -> None:
         if any(True for _ in leaf.children()):
             if leaf._parameters or leaf._buffers:  # noqa: SLF001 - torch has no public name for a module's own tensors
                 raise LocalError(f"model: {type(leaf).__name__} {name!r} holds tensors beside its submodules")
-        elif isinstance(leaf, nn.Linear | nn.Conv2d):
+        elif isinstance(leaf, nn.Linear | nn.Conv2d | nn.Embedding):
             bound = leaf.weight[0].numel() ** -0.5  # fan_in = inputs of one unit
             for leaf_name, tensor in leaf.named_parameters():
                 full_name = ".".join(filter(None, (prefix, name, leaf_name)))
                 values = uniform(stream(seed, "", 0, f"init/{full_name}"), tensor.shape, -bound, bound)
                 tensor.copy_(torch.from_numpy(values))
-        elif isinstance(leaf, nn.BatchNorm2d | nn.GroupNorm):
+        elif isinstance(leaf, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
             leaf.reset_parameters()  # weight 1, bias 0, running mean 0, running variance 1: nothing random
         elif any(True for _ in leaf.parameters()) or any(True for _ in leaf.buffers()):
             raise LocalError(f"model: no initialisation is defined for {type(leaf).__name__} {name!r}; add it here")

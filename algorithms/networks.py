@@ -13,6 +13,11 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
+from .networks_fedaims import convnet_3x64, convnet_4x128, convnet_digits, resnet18
+from .networks_fedsimsup import lenet, lenet_wide
+from .networks_fedssa import digits_cnn, fedssa_cnn
+from .networks_ppfl import glm
+
 Norm: TypeAlias = Literal["none", "batch", "group"]
 Shape: TypeAlias = tuple[int, int, int]  # channels, height, width
 Layers: TypeAlias = list[tuple[str, nn.Module]]
@@ -82,4 +87,19 @@ def block(number: int, conv: nn.Conv2d, norm: Norm) -> Layers:
 NETWORKS: dict[str, Network] = {
     "lenet5": Network((3, 32, 32), at_least(16), lenet5),  # 16 → conv 12 → pool 6 → conv 2 → pool 1
     "cnn-digits": Network((1, 8, 8), exactly((1, 8, 8)), cnn_digits),
+    "glm": Network((1, 1, 150), at_least(1), glm, ("none",)),
+    "fedssa-cnn-1": Network((3, 32, 32), at_least(16), fedssa_cnn(32, 2000), ("none",)),
+    "fedssa-cnn-2": Network((3, 32, 32), at_least(16), fedssa_cnn(16, 2000), ("none",)),
+    "fedssa-cnn-3": Network((3, 32, 32), at_least(16), fedssa_cnn(32, 1000), ("none",)),
+    "fedssa-cnn-4": Network((3, 32, 32), at_least(16), fedssa_cnn(32, 800), ("none",)),
+    "fedssa-cnn-5": Network((3, 32, 32), at_least(16), fedssa_cnn(32, 500), ("none",)),
+    "digits-cnn-a": Network((1, 8, 8), at_least(4), digits_cnn((8, 16), ()), ("none",)),
+    "digits-cnn-b": Network((1, 8, 8), at_least(4), digits_cnn((12, 24), (96,)), ("none",)),
+    "digits-cnn-c": Network((1, 8, 8), at_least(4), digits_cnn((16,), ()), ("none",)),
+    "fedsimsup-lenet": Network((3, 32, 32), at_least(16), lenet, ("none",)),
+    "fedsimsup-lenet-wide": Network((3, 32, 32), at_least(16), lenet_wide, ("none",)),
+    "convnet-3x64": Network((1, 28, 28), at_least(8), convnet_3x64, ("batch", "group")),
+    "convnet-4x128": Network((3, 32, 32), at_least(16), convnet_4x128, ("batch", "group")),
+    "convnet-digits": Network((1, 8, 8), exactly((1, 8, 8)), convnet_digits),
+    "resnet18": Network((3, 32, 32), at_least(16), resnet18, ("batch", "group")),
 }

@@ -9,7 +9,7 @@ import pydantic
 from ..errors import LocalError
 from ..files import canonical_json
 from .exchange import Exchange, Part, Sum, TensorSpec
-from .method import Method
+from .method import KEEP, Method
 from .models import MODEL_VERSION, ModelOptions, input_shape
 
 PartsOf = Callable[[int], tuple[Part, ...]]
@@ -48,7 +48,7 @@ def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
         now = (up(round_), down(round_))
         if now != before:
             _check(now[0], round_)
-            _check(now[1], round_)
+            _check(now[1], round_, KEEP.name)
             found.append({
                 "from_round": round_,
                 "up": [_part(part, part.wire) for part in now[0]],
@@ -107,13 +107,13 @@ def _part(part: Part, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
     }
 
 
-def _check(parts: Sequence[Part], round_: int) -> None:
+def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
     names = [part.name for part in parts]
     if len(set(names)) != len(names):
         raise LocalError(f"round {round_}: parts {names} are not named apart")
     for part in parts:
         tensors = [spec.name for spec in part.tensors]
-        if not tensors or len(set(tensors)) != len(tensors) or any(name.startswith("@") for name in tensors):
+        if not tensors or len(set(tensors)) != len(tensors) or any(n.startswith("@") for n in {*tensors} - {*ours}):
             raise LocalError(f"round {round_}: part {part.name!r} has tensors {tensors}: name each, apart, without @")
 
 

@@ -92,8 +92,10 @@ def mirror_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], optim
     is above the floor is scaled so that the sum is one.
     """
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        scores = parameter.double().log() - optimiser.lr * gradient.double()
-        point = torch.softmax(scores, dim=-1)
+        descent = -optimiser.lr * gradient.double()
+        if optimiser.rule == "mirror-double-exponential":
+            descent = descent.exp()
+        point = torch.softmax(parameter.double().log() + descent, dim=-1)
         above = (point - optimiser.floor).clamp(min=0)
         free = 1 - optimiser.floor * point.shape[-1]
         parameter.copy_(optimiser.floor + above * (free / above.sum(-1, keepdim=True)))
@@ -109,7 +111,7 @@ def plain(modules: Modules, stage: Stage) -> Callable[[Tensor, Tensor], float]:
         if stage.penalty is not None:
             loss = loss + stage.penalty({part: dict(m.named_parameters()) for part, m in modules.items()})
         gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-        if stage.optimiser.rule == "mirror":
+        if stage.optimiser.rule != "sgd":
             mirror_step(parameters, gradients, stage.optimiser)
         else:
             sgd_step(parameters, clipped(gradients, stage.optimiser.clip), velocity, stage.optimiser)

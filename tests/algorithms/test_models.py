@@ -101,7 +101,7 @@ class Odd(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))
 
 
-@pytest.mark.parametrize("module", [nn.Sequential(nn.Embedding(3, 2)), nn.Sequential(nn.PReLU()), Odd()])
+@pytest.mark.parametrize("module", [nn.Sequential(nn.Bilinear(1, 2, 3)), nn.Sequential(nn.PReLU()), Odd()])
 def test_modules_without_a_defined_initialisation_are_refused(module):
     with pytest.raises(LocalError, match="model: "):
         initialise(module, 0, "extractor")

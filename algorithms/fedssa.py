@@ -1,0 +1,297 @@
+"""FedSSA: classifier rows averaged class by class among silos of different architectures.
+
+Yi, Yu, Shi, Wang, Liu, Cui, "FedSSA: semantic similarity-based aggregation for efficient model-heterogeneous
+personalized federated learning", 2024, arXiv:2312.09006, Algorithm 1.
+
+A model is a feature extractor φ_k of the silo's own architecture and a header θ_k, equal in shape everywhere, with one
+row θ_k^s a class s: d weights and a bias. S_k are the classes of which silo k has training records.
+
+    (3) at the coordinator:  θ^s ← (1/|K_s|) Σ_{k ∈ K_s} θ_k^s,   K_s the silos of the round that hold s
+    (4) at silo k, round t:  θ_k^s ← θ^s + μ_t θ_k^s for s ∈ S_k;   θ_k^s stays for s ∉ S_k
+        μ_t = μ_0 cos(t π / (2 T_stable)) for t < T_stable, 0 afterwards
+    (5), (6)                 φ_k and all of θ_k are trained on the silo's records
+
+Eq. 4 is a sum and not an average: while μ_t > 0, rows of seen classes grow by about 1 + μ_t a round, held back by
+training alone. In round 0 the global header is the common initial one, so seen rows start at 1 + μ_0 times theirs.
+With μ_0 = 0.5 the growth is up to 266-fold for T_stable = 20 and 2-fold for 2, and the gradients of the extractor grow
+with it: give a T_stable well below the number of rounds, and a ``clip`` or a small learning rate.
+
+Where this differs from the paper:
+- Every silo sends all C rows, those of unseen classes as zeros under a weight of 0, and gets the whole header, so
+  the traffic does not depend on the classes that it holds (the paper's section 4.3 allows it).
+- Rows carry their bias, as in the authors' code; the paper counts C x d numbers. Only the last layer is the header
+  (section 4.1, the code), where section 3.2 speaks of two layers.
+- A class that no silo of the round holds keeps its last global row; the paper leaves it open.
+- Silos of one architecture start from equal values, and all from one header; the paper says "randomly". In the
+  authors' code silos of one architecture share their live tensors, an error that is not copied.
+- ``stale_inclusive``, off by default, is the average of the authors' code: over the last header of each silo that
+  holds the class, also of those away in this round. A silo counts from its first round on (in the code all do from
+  the start, with their initial header). It takes running totals of differences, so that sums suffice.
+- ``min_holders``, not from the paper: with fewer holders a class is withheld, so that no silo's row is published
+  alone; its silos keep their own row. The default, 1, is the paper's.
+- Defaults: μ_0 = 0.5 and T_stable = 20 are those of the paper's Figure 3, which names no best values.
+
+Training as published, for the job file ([P] the paper, [C] the authors' code)::
+
+    [P]  lr = 0.01,  epochs 1 or 10, batch_size 64 to 512, 100 or 500 rounds; no momentum is stated
+    [C]  lr = 0.005, momentum = 0.9, weight_decay = 5e-5, batch_size = 512, epochs = 10 (25 if heterogeneous), and
+         options = { clip = 50.0, mu_0 = 0.5, t_stable = 45 }, t_stable = 2 if heterogeneous, stale_inclusive = true
+
+Wire list (C classes, width d), the same in every round:
+
+============  ====  ==================================================  ============================================
+stale         way   part                                                exchange
+============  ====  ==================================================  ============================================
+no            up    ``rows``: [C, d+1]                                  Sum row by row, weighted by presence (0 or 1)
+yes           up    ``deltas``: rows [C, d+1] and presence [C], less    Sum, total
+                    what the running totals hold of this silo
+both          down  ``header``: rows [C, d+1], status [C]               -
+yes           down  ``counted``: the last round of this silo that the   -
+                    running totals hold
+============  ====  ==================================================  ============================================
+
+Beside the sums of rows, the coordinator learns the number of holders of each class; in the clear also which classes
+each silo holds. A silo's model in the end is the one it trained last.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from math import cos, pi
+from typing import Annotated
+
+import pydantic
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ..errors import LocalError, PeerError
+from ..files import Strict
+from .exchange import WEIGHT, Gift, Kind, Part, Sum, TensorSpec
+from .method import (
+    Combined,
+    CoordinatorState,
+    Delivery,
+    Facts,
+    Latest,
+    Method,
+    Results,
+    Setting,
+    SiloState,
+    Stage,
+    Value,
+)
+from .models import ModelOptions, build
+from .networks import NETWORKS, Norm
+
+NEVER = -1  # the round of what has not happened
+WITHHELD, PUBLISHED = 1, 2  # status of a class: its holders were too few so far; its row is an average. 0: no holder
+
+
+class FedSSAOptions(Strict):
+    """Options of FedSSA."""
+
+    mu_0: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    """μ_0; 0 replaces the rows of seen classes at once (case B of the paper's Table 5)."""
+    t_stable: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 20
+    """T_stable, in rounds of the job."""
+    stale_inclusive: bool = False
+    """Average over the last rows of all silos that ever gave, not over those of the round."""
+    extractors: Annotated[tuple[str, ...], Field(max_length=10_000)] = ()
+    """Architectures dealt to the silos in turn, in job order; none: the job's model at each silo."""
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Largest Euclidean norm of a batch's gradient; the authors' code has 50."""
+    min_holders: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
+    """Fewest silos behind a published row; not from the paper."""
+
+    @pydantic.field_validator("extractors")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := sorted(set(names) - set(NETWORKS)):
+            raise ValueError(f"no such model: {', '.join(unknown)}; known: {', '.join(NETWORKS)}")
+        return names
+
+
+class FedSSA(Method):
+    """Classifier rows averaged class by class; extractors never leave and may differ."""
+
+    name = "fedssa"
+    version = 1
+    options_model = FedSSAOptions
+    options: FedSSAOptions
+
+    def __init__(self, setting: Setting, options: Strict | None = None) -> None:
+        super().__init__(setting, options)
+        header = {spec.name: spec for spec in self.template["classifier"]}
+        if header.keys() != {"weight", "bias"}:
+            raise LocalError(f"fedssa needs a linear classifier with weight and bias, the model has {sorted(header)}")
+        classes, self.width = header["weight"].shape
+        for name in dict.fromkeys(self.options.extractors):
+            self._check_extractor(name)
+        if (fewest := self.options.min_holders) > len(setting.silos):
+            raise LocalError(f"fedssa: min_holders = {fewest}, but there are {len(setting.silos)} silos; lower it")
+        rows, counts = (classes, self.width + 1), (classes,)
+        dtype = header["weight"].dtype
+        row_spec = TensorSpec("rows", dtype, rows)
+        wide = TensorSpec("rows", "float64", rows)  # differences, added up over the whole job
+        presence = TensorSpec("presence", "int64", counts)
+        self.rows = Part("rows", Kind.HEADER_ROWS, Sum("ratio"), (row_spec,))
+        self.deltas = Part("deltas", Kind.HEADER_ROWS, Sum("total"), (wide, presence))
+        status = TensorSpec("status", "int64", counts)
+        self.header = Part("header", Kind.HEADER_ROWS, Sum("mean"), (row_spec, status))
+        self.counted = Part("counted", Kind.COUNTS, Sum("total"), (TensorSpec("round", "int64", ()),))
+
+    def _check_extractor(self, name: str) -> None:
+        """LocalError unless the architecture takes the job's input and ends in the width of its classifier."""
+        if fault := NETWORKS[name].fault(self.setting.input):
+            raise LocalError(f"fedssa: extractor {name!r} {fault}")
+        with torch.device("meta"):
+            classifier = NETWORKS[name].build(self.setting.input, self.setting.classes, norm_of(name))["classifier"]
+        width = classifier.in_features if isinstance(classifier, nn.Linear) else None
+        if width != self.width:
+            raise LocalError(
+                f"fedssa: extractor {name!r} ends in {width} units, the job's model in {self.width}; "
+                "headers are exchangeable at one width only, choose models of the same"
+            )
+
+    def up(self, round_: int) -> tuple[Part, ...]:
+        """The header's rows, or what changed in them."""
+        return (self.deltas,) if self.options.stale_inclusive else (self.rows,)
+
+    def down(self, round_: int) -> tuple[Part, ...]:
+        """The global header."""
+        return (self.header, self.counted) if self.options.stale_inclusive else (self.header,)
+
+    # The silo half. With ``stale_inclusive`` a silo remembers what the running totals hold of it: an upload that the
+    # coordinator did not count must not be taken off again. ``counted`` names the last round that counts.
+
+    def modules(self, silo: str) -> dict[str, nn.Module]:
+        """The silo's own extractor below the common classifier."""
+        names = self.options.extractors
+        if not names:
+            return self.setting.build()
+        name = names[self.setting.silos.index(silo) % len(names)]
+        options = ModelOptions(name=name, classes=self.setting.classes, norm=norm_of(name), input=self.setting.input)
+        return build(options, self.setting.seed)
+
+    def initial_extra(self, silo: str) -> dict[str, Tensor]:
+        """With ``stale_inclusive``: nothing counted, nothing given."""
+        if not self.options.stale_inclusive:
+            return {}
+        nothing = torch.zeros(self.setting.classes, dtype=torch.int64)
+        return {
+            "counted.rows": torch.zeros_like(self.initial),
+            "counted.presence": nothing,
+            "given.presence": nothing.clone(),
+            "given.round": torch.tensor(NEVER),
+        }
+
+    @cached_property
+    def initial(self) -> Tensor:
+        """Rows [C, d+1] of the common initial header."""
+        return rows_of(self.setting.build()["classifier"].state_dict())
+
+    def mu(self, round_: int) -> float:
+        """μ_t."""
+        horizon = self.options.t_stable
+        return self.options.mu_0 * cos(round_ * pi / (2 * horizon)) if round_ < horizon else 0.0  # Eq. 4
+
+    def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
+        """Eq. 4 on the rows of seen classes; before the first round is over, with the initial header."""
+        header = delivered.get("header", {})
+        local = rows_of(state.parts["classifier"])  # [C, d+1]
+        seen = facts.class_counts > 0  # [C]
+        if "status" in header:
+            seen = seen & (header["status"] != WITHHELD)
+        fused = header.get("rows", self.initial) + self.mu(facts.round) * local  # Eq. 4
+        rows = torch.where(seen[:, None], fused, local)
+        classifier = {**state.parts["classifier"], "weight": rows[:, :-1].clone(), "bias": rows[:, -1].clone()}
+        extra = self._settled(state, delivered, facts) if self.options.stale_inclusive else state.extra
+        return SiloState({**state.parts, "classifier": classifier}, extra)
+
+    def _settled(self, state: SiloState, delivered: Results, facts: Facts) -> dict[str, Tensor]:
+        """The silo's memory once it knows whether its last gift was counted."""
+        if "counted" not in delivered:
+            raise PeerError("coordinator", "did not say which of this silo's rounds its running totals hold")
+        counted, given = int(delivered["counted"]["round"]), int(state.extra["given.round"])
+        if counted > given:
+            raise LocalError(
+                f"the coordinator holds this silo's rows of round {counted}, its own state ends at round {given}: "
+                "an old state was put back; restore the latest, or run the job under a new name"
+            )
+        extra = dict(state.extra)
+        if counted == given:
+            extra["counted.presence"] = state.extra["given.presence"]
+            extra["counted.rows"] = zero_filled(rows_of(state.parts["classifier"]), state.extra["given.presence"])
+        extra["given.presence"] = (facts.class_counts > 0).long()
+        extra["given.round"] = torch.tensor(facts.round)
+        return extra
+
+    def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
+        """Train extractor and header together."""
+        stage = self.stage("extractor", "classifier")  # Eq. 5, 6
+        return (replace(stage, optimiser=replace(stage.optimiser, clip=self.options.clip)),)
+
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+        """The rows of seen classes, zeros for the others."""
+        presence = (facts.class_counts > 0).long()  # [C]
+        rows = zero_filled(rows_of(state.parts["classifier"]), presence)
+        if not self.options.stale_inclusive:
+            return {"rows": Gift({"rows": rows}, presence.double())}
+        change = {
+            "rows": rows.double() - state.extra["counted.rows"].double(),
+            "presence": presence - state.extra["counted.presence"],
+        }
+        return {"deltas": Gift(change)}
+
+    # The coordinator half.
+
+    def begin(self) -> CoordinatorState:
+        """The common initial header, no class held by anyone."""
+        status = torch.zeros(self.setting.classes, dtype=torch.int64)
+        state = {"rows": self.initial, "status": status}
+        if self.options.stale_inclusive:
+            state["total"] = torch.zeros_like(self.initial, dtype=torch.float64)
+            state["holders"] = torch.zeros_like(status)
+            state["counted"] = torch.full((len(self.setting.silos),), NEVER)
+        return state
+
+    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+        """Eq. 3 for each class with enough holders; the other rows stay."""
+        after = dict(state)
+        if self.options.stale_inclusive:
+            after["total"] = state["total"] + results["deltas"]["rows"]
+            after["holders"] = state["holders"] + results["deltas"]["presence"]
+            after["counted"] = state["counted"].clone()
+            after["counted"][[self.setting.silos.index(silo) for silo in cohort]] = round_
+            holders = after["holders"]
+            mean = after["total"] / holders.clamp(min=1)[:, None]  # Eq. 3 over all that ever gave
+        else:
+            holders = results["rows"][WEIGHT]  # [C]
+            mean = results["rows"]["rows"]  # Eq. 3
+        enough = holders >= self.options.min_holders
+        after["rows"] = torch.where(enough[:, None], mean.to(state["rows"].dtype), state["rows"])
+        after["status"] = torch.maximum(state["status"], torch.where(enough, PUBLISHED, WITHHELD * (holders > 0)))
+        return Combined(after, {"header": {"rows": after["rows"], "status": after["status"]}})
+
+    def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
+        """The last header; with ``stale_inclusive`` also the last round of this silo that counts."""
+        if not self.options.stale_inclusive:
+            return (Latest("header"),)
+        counted = state["counted"][self.setting.silos.index(silo)]
+        return Latest("header"), Value("counted", {"round": counted.clone()})
+
+
+def norm_of(name: str) -> Norm:
+    """The norm of an architecture in ``extractors``: none where it has a form without, else by groups."""
+    return "none" if "none" in NETWORKS[name].norms else "group"
+
+
+def rows_of(classifier: Mapping[str, Tensor]) -> Tensor:
+    """Rows [C, d+1] of a linear classifier: weights and bias."""
+    return torch.cat([classifier["weight"], classifier["bias"][:, None]], dim=1).detach()
+
+
+def zero_filled(rows: Tensor, presence: Tensor) -> Tensor:
+    """The rows of classes that are present; exact zeros elsewhere."""
+    return torch.where(presence[:, None] > 0, rows, torch.zeros_like(rows))

@@ -1,0 +1,461 @@
+import statistics
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from safetensors.torch import save
+from torch import nn
+
+from staddle.algorithms import data, partition
+from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
+from staddle.algorithms.catalog import method_options
+from staddle.algorithms.exchange import PLAIN, Each, Kind, Mix
+from staddle.algorithms.fedsimsup import beta, class_sums, from_class_sums, participation_fault, scaled_c
+from staddle.algorithms.fedsimsup import share_of_others as share
+from staddle.algorithms.job import Job, JobFile
+from staddle.algorithms.local_round import local_round, state_to_bytes
+from staddle.algorithms.method import Facts, initial_state
+from staddle.algorithms.models import ModelOptions, build
+from staddle.algorithms.simulation import simulate
+from staddle.algorithms.supervisors_fedsimsup import SUPERVISORS, Attention, build_supervisor, load_supervisor
+from staddle.errors import LocalError
+
+FIVE = ("a", "b", "c", "d", "e")
+
+
+@pytest.fixture
+def make(make_job):
+    return lambda silos=FIVE, participation=0.6, **options: make_job(
+        "fedsimsup", options, silos=list(silos), participation=participation, rounds=4
+    )
+
+
+class Coordinator:
+    """A coordinator half with its archive; every silo's θ is one number in all places."""
+
+    def __init__(self, method, counts):
+        self.method, self.archive, self.state = method, MemoryArchive(), method.begin()
+        facts = [Facts(s, 0, sum(c), torch.tensor(c)) for s, c in counts.items()]
+        part = method.up(0)[0]
+        self.close(0, {f.silo: PLAIN.give(part, method.give(None, f)["census"]) for f in facts})
+
+    def close(self, round_, given):
+        read = lambda _, silo, name: given[silo][name]  # noqa: E731
+        up = self.method.up(round_)
+        self.state, _ = close_round(self.method, PLAIN, self.state, round_, tuple(given), up, read, self.archive)
+
+    def train(self, round_, **values):
+        specs = self.method.theta.tensors
+        self.close(round_, {silo: {s.name: torch.full(s.shape, v) for s in specs} for silo, v in values.items()})
+
+    def model(self, round_, silo, value):
+        """θ of a silo that last held ``value`` everywhere, after what was put aside for it."""
+        method = self.method
+        state = initial_state(method, silo)
+        parts = {p: {k: torch.full_like(v, value) for k, v in t.items()} for p, t in state.parts.items()}
+        down = deliver(method, PLAIN, self.state, round_, silo, self.archive)
+        after = method.deliver(replace(state, parts=parts), down, Facts(silo, round_, 1, torch.ones(3)))
+        assert all((v == value).all() for v in after.parts["supervisor"].values())
+        values = torch.cat([v.flatten() for v in method.flat(after, "extractor", "classifier").values()])
+        assert values.min() == values.max()
+        return values[0].item()
+
+
+# Label counts of three classes; e has 40 records, all of class 0.
+COUNTS = {"a": [10, 0, 0], "b": [15, 15, 0], "c": [0, 20, 0], "d": [3, 4, 0], "e": [40, 0, 0]}
+
+
+def test_eq_7_by_hand(make):
+    coordinator = Coordinator(make().method(), COUNTS)
+    coordinator.train(1, a=1.0, b=2.0, c=3.0)
+    lam = (10 + 30 + 20) / (10 + 30 + 20 + 3 * 40)  # M / (M + K m_e) = 1/3, β = 1
+    weights = [1, 0.5**0.5, 0]  # cosines of e's labels with those of a, b, c
+    mean = (1 * weights[0] + 2 * weights[1]) / sum(weights)
+    assert coordinator.model(2, "e", 7.0) == pytest.approx((1 - lam) * 7 + lam * mean, rel=1e-6)
+    weights = [0.6, 1.4 * 0.5**0.5, 0.8]  # d: (3, 4)/5
+    lam = 60 / (60 + 3 * 7)
+    mean = (1 * weights[0] + 2 * weights[1] + 3 * weights[2]) / sum(weights)
+    assert coordinator.model(2, "d", 7.0) == pytest.approx((1 - lam) * 7 + lam * mean, rel=1e-6)
+    assert coordinator.model(2, "a", 7.0) == 7.0  # Eq. 6: a participant keeps its own
+    assert coordinator.state["unmatched"].tolist() == [0] * 5
+
+
+def test_the_ablation_averages_as_fedavg_and_no_proportions_leave(make):
+    method = make(similarity="samples").method()
+    coordinator = Coordinator(method, COUNTS)
+    assert set(coordinator.state) == {"samples", "unmatched"}
+    assert [s.name for s in method.up(0)[0].tensors] == ["samples"]
+    coordinator.train(1, a=1.0, b=2.0, c=3.0)
+    mean = (10 * 1 + 30 * 2 + 20 * 3) / 60
+    assert coordinator.model(2, "e", 7.0) == pytest.approx(7 * 2 / 3 + mean / 3, rel=1e-6)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(FIVE[:4]), min_size=3, max_size=4, unique=True), min_size=4, max_size=4),
+    st.integers(0, 2**31),
+)
+def test_what_is_put_aside_equals_eq_7_round_by_round(method_and_counts, cohorts, seed):
+    """The same numbers as a server that holds every θ_i and applies Eq. 7 to all of them in each round."""
+    method, counts = method_and_counts
+    coordinator = Coordinator(method, counts)
+    numbers = torch.rand(4, 5, generator=torch.Generator().manual_seed(seed)).tolist()
+    h = torch.tensor([counts[s] for s in FIVE], dtype=torch.float64)
+    cosine = nn.functional.normalize(h) @ nn.functional.normalize(h).T
+    m = h.sum(1)
+    oracle = dict.fromkeys(FIVE, 0.5)
+    held = dict(oracle)  # what each silo has on its own disk
+    for t, cohort in enumerate(cohorts, 1):
+        present = sorted(cohort)
+        for silo in present:
+            assert coordinator.model(t, silo, held[silo]) == pytest.approx(oracle[silo], abs=1e-6)
+        trained = {silo: float(torch.tensor(numbers[t - 1][FIVE.index(silo)])) for silo in present}
+        coordinator.train(t, **trained)
+        rows = [FIVE.index(s) for s in present]
+        for i, silo in enumerate(FIVE):
+            s = cosine[i, rows]
+            if silo in trained:
+                oracle[silo] = held[silo] = trained[silo]
+            elif s.sum() > 0:
+                a = m[rows].sum() / (m[rows].sum() + len(rows) * m[i]) * beta(t, 4, scaled_c(4), 3 / 7)
+                other = (s * torch.tensor([trained[p] for p in present]).double()).sum() / s.sum()
+                oracle[silo] = float((1 - a) * oracle[silo] + a * other)
+    for silo in FIVE:  # the final delivery
+        assert coordinator.model(5, silo, held[silo]) == pytest.approx(oracle[silo], abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def method_and_counts():
+    file = {
+        "version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": list(FIVE), "participation": 0.6,
+        "method": {"name": "fedsimsup", "options": {}}, "model": {"name": "cnn-digits", "classes": 3},
+        "training": {"lr": 0.1},
+    }  # fmt: skip
+    counts = {"a": [5, 1, 0], "b": [0, 9, 0], "c": [0, 2, 8], "d": [1, 1, 1], "e": [0, 0, 4]}
+    return Job.from_file(JobFile.model_validate(file), "job.toml").method(), counts
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(3, 12), st.integers(2, 20), st.integers(0, 2**31))
+def test_class_sums_give_eq_7_to_1e_12(silos, classes, seed):
+    draw = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, 50, (silos, classes), generator=draw).double()
+    counts[:, 0] += 1
+    units = nn.functional.normalize(counts / counts.sum(1, keepdim=True))
+    thetas = torch.randn(silos - 1, 7, generator=draw, dtype=torch.float64)
+    s = units[1:] @ units[0]
+    direct = (s[:, None] * thetas).sum(0) / s.sum()
+    assert torch.allclose(from_class_sums(units[0], *class_sums(units[1:], thetas)), direct, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "c", "gamma", "threshold", "last"),
+    [
+        (100, 40, 3 / 7, 288, 1), (200, 40, 3 / 7, 387, 1), (500, 40, 3 / 7, 574, 1), (636, 40, 3 / 7, None, 1),
+        (1000, 40, 3 / 7, 772, 0.596), (1000, 10, 1 / 3, 100, 0.01),
+    ],
+)  # fmt: skip
+def test_the_beta_table(rounds, c, gamma, threshold, last):
+    assert beta(rounds, rounds, c, gamma) == pytest.approx(last, abs=5e-4)
+    if threshold:
+        assert c * rounds**gamma == pytest.approx(threshold, abs=0.5)
+        assert beta(threshold - 1, rounds, c, gamma) == 1
+
+
+def test_only_long_jobs_reach_the_decay_of_the_papers_schedule():
+    assert next(rounds for rounds in range(1, 1000) if beta(rounds, rounds, 40, 3 / 7) < 1) == 637
+
+
+def test_the_scaled_schedule_decays_in_every_job_and_is_the_papers_at_1000_rounds(make):
+    assert scaled_c(1000) == pytest.approx(40)
+    for rounds in (1, 2, 10, 100, 5000):
+        assert beta(rounds, rounds, scaled_c(rounds), 3 / 7) == pytest.approx(0.596, abs=5e-4)
+    method = make().method()  # 4 rounds: C T^γ = 3.09
+    assert [method.decay(t) for t in (1, 2, 3)] == [1, 1, 1]
+    assert method.decay(4) == pytest.approx((0.772 * 4 / 4) ** 2, abs=1e-3)
+    assert make(schedule="paper").method().decay(4) == 1
+    given = make(c=1.0, gamma=0.25).method()  # C T^γ = √2
+    assert [given.decay(t) for t in (1, 2, 4)] == pytest.approx([1, 0.5, 0.125])
+
+
+def test_lambda_by_hand():
+    assert share(total=30, givers=3, own=10) == 0.5  # equal sizes
+    assert share(total=60, givers=3, own=40) == pytest.approx(1 / 3)
+    assert share(60, 3, 10) > share(60, 3, 20) > share(60, 3, 1000)  # who has more learns less from others
+
+
+def test_a_silo_like_nobody_keeps_its_model_and_is_counted(make):
+    coordinator = Coordinator(make().method(), {**COUNTS, "e": [0, 0, 40]})
+    for round_ in (1, 2):
+        coordinator.train(round_, a=1.0, b=2.0, c=3.0)
+    assert coordinator.model(3, "e", 7.0) == 7.0
+    assert coordinator.state["unmatched"].tolist() == [0, 0, 0, 0, 2]
+
+
+def test_a_round_that_fewer_than_three_complete_posts_nothing(make):
+    coordinator = Coordinator(make().method(), COUNTS)
+    coordinator.train(1, a=1.0, b=2.0)
+    assert coordinator.model(2, "e", 7.0) == 7.0
+    assert coordinator.state["unmatched"].tolist() == [0, 0, 1, 1, 1]
+
+
+def test_who_missed_the_census_or_lied_in_it_neither_learns_nor_teaches(make):
+    counts = {**COUNTS, "b": [-5, 15, 0], "d": [0, 0, 0]}
+    coordinator = Coordinator(make().method(), {s: c for s, c in counts.items() if s not in "de"})
+    assert coordinator.state["samples"].tolist() == [10, 0, 20, 0, 0]
+    assert coordinator.state["proportions"][1].tolist() == [0, 0, 0]
+    coordinator = Coordinator(make().method(), {s: c for s, c in counts.items() if s != "d"})
+    coordinator.train(1, a=1.0, c=3.0, d=100.0, e=2.0)
+    assert coordinator.model(2, "b", 7.0) == 7.0
+    coordinator = Coordinator(make().method(), {**COUNTS, "a": [1, 1, 1], "b": [-5, 15, 0]})
+    coordinator.train(1, b=1e6, c=3.0, d=3.0, e=3.0)
+    lam = (20 + 7 + 40) / (20 + 7 + 40 + 3 * 3)
+    assert coordinator.model(2, "a", 1.0) == pytest.approx((1 - lam) * 1 + lam * 3, rel=1e-6)
+
+
+def test_the_census_by_hand(make, make_data):
+    job = make()
+    method = job.method()
+    train = data.Dataset(torch.rand(8, 1, 8, 8), torch.tensor([0, 0, 0, 0, 2, 2, 1, 0]))
+    before = initial_state(method, "a")
+    outcome = local_round(method, job, before, 0, {}, train, make_data(4), "a")
+    assert outcome.gifts["census"].tensors["proportions"].tolist() == [5 / 8, 1 / 8, 2 / 8]
+    assert outcome.gifts["census"].tensors["samples"] == 8
+    assert state_to_bytes(outcome.state) == state_to_bytes(before)  # nothing trains
+    (part,) = method.up(0)
+    assert (part.kind, part.exchange) == (Kind.COUNTS, Each())
+
+
+def test_the_wire_and_its_document(make):
+    job = make()
+    method = job.method()
+    assert job.length == 5
+    for round_ in range(1, 5):
+        (part,) = method.up(round_)
+        assert (part.kind, part.exchange) == (Kind.INTER_LEARNING_MODEL, Mix())
+        assert not any(s.name.startswith("supervisor") for s in part.tensors)
+    assert method.down(0) == method.down(1) == ()
+    assert method.down(2)[0].tensors == method.down(5)[0].tensors == (*method.theta.tensors, method.mail.tensors[-1])
+    assert [phase["from_round"] for phase in job.document()["schema"]] == [0, 1, 2, 5]
+    assert Job.from_document(job.document(), "job").digest == job.digest
+    assert make(supervisor="cnn").digest != job.digest
+
+
+def test_one_round_of_a_silo_by_hand(make, make_data):
+    """One batch: s moves on the loss of the summed logits, then θ on the same loss with the new s."""
+    job, train = make(tau_s=1, tau_theta=1), make_data(6)
+    method = job.method()
+    state = initial_state(method, "b")
+    after = local_round(method, job, state, 1, {}, train, make_data(4), "b").state.parts
+    s, theta = build_supervisor("lenet", (1, 8, 8), 3, 7, "b"), build(job.model, 7)
+    logits = lambda: theta["classifier"](theta["extractor"](train.x)) + s(train.x)  # noqa: E731
+    for modules in ((s,), (theta["extractor"], theta["classifier"])):
+        parameters = [p for module in modules for p in module.parameters()]
+        gradients = torch.autograd.grad(nn.functional.cross_entropy(logits(), train.y), parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(0.1 * gradient)
+    for part, module in {**theta, "supervisor": s}.items():
+        for name, value in module.named_parameters():
+            assert torch.allclose(after[part][name], value, atol=1e-6), (part, name)
+            assert not torch.equal(after[part][name], state.parts[part][name])
+
+
+def test_theta_starts_equal_and_supervisors_apart_and_of_their_own_architecture(make):
+    method = make(supervisor=["lenet", "cnn", "transformer"]).method()
+    assert [method.supervisor(s) for s in FIVE] == ["lenet", "cnn", "transformer", "lenet", "cnn"]
+    states = {s: initial_state(method, s).parts for s in FIVE}
+    assert all(
+        torch.equal(p["extractor"]["fc1.weight"], states["a"]["extractor"]["fc1.weight"]) for p in states.values()
+    )
+    assert states["a"]["supervisor"].keys() == states["d"]["supervisor"].keys() != states["b"]["supervisor"].keys()
+    assert not torch.equal(
+        states["a"]["supervisor"]["extractor.conv1.weight"], states["d"]["supervisor"]["extractor.conv1.weight"]
+    )
+    again = make(supervisor="transformer").method()
+    assert {again.supervisor(s) for s in FIVE} == {"transformer"}
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("fedsimsup-lenet", 52_202), ("fedsimsup-lenet-wide", 878_538)])
+def test_theta_has_the_parameters_of_the_two_readings(name, parameters):
+    parts = build(ModelOptions(name=name, classes=10), 0)
+    assert sum(p.numel() for m in parts.values() for p in m.parameters()) == parameters
+    assert parts["classifier"](parts["extractor"](torch.rand(2, 3, 32, 32))).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("lenet", 8_422), ("cnn", 7_898), ("transformer", 9_350)])
+def test_supervisors_are_about_a_sixth_of_theta(name, parameters):
+    module = build_supervisor(name, (3, 32, 32), 10, 0, "a")
+    assert sum(p.numel() for p in module.parameters()) == parameters
+    assert 0.14 < parameters / 52_202 < 0.19
+
+
+@pytest.mark.parametrize("name", SUPERVISORS)
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (1, 28, 28), (2, 4, 6)])
+def test_supervisors_train_on_their_inputs_one_record_at_a_time(name, shape):
+    module = build_supervisor(name, shape, 5, 1, "a")
+    x = torch.rand(3, *shape)
+    logits = module(x)
+    assert torch.allclose(logits[1:2], module(x[1:2]), atol=1e-5)  # no record sees another
+    logits.square().sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+    assert logits.std(0).min() > 0
+    torch.manual_seed(5)
+    twin = build_supervisor(name, shape, 5, 1, "a")
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), twin.parameters(), strict=True))
+
+
+def test_attention_is_torchs_own():
+    ours, oracle = Attention(20, 4), nn.MultiheadAttention(20, 4, batch_first=True)
+    oracle.load_state_dict({
+        "in_proj_weight": ours.qkv.weight, "in_proj_bias": ours.qkv.bias,
+        "out_proj.weight": ours.out.weight, "out_proj.bias": ours.out.bias,
+    })  # fmt: skip
+    x = torch.randn(2, 7, 20)
+    assert torch.allclose(ours(x), oracle(x, x, x)[0], atol=1e-6)
+
+
+def test_the_transformer_knows_where_a_patch_lies():
+    module = build_supervisor("transformer", (1, 8, 8), 3, 0, "a")
+    x = torch.rand(1, 1, 8, 8)
+    assert not torch.allclose(module(x), module(x.flip(2)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("silos", "participation", "complaint"),
+    [
+        (FIVE, 1.0, "all 5 silos train in every round.*lower participation or min_cohort"),
+        (FIVE, 0.9, "all 5 silos"),
+        (FIVE[:3], 0.9, "all 3 silos.*with 4 silos or more"),
+        (FIVE, 0.4, "2 of 5 silos train.*raise participation"),
+        (FIVE[:3], 0.5, "2 of 3"),
+    ],
+)
+def test_participation_that_cannot_work_is_refused_at_admission(make, silos, participation, complaint):
+    job = make(silos, participation)
+    with pytest.raises(LocalError, match=complaint):
+        job.document()
+
+
+def test_participation_that_works(make):
+    assert make(FIVE, 0.6).document()
+    assert make(FIVE, 0.7).document()
+    assert participation_fault(3, 4) == ""
+    assert participation_fault(99, 100) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"supervisor": "resnet"}, "supervisor"),
+        ({"supervisor": []}, "at least 1 item"),
+        ({"tau_s": 0}, "tau_s"),
+        ({"tau_theta": 2.0}, "tau_theta"),
+        ({"c": 40.0}, "c and gamma go together"),
+        ({"gamma": 0.4}, "c and gamma go together"),
+        ({"c": 40.0, "gamma": 0.5}, "gamma"),
+        ({"c": float("nan"), "gamma": 0.4}, "c = nan"),
+        ({"c": 0.0, "gamma": 0.4}, "greater than 0"),
+        ({"c": 40.0, "gamma": 0.4, "schedule": "paper"}, "leave them out"),
+        ({"schedule": "fast"}, "schedule"),
+        ({"similarity": "cosine"}, "similarity"),
+        ({"weights": "file"}, "unknown key"),
+    ],
+)
+def test_bad_options_are_refused(options, complaint):
+    with pytest.raises(LocalError, match=complaint):
+        method_options("fedsimsup", options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "supervisor", "complaint"),
+    [((3, 30, 32), "transformer", "4 x 4 pixels, which"), ((3, 3, 40), "cnn", "at least 4 x 4")],
+)
+def test_supervisors_that_cannot_take_the_input_are_refused(make, shape, supervisor, complaint):
+    job = make(supervisor=supervisor)
+    with pytest.raises(LocalError, match=complaint):
+        type(job.method())(replace(job.setting(), input=shape), job.method_options)
+
+
+def changed(tensors, name, value):
+    return {**tensors, name: value}
+
+
+@pytest.mark.parametrize(
+    ("edit", "complaint"),
+    [
+        (lambda t: {k: v for k, v in t.items() if k != "fc.bias"}, r"lacks \['fc.bias'\]"),
+        (lambda t: changed(t, "fc.scale", torch.ones(1)), r"has \['fc.scale'\] too many"),
+        (lambda t: changed(t, "fc.bias", torch.ones(4)), r"'fc.bias' is torch.float32 \[4\]"),
+        (lambda t: changed(t, "fc.bias", torch.ones(3).double()), "torch.float64"),
+        (lambda t: changed(t, "fc.bias", torch.full((3,), torch.nan)), "NaN"),
+    ],
+)
+def test_weights_that_do_not_fit_leave_the_supervisor_as_it_was(tmp_path, edit, complaint):
+    module, path = build_supervisor("cnn", (1, 8, 8), 3, 0, "a"), tmp_path / "w.safetensors"
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    path.write_bytes(save(edit({k: v + 1 for k, v in before.items()})))
+    with pytest.raises(LocalError, match=complaint):
+        load_supervisor(path, module)
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+
+
+def test_weights_are_loaded_by_digest(tmp_path):
+    trained, module = (build_supervisor("transformer", (1, 8, 8), 3, seed, "a") for seed in (0, 1))
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(save(trained.state_dict()))
+    digest = load_supervisor(path, module)
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), trained.parameters(), strict=True))
+    assert load_supervisor(path, module, digest.upper()) == digest
+    with pytest.raises(LocalError, match="SHA-256"):
+        load_supervisor(path, module, "0" * 64)
+    path.write_bytes(b"\0" * 100)
+    with pytest.raises(LocalError, match="not a safetensors file"):
+        load_supervisor(path, module)
+    with pytest.raises(LocalError, match="cannot read"):
+        load_supervisor(tmp_path / "absent", module)
+
+
+def test_reruns_are_bit_identical_and_all_silos_are_evaluated(make, make_shards):
+    job = make(supervisor=["lenet", "cnn", "transformer"], tau_theta=1)
+    torch.manual_seed(1)
+    one = simulate(job, make_shards(job))
+    torch.manual_seed(2)
+    other = simulate(job, make_shards(job))
+    assert one.history == other.history
+    assert all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in job.silos)
+    assert all(torch.equal(one.coordinator[k], other.coordinator[k]) for k in one.coordinator)
+    assert len({r[0].round for r in one.history.values()}) == 1  # the census
+    assert [r[-1].tested for r in one.history.values()] == [12] * 5
+    last = job.cohort(4)
+    alone = simulate(replace(job, rounds=4), make_shards(job)).history
+    for silo in last:  # a participant of the last round keeps what it trained
+        assert alone[silo][-1].correct_delivered == alone[silo][-2].correct_trained
+
+
+def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_job):
+    """600 digits, Dirichlet 0.3 over eight silos, half of them in each of 8 rounds, six local epochs; three draws.
+
+    Seen, mean over silos and draws: local 0.731, FedAvg's global model 0.772, FedSimSup 0.814 (0.745 with the exchange
+    turned off by C = 1e-6, 0.832 with supervisors of three architectures). Not asserted, because it does not hold: what
+    FedAvg's silos have right after local training is better (0.872). They start each round from the mean of a whole
+    cohort, while a silo here moves only when it is away, by α ≤ λ, about one half, towards those that were not. Nor is
+    the gain robust: with 500 records and five epochs FedSimSup stayed behind local on the same draws, 0.637 to 0.674.
+    """
+    digits, silos, means = data.digits(), [f"s{i}" for i in range(8)], {}
+    digits = data.Dataset(digits.x[:600], digits.y[:600])
+    training = {"epochs": 6, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
+    for seed in (7, 1, 2):
+        parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
+        shards = {s: data.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+        for name in ("local", "fedavg", "fedsimsup"):
+            job = make_job(
+                name, silos=silos, rounds=8, seed=seed, participation=0.5, model={"classes": 10}, training=training
+            )
+            accuracy = simulate(job, shards).accuracy("delivered")
+            means.setdefault(name, []).append(statistics.mean(accuracy.values()))
+    mean = {name: statistics.mean(values) for name, values in means.items()}
+    assert mean["fedsimsup"] > mean["local"] + 0.03, means
+    assert mean["fedsimsup"] > mean["fedavg"], means
