@@ -56,11 +56,15 @@ class Caller:
         await self.stub.Answer(request, timeout=SECONDS)
 
     async def upload(self, frames):
-        async def all_frames():
-            for frame in frames:
-                yield frame
-
-        return await self.stub.Upload(all_frames(), timeout=SECONDS)
+        """Write until all is written or the coordinator has ended the call; its reply."""
+        call = self.stub.Upload(timeout=SECONDS)
+        for frame in frames:
+            if call.done():
+                break
+            await call.write(frame)
+        else:
+            await call.done_writing()
+        return await call
 
 
 class Setup:
@@ -267,6 +271,9 @@ def test_health_service_answers_members(setup):
             caller = Caller(address, setup.keys("north"), setup.roster)
             reply = await health_pb2_grpc.HealthStub(caller.channel).Check(health_pb2.HealthCheckRequest())
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            watching = health_pb2_grpc.HealthStub(caller.channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING
+            watching.cancel()
             await caller.channel.close()
 
     asyncio.run(scenario())
