@@ -93,11 +93,11 @@ class Caller:
     async def upload(self, frames):
         """Write until all is written or the coordinator has ended the call; its reply."""
         call = self.stub.Upload(timeout=SECONDS)
-        for frame in frames:
-            if call.done():
-                break
-            await call.write(frame)
-        else:
+        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):  # it has ended the call
+            for frame in frames:
+                if call.done():
+                    break
+                await call.write(frame)
             await call.done_writing()
         return await call
 
