@@ -90,19 +90,24 @@ class Caller:
         request.kind = pb.AnswerKind.Value(f"ANSWER_KIND_{kind}")
         await self.stub.Answer(request, timeout=SECONDS)
 
-    async def upload(self, frames):
-        """Write until all is written or the coordinator has ended the call; its reply."""
+    async def upload(self, frames, wary=False):
+        """Write all frames; its reply. ``wary``: look after each whether the coordinator has ended the call.
+
+        gRPC reports INTERNAL instead of the coordinator's own status to whoever writes into a call that is just ending.
+        """
         call = self.stub.Upload(timeout=SECONDS)
+        ended = asyncio.ensure_future(call.code())
         with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):  # it has ended the call
             for frame in frames:
-                if call.done():
-                    break
                 await call.write(frame)
-            await call.done_writing()
+                if wary and (await asyncio.wait({ended}, timeout=0.2))[0]:
+                    break
+            else:
+                await call.done_writing()
         return await call
 
-    async def give(self, round_=0, **changes):
-        return await self.upload(frames_of(self, round_, **changes))
+    async def give(self, round_=0, wary=False, **changes):
+        return await self.upload(frames_of(self, round_, **changes), wary)
 
     def fetch(self, round_):
         digest = bytes.fromhex(self.job.digest)
@@ -204,7 +209,7 @@ BAD_WEIGHTS = [
 def test_a_weight_that_no_silo_has_is_refused_and_the_others_go_on(serving, weight, code):
     async def scenario():
         async with serving() as (north, east, south):
-            await refused(north.give(weight=weight), code, INVALID, WEIGHT)
+            await refused(north.give(weight=weight, wary=True), code, INVALID, WEIGHT)
             assert serving.state().failed == {"north": code}
             for silo in (east, south):
                 await silo.give(fill=0.5)
@@ -234,7 +239,7 @@ def test_a_weight_that_a_silo_may_have_keeps_every_value_finite(serving, weight)
 def test_a_place_in_a_ledger_that_no_ledger_has_is_refused(serving, seq):
     async def scenario():
         async with serving() as (north, east, south):
-            await refused(north.give(seq=seq), "MANIFEST", INVALID, "ledger")
+            await refused(north.give(seq=seq, wary=True), "MANIFEST", INVALID, "ledger")
             for silo in (east, south):
                 await silo.give(seq=2**53 - 1)
             assert (await east.told("round")).round == 1
@@ -261,16 +266,18 @@ def test_odd_numbers_in_messages_are_refused_or_change_nothing(serving, world):
     async def scenario():
         async with serving() as (north, east, south):
             await refused(
-                north.upload([*frames_of(north, 0)[:-1], tensor.Frame(end=tensor.End(ledger_leaf=b"x" * 3_000_000))]),
+                north.upload(
+                    [*frames_of(north, 0)[:-1], tensor.Frame(end=tensor.End(ledger_leaf=b"x" * 3_000_000))], wary=True
+                ),
                 "DIGEST",
                 grpc.StatusCode.DATA_LOSS,
             )
             frames = frames_of(east)
             frames[0].manifest.round = 2**32 - 1
-            await refused(east.upload(frames), "ROUND_CLOSED", grpc.StatusCode.FAILED_PRECONDITION)
+            await refused(east.upload(frames, wary=True), "ROUND_CLOSED", grpc.StatusCode.FAILED_PRECONDITION)
             frames = frames_of(east)
             frames[0].manifest.job_digest = b"12345"
-            await refused(east.upload(frames), "UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND)
+            await refused(east.upload(frames, wary=True), "UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND)
             before = serving.state()
             await east.answer("FAILED", 2**32 - 1, 77777)
             await east.answer("ACCEPT", 2**32 - 1)
