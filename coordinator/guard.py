@@ -7,7 +7,7 @@ code of the closed list, by one table.
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -116,12 +116,13 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return guarded
 
-    def _stream(self, method: str, behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
-        async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+    def _stream(self, method: str, behaviour: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        """For handlers that write to the context, as ours and the health service's do."""
+
+        async def guarded(request: Any, context: Context) -> None:
             try:
                 with self._admitted(method, context):
-                    async for reply in behaviour(request, context):
-                        yield reply
+                    await behaviour(request, context)
             except RefusedError as error:
                 await refuse(context, method, error)
             except StaddleError as error:
@@ -139,4 +140,9 @@ async def fail(context: Context, method: str, error: StaddleError) -> None:
 async def refuse(context: Context, method: str, error: RefusedError) -> None:
     """End a call with the status of the error's code."""
     log.problem("refused", peer=error.peer, method=method, code=error.code, why=error.why)
-    await context.abort(STATUS[error.code], error.why, trailing_metadata=((ERROR_METADATA, error.code),))
+    try:
+        await context.abort(STATUS[error.code], error.why, trailing_metadata=((ERROR_METADATA, error.code),))
+    except grpc.aio.InternalError:
+        # A message that the peer does not read is still on its way, so no status can follow it. The call is over for
+        # us; the peer's own deadline ends it there.
+        log.problem("call.stuck", peer=error.peer, method=method)

@@ -105,7 +105,7 @@ class Service:
                 raise RefusedError(silo, "MANIFEST", f"answer of unknown kind {request.kind}")
         return pb.AnswerReply()
 
-    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[tensor.Frame]:  # noqa: N802
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:  # noqa: N802
         """Stream what is delivered to this silo at the start of its round."""
         silo = self._silo(request.session, context)
         run = self._run(silo, request.job, request.job_digest)
@@ -124,14 +124,14 @@ class Service:
         )
         try:
             async with asyncio.timeout(transfer_seconds(size)):
-                yield tensor.Frame(manifest=manifest)
+                await context.write(tensor.Frame(manifest=manifest))
                 digester = Digester([item.spec.nbytes for item in items])
                 for chunk in chunks([delivery[item.part][item.spec.name] for item in items]):
                     digester.update(chunk)
                     self._daemon.saw(silo)
-                    yield tensor.Frame(chunk=chunk)
+                    await context.write(tensor.Frame(chunk=chunk))  # waits while the silo is busy: back-pressure
                 digests = digester.digests()
-                yield tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors))
+                await context.write(tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)))
         except TimeoutError:
             raise RefusedError(silo, "LIMIT", "the delivery was read slower than its size allows") from None
 

@@ -148,6 +148,8 @@ class Agent:
             await asyncio.sleep(PAUSE_SECONDS)
             return Worked()
         job = admitted.job
+        if job.name in self._admitted:  # told again
+            await asyncio.sleep(PAUSE_SECONDS)
         self._admitted[job.name] = admitted
         await self._gate.record_decision(job.name, job.digest, admitted.signer, None)
         await asyncio.to_thread(self._folder(job.name).accept, offer.signed)
@@ -221,6 +223,8 @@ class Agent:
             facts = _facts(self._silo, admitted)
             await asyncio.to_thread(folder.save_round, round_, outcome.state, payload)
             await asyncio.to_thread(folder.add_round, outcome.report, facts)
+        else:
+            await asyncio.sleep(PAUSE_SECONDS)  # told again: we set the pace
         await self._gate.give(job, round_, payload)
         log.event("round.given", job=job.name, round=round_)
 
@@ -257,6 +261,8 @@ class Agent:
     async def _conclude(self, finished: Finished) -> Event:
         """Take the last results; confirm in any case, so that nobody waits for us."""
         code = "UNSPECIFIED"
+        if not finished.completed or self._folder(finished.job).finished:
+            await asyncio.sleep(PAUSE_SECONDS)
         try:
             if finished.completed:
                 admitted = self._known(finished.job, finished.digest)

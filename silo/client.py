@@ -83,7 +83,7 @@ class Client:
             return cast("pb.Receipt", self._present(await call))
         except grpc.aio.AioRpcError as error:
             raise self._explained(error) from None
-        except (grpc.aio.UsageError, asyncio.InvalidStateError):  # the call ended before all was written
+        except (grpc.aio.BaseError, asyncio.InvalidStateError):  # the call ended before all was written
             raise self._ended(await self._final_status(call)) from None
         finally:
             call.cancel()

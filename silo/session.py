@@ -11,7 +11,7 @@ No socket, clock or file here; the agent runs one effect at a time and brings ba
     waiting   Told(task)                   working   Decide | TakePart | Conclude
     waiting   Lost                         offline   Connect(attempt + 1)
     working   Worked                       waiting   Poll
-    working   Lost                         offline   Connect(1): the coordinator tells the task again
+    working   Lost                         offline   Connect(attempt + 1): the task is told again
     any       Barred                       stopped   Exit(why)
     any       StopAsked                    stopped   Exit("")
 

@@ -157,7 +157,8 @@ MEAN = Part("m", Kind.WHOLE_MODEL, Sum("mean"), TWO)
         (Gift({**GOOD, "b": torch.tensor([0.0, float("inf")])}, 1.0), "NaN or infinity"),
         (Gift(GOOD), "needs a weight"),
         (Gift(GOOD, -1.0), "negative"),
-        (Gift(GOOD, float("nan")), "NaN or infinity"),
+        (Gift(GOOD, float("nan")), "a weight is NaN or infinite"),
+        (Gift(GOOD, float("inf")), "a weight is NaN or infinite"),
         (Gift(GOOD, torch.ones(2, dtype=torch.float64)), "@weight"),
     ],
 )

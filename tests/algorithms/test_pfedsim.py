@@ -90,6 +90,26 @@ def test_the_vectors_are_unit_and_a_zero_row_is_similar_to_nothing(make, similar
     assert method.weights(state, "a").keys() == {"a"}
 
 
+@pytest.mark.parametrize("similarity", ["mean", "per_class"])
+@pytest.mark.parametrize("scale", [1e-6, 1e3, 1e6, 1e18])
+def test_rows_of_another_length_get_no_larger_weight(make, similarity, scale):
+    """The coordinator cannot see that a silo gives unit vectors; a longer one must not buy influence."""
+    method = make(rho=0, similarity=similarity)
+    part = method.up(0)[1]
+    states = [with_rows(method, rows) for rows in (ONE, OTHER, [[1.0, 2.0], [3.0, 1.0], [0.5, 1.0]])]
+    honest = [PLAIN.give(part, method.give(state, 0, FACTS)["rows"]) for state in states]
+    scaled = [honest[0], {name: value * scale for name, value in honest[1].items()}, honest[2]]
+
+    def weights(given):
+        results = {"rows": PLAIN.collect(part, range(3), lambda i, name: given[i][name])}
+        state, _ = method.combine(method.begin(), 0, ("a", "b", "c"), results)
+        return [method.weights(state, silo) for silo in "abc"]
+
+    for found, fair in zip(weights(scaled), weights(honest), strict=True):
+        assert found.keys() == fair.keys()
+        assert found == pytest.approx(fair, rel=1e-4)
+
+
 def test_self_weight_defaults_and_is_an_option(make):
     assert make().self_weight == pytest.approx(9.21034037)
     assert make(similarity="per_class").self_weight == 1.0

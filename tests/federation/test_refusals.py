@@ -1,6 +1,7 @@
 """What the coordinator refuses, over real TLS on loopback, and that the other silos go on."""
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import struct
@@ -55,12 +56,21 @@ class Caller:
         request.kind = pb.AnswerKind.Value(f"ANSWER_KIND_{kind}")
         await self.stub.Answer(request, timeout=SECONDS)
 
-    async def upload(self, frames):
-        async def all_frames():
-            for frame in frames:
-                yield frame
+    async def upload(self, frames, wary=False):
+        """Write all frames; its reply. ``wary``: look after each whether the coordinator has ended the call.
 
-        return await self.stub.Upload(all_frames(), timeout=SECONDS)
+        gRPC reports INTERNAL instead of the coordinator's own status to whoever writes into a call that is just ending.
+        """
+        call = self.stub.Upload(timeout=SECONDS)
+        ended = asyncio.ensure_future(call.code())
+        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):  # it has ended the call
+            for frame in frames:
+                await call.write(frame)
+                if wary and (await asyncio.wait({ended}, timeout=0.2))[0]:
+                    break
+            else:
+                await call.done_writing()
+        return await call
 
 
 class Setup:
@@ -267,6 +277,9 @@ def test_health_service_answers_members(setup):
             caller = Caller(address, setup.keys("north"), setup.roster)
             reply = await health_pb2_grpc.HealthStub(caller.channel).Check(health_pb2.HealthCheckRequest())
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            watching = health_pb2_grpc.HealthStub(caller.channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING
+            watching.cancel()
             await caller.channel.close()
 
     asyncio.run(scenario())
@@ -405,7 +418,7 @@ BAD_UPLOADS = [
 def test_bad_uploads_are_refused_and_the_others_go_on(setup, change, code, status, word):
     async def scenario():
         async with in_round_zero(setup) as (north, east, south):
-            await refused(north.upload(change(frames_of(setup.job, north.session))), code, status, word)
+            await refused(north.upload(change(frames_of(setup.job, north.session)), wary=True), code, status, word)
             for silo in (east, south):
                 receipt = await silo.upload(frames_of(setup.job, silo.session))
                 assert len(receipt.signature) == 64
@@ -427,7 +440,7 @@ def test_values_that_are_not_finite_are_refused(setup, value):
             payload[4:8] = struct.pack("<f", value)
             frames[1].chunk = bytes(payload)
             frames[2].end.CopyFrom(end_of(frames[0].manifest.tensors, payload))
-            await refused(north.upload(frames), "NOT_FINITE", INVALID, items[0].spec.name)
+            await refused(north.upload(frames, wary=True), "NOT_FINITE", INVALID, items[0].spec.name)
             for silo in (east, south):
                 await silo.upload(frames_of(setup.job, silo.session))
             assert (await south.poll()).round.round == 1
@@ -440,7 +453,7 @@ def test_a_chunk_over_one_mebibyte_is_refused(setup):
         async with in_round_zero(setup) as (north, _, _):
             frames = frames_of(setup.job, north.session)
             frames[1].chunk = bytes(3 * 1024 * 1024)
-            await refused(north.upload(frames), "LENGTH", INVALID, "3145728 bytes")
+            await refused(north.upload(frames, wary=True), "LENGTH", INVALID, "3145728 bytes")
 
     asyncio.run(scenario())
 
@@ -462,13 +475,13 @@ def test_a_round_takes_one_upload_a_silo_and_none_when_closed(setup):
 
     async def scenario():
         async with in_round_zero(setup) as (north, east, south):
-            await refused(north.upload(frames_of(setup.job, north.session, round_=1)), *closed)
+            await refused(north.upload(frames_of(setup.job, north.session, round_=1), wary=True), *closed)
             await north.upload(frames_of(setup.job, north.session))
-            await refused(north.upload(frames_of(setup.job, north.session)), *closed)
+            await refused(north.upload(frames_of(setup.job, north.session), wary=True), *closed)
             await east.upload(frames_of(setup.job, east.session))
             await south.answer(setup.job, "FAILED", 0, pb.ERROR_CODE_TRAINING)
             assert (await north.poll()).round.round == 1
-            await refused(south.upload(frames_of(setup.job, south.session)), *closed)
+            await refused(south.upload(frames_of(setup.job, south.session), wary=True), *closed)
 
     asyncio.run(scenario())
 
@@ -478,7 +491,7 @@ def test_another_jobs_digest_is_refused(setup):
         async with in_round_zero(setup) as (north, _, _):
             frames = frames_of(setup.job, north.session)
             frames[0].manifest.job_digest = bytes(32)
-            await refused(north.upload(frames), "UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND, "digest")
+            await refused(north.upload(frames, wary=True), "UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND, "digest")
 
     asyncio.run(scenario())
 

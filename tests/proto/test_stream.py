@@ -1,5 +1,7 @@
+from contextlib import contextmanager
 from hashlib import sha256
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle.algorithms.exchange import DTYPES, Kind, TensorSpec
-from staddle.errors import RefusedError
+from staddle.errors import LocalError, RefusedError
+from staddle.proto import stream
 from staddle.proto import tensor_pb2 as pb
 from staddle.proto.channel import CHUNK_BYTES, MAX_MESSAGE_BYTES
 from staddle.proto.stream import Digester, Inbound, chunks
@@ -112,7 +115,26 @@ def test_digests_before_the_last_byte_are_not_all_there():
     assert digester.digests().tensors == (sha256(b"ab").digest(),)
 
 
+@pytest.mark.parametrize(("sizes", "before"), [((), b""), ((0,), b""), ((2, 0), b"ab"), ((2, 3), b"abcd")])
+def test_more_bytes_than_the_tensors_have_are_our_own_fault(sizes, before):
+    digester = Digester(sizes)
+    digester.update(before)
+    with pytest.raises(LocalError, match="1 bytes more"):
+        digester.update(bytes(1 + sum(sizes) - len(before)))
+
+
 # The receiving end.
+
+
+@contextmanager
+def pieces_of(size):
+    """Both ends cut the stream into chunks of this size."""
+    with mock.patch.object(stream, "CHUNK_BYTES", size):
+        yield
+
+
+def cut(data, size=8):
+    return [chunk(data[start : start + size]) for start in range(0, len(data), size)]
 
 
 def opening():
@@ -162,8 +184,10 @@ class Receiver:
         assert caught.value.code == "INTERRUPTED"
 
 
-def test_a_whole_stream_is_taken():
-    receiver = Receiver().feed(opening(), chunk(PAYLOAD[:5]), chunk(PAYLOAD[5:]), ending())
+@pytest.mark.parametrize("size", [1, 8, 12, 19, 20, 21, CHUNK_BYTES])
+def test_a_whole_stream_is_taken(size):
+    with pieces_of(size):
+        receiver = Receiver().feed(opening(), *cut(PAYLOAD, size), ending())
     end, digests = receiver.inbound.finish()
     assert bytes(receiver.taken) == PAYLOAD
     assert (digests.tensors, digests.total, end.ledger_seq) == (TENSORS, TOTAL, 7)
@@ -218,21 +242,27 @@ def test_an_empty_chunk_is_refused():
     receiver.refuses(chunk(b""), "LENGTH")
 
 
-@pytest.mark.parametrize("before", [0, 1, 19, 20])
-def test_a_byte_too_many_is_refused_before_it_is_taken(before):
-    receiver = Receiver().feed(opening())
-    if before:
-        receiver.feed(chunk(PAYLOAD[:before]))
-    why = receiver.refuses(chunk(bytes(21 - before)), "LENGTH")
-    assert f"{20 - before} were left" in why
-    receiver.unfinished()
+@pytest.mark.parametrize(
+    ("before", "size"), [(0, 8), (8, 8), (16, 8), (20, 8), (0, 20), (20, 20), (0, CHUNK_BYTES), (20, CHUNK_BYTES)]
+)
+def test_only_a_chunk_of_exactly_what_is_due_is_taken(before, size):
+    due = min(20 - before, size)
+    for length in range(22):
+        with pieces_of(size):
+            receiver = Receiver().feed(opening(), *cut(PAYLOAD[:before], size))
+            if length == due and due:
+                receiver.feed(chunk(PAYLOAD[before : before + due]))
+                continue
+            why = receiver.refuses(chunk(bytes(length)), "LENGTH")
+        assert f"{20 - before} were left" in why
+        assert f"{due} are due" in why
+        receiver.unfinished()
 
 
 @pytest.mark.parametrize("before", [0, 1, 19])
 def test_a_byte_too_few_is_refused(before):
-    receiver = Receiver().feed(opening())
-    if before:
-        receiver.feed(chunk(PAYLOAD[:before]))
+    with pieces_of(1):
+        receiver = Receiver().feed(opening(), *cut(PAYLOAD[:before], 1))
     receiver.unfinished()
     assert str(20 - before) in receiver.refuses(ending(), "LENGTH")
     receiver.unfinished()
@@ -243,8 +273,8 @@ def test_a_stream_without_end_does_not_count():
     Receiver().feed(opening(), chunk(PAYLOAD)).unfinished()
 
 
-@pytest.mark.parametrize("over", [0, 1])
-def test_a_chunk_is_at_most_a_mebibyte(over):
+@pytest.mark.parametrize("over", [0, 1, -1, 1 - CHUNK_BYTES, CHUNK_BYTES])
+def test_a_chunk_is_a_mebibyte_where_more_is_left(over):
     size = 2 * CHUNK_BYTES
     receiver = Receiver((Item("m", Kind.WHOLE_MODEL, TensorSpec("a", "float32", (size // 4,))),))
     receiver.feed(pb.Frame(manifest=pb.Manifest(size=size)))
@@ -304,21 +334,29 @@ FRAMES = {
     "bad": ending(FLIPPED),
     "none": pb.Frame(),
 }
-GOOD = (["manifest", "all", "end"], ["manifest", "half", "rest", "end"])
+GOOD = {
+    10: ["manifest", "half", "rest", "end"],
+    20: ["manifest", "all", "end"],
+    CHUNK_BYTES: ["manifest", "all", "end"],
+}
 
 
 @settings(deadline=None, max_examples=300)
-@given(names=st.lists(st.sampled_from(sorted(FRAMES)), max_size=5) | st.sampled_from(GOOD))
-def test_only_the_right_order_ever_finishes(names):
+@given(
+    names=st.lists(st.sampled_from(sorted(FRAMES)), max_size=5) | st.sampled_from(list(GOOD.values())),
+    size=st.sampled_from(sorted(GOOD)),
+)
+def test_only_the_right_order_ever_finishes(names, size):
     receiver = Receiver()
     code = "DONE"
     try:
-        receiver.feed(*(FRAMES[name] for name in names))
+        with pieces_of(size):
+            receiver.feed(*(FRAMES[name] for name in names))
         receiver.inbound.finish()
     except RefusedError as error:
         code = error.code
     assert code in ("DONE", "MANIFEST", "LENGTH", "DIGEST", "INTERRUPTED")
-    assert (code == "DONE") == (names in GOOD)
+    assert (code == "DONE") == (names == GOOD[size])
     assert len(receiver.taken) <= 20
 
 
@@ -331,7 +369,8 @@ def test_what_one_end_sends_the_other_takes(values, size):
     receiver = Receiver(items).feed(pb.Frame(manifest=pb.Manifest()))
     for piece in chunks(values, size):
         digester.update(piece)
-        receiver.feed(chunk(piece))
+        with pieces_of(size):
+            receiver.feed(chunk(piece))
     sent = digester.digests()
     receiver.feed(ending(sent.total, sent.tensors))
     assert receiver.inbound.finish()[1] == sent

@@ -3,6 +3,7 @@ import torch
 
 from staddle.algorithms.exchange import Kind, TensorSpec
 from staddle.errors import LocalError, RefusedError
+from staddle.proto import stream
 from staddle.proto import tensor_pb2 as pb
 from staddle.proto.stream import Digester, Inbound, chunks
 from staddle.proto.wire import Item
@@ -83,13 +84,18 @@ def test_a_tensor_under_another_parts_name_is_refused():
 # unpack.
 
 
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 5)
+
+
 def arrived(values, items=ITEMS):
     """An Inbound that took these values, and the buffer that they fill."""
     buffer = bytearray()
     inbound = Inbound("coordinator", lambda _: items, buffer.extend)
     digester = Digester([item.spec.nbytes for item in items])
     inbound.feed(pb.Frame(manifest=pb.Manifest()))
-    for chunk in chunks(values, 5):
+    for chunk in chunks(values, stream.CHUNK_BYTES):
         digester.update(chunk)
         inbound.feed(pb.Frame(chunk=chunk))
     found = digester.digests()
@@ -98,7 +104,7 @@ def arrived(values, items=ITEMS):
     return inbound, buffer
 
 
-def test_a_delivery_is_unpacked_by_part_and_name():
+def test_a_delivery_is_unpacked_by_part_and_name(small_chunks):
     sent = exactly(ITEMS, payload())
     delivered = unpack("coordinator", *arrived(sent))
     assert {part: set(values) for part, values in delivered.items()} == {
@@ -117,7 +123,7 @@ def test_nothing_delivered_is_nothing():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize(("place", "named"), [(0, "model/w"), (2, "model/@weight")])
-def test_a_delivered_value_that_is_not_finite_is_refused(bad, place, named):
+def test_a_delivered_value_that_is_not_finite_is_refused(small_chunks, bad, place, named):
     values = exactly(ITEMS, payload())
     values[place].reshape(-1)[-1] = bad
     with pytest.raises(RefusedError) as caught:

@@ -99,7 +99,6 @@ def test_what_is_no_address_is_refused(address):
         checked_address(address)
 
 
-@pytest.mark.xfail(strict=True, reason="checked_address lets ValueError out for digits that int() does not read")
 def test_a_port_in_superscript_is_refused():
     with pytest.raises(LocalError):
         checked_address("host:²")

@@ -165,7 +165,6 @@ def test_closing_ends_the_work_in_hand():
     asyncio.run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="Trainer.run leaves the cancelled work's error to the loop's exception hook")
 def test_a_cancelled_caller_leaves_no_complaint_in_the_log(trainer):
     seen = []
 

@@ -1,0 +1,652 @@
+"""A coordinator with the right keys and bad intentions, over real TLS, against the agent as it ships."""
+
+import asyncio
+import contextlib
+import functools
+import json
+from hashlib import sha256
+from types import SimpleNamespace
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+from staddle.algorithms.data import digits
+from staddle.commands import local_federation
+from staddle.proto import federation_pb2 as pb
+from staddle.proto import stream
+from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.channel import ERROR_METADATA, SERVER_OPTIONS
+from staddle.proto.stream import Digester, chunks
+from staddle.proto.wire import delivered_items, given_items, to_wire
+from staddle.security import ledger_audit
+from staddle.security import policy as policies
+from staddle.security import roster as rosters
+from staddle.security.identity import load_keys
+from staddle.security.ledger import Ledger
+from staddle.security.receipt import Receipt
+from staddle.silo import agent as agents
+from staddle.silo import client as clients
+from staddle.silo import config as configs
+from staddle.silo import egress
+from staddle.silo.agent import Agent
+from staddle.silo.egress import Gate, open_client
+
+SILO = "north"
+SILOS = (SILO, "east", "south")
+SECONDS = 20
+PAUSE_SECONDS = agents.PAUSE_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.02)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Keys, a roster, two signed jobs of two rounds, and what the silo has."""
+    federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
+    documents = (
+        {
+            "version": 1,
+            "name": name,
+            "seed": 11,
+            "rounds": 2,
+            "silos": list(SILOS),
+            "round_timeout": 60,
+            "method": {"name": "fedavg"},
+            "model": {"name": "cnn-digits", "classes": 10},
+            "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
+        }
+        for name in ("first", "second")
+    )
+    jobs = {job.name: job for job in (local_federation.sign_job(federation, document) for document in documents)}
+    local_federation.write_silo(federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), list(jobs.values()))
+    folder = federation.folder
+    return SimpleNamespace(
+        jobs=jobs,
+        signed={name: (folder / "jobs" / f"{name}.json").read_bytes() for name in jobs},
+        roster=rosters.load(folder / "roster.json"),
+        keys=load_keys(folder / "coordinator" / "keys"),
+        silo_keys=load_keys(folder / SILO / "keys"),
+        config=configs.load(federation.silo_config(SILO)),
+        policy=local_federation.policy_text(list(jobs.values())),
+        size=sum(item.spec.nbytes for item in given_items(jobs["first"].up(0))),
+    )
+
+
+# The coordinator.
+
+
+class Raw(bytes):
+    """A reply as bytes that are no message."""
+
+    def SerializeToString(self):  # noqa: N802 protobuf's name
+        return bytes(self)
+
+
+GARBAGE = Raw(b"\xff\xff\xff")
+
+
+class Hostile:
+    """Tells its tasks one after the other; ``hello``, ``fetch`` and ``upload`` hold what to do the next times."""
+
+    def __init__(self, world, tasks=(), *, hello=(), fetch=(), upload=(), endless=None):
+        self.world = world
+        self.tasks = list(tasks)
+        self.script = {"hello": list(hello), "fetch": list(fetch), "upload": list(upload)}
+        self.endless = endless
+        self.told = asyncio.Event()  # every task was told, and the silo asks for more
+        self.calls = {"hello": 0, "poll": 0, "beat": 0, "answer": 0, "fetch": 0}
+        self.answers = []
+        self.arrived = 0  # payload bytes, of uploads that were cut off too
+        self.uploads = []  # (job, round, payload) of whole ones
+
+    def _next(self, name):
+        return self.script[name].pop(0) if self.script[name] else None
+
+    async def hello(self, request, context):
+        self.calls["hello"] += 1
+        reply = self._next("hello")
+        return reply or pb.HelloReply(protocol=1, session=b"s" * 16, beat_seconds=1, hold_seconds=1)
+
+    async def poll(self, request, context):
+        self.calls["poll"] += 1
+        if self.tasks:
+            return self.tasks.pop(0)
+        if self.endless is not None:
+            return self.endless
+        self.told.set()
+        await asyncio.sleep(1)
+        return pb.Task(nothing=pb.Nothing())
+
+    async def beat(self, request, context):
+        self.calls["beat"] += 1
+        return pb.BeatReply(wanted=True)
+
+    async def answer(self, request, context):
+        self.calls["answer"] += 1
+        kind, code = pb.AnswerKind.Name(request.kind)[12:], pb.ErrorCode.Name(request.code)[11:]
+        self.answers.append((kind, request.round, code))
+        return pb.AnswerReply()
+
+    async def fetch(self, request, context):
+        self.calls["fetch"] += 1
+        deliver = self._next("fetch") or (lambda: delivery(self.world, request.job, request.round, self.calls["fetch"]))
+        for frame in deliver():
+            yield frame
+            await asyncio.sleep(0)
+
+    async def upload(self, frames, context):
+        cut = self._next("upload")
+        if cut is not None and (reply := await cut(self, frames, context)) is not None:
+            return reply
+        manifest, payload, end = await self.taken(frames)
+        self.uploads.append((manifest.job, manifest.round, payload))
+        return self.receipt(manifest, end)
+
+    async def taken(self, frames):
+        payload = bytearray()
+        async for frame in frames:
+            if frame.WhichOneof("body") == "manifest":
+                manifest = frame.manifest
+            elif frame.WhichOneof("body") == "chunk":
+                payload += frame.chunk
+                self.arrived += len(frame.chunk)
+            else:
+                end = frame.end
+        return manifest, bytes(payload), end
+
+    def receipt(self, manifest, end, keys=None, **changes):
+        fields = {
+            "federation": self.world.roster.federation,
+            "roster": rosters.digest(self.world.roster),
+            "silo": SILO,
+            "job": manifest.job_digest.hex(),
+            "round": manifest.round,
+            "size": manifest.size,
+            "sha256": end.sha256.hex(),
+            "ledger_seq": end.ledger_seq,
+            "ledger_leaf": end.ledger_leaf.hex(),
+            **changes,
+        }
+        return pb.Receipt(signature=Receipt(**fields).sign(keys or self.world.keys))
+
+
+def delivery(world, job, round_, seed=0, change=None):
+    """Frames of a delivery: other numbers for each seed, nothing in round 0."""
+    job = world.jobs[job]
+    items = delivered_items(job.down(round_)) if round_ else ()
+    rng = torch.Generator().manual_seed(seed)
+    values = [torch.randn(item.spec.shape, generator=rng) * 0.05 for item in items]
+    if change is not None:
+        change(values)
+    digester = Digester([item.spec.nbytes for item in items])
+    pieces = list(chunks(values))
+    for piece in pieces:
+        digester.update(piece)
+    manifest = tensor.Manifest(
+        job=job.name,
+        job_digest=bytes.fromhex(job.digest),
+        round=round_,
+        size=sum(item.spec.nbytes for item in items),
+        tensors=to_wire(items),
+    )
+    end = tensor.End(sha256=digester.digests().total, tensor_sha256=digester.digests().tensors)
+    return [
+        tensor.Frame(manifest=manifest),
+        *(tensor.Frame(chunk=piece) for piece in pieces),
+        tensor.Frame(end=end),
+    ]
+
+
+@contextlib.asynccontextmanager
+async def listening(hostile):
+    server = grpc.aio.server(options=list(SERVER_OPTIONS))
+    encode = lambda message: message.SerializeToString()  # noqa: E731
+    unary = grpc.unary_unary_rpc_method_handler
+    handlers = {
+        "Hello": unary(hostile.hello, pb.HelloRequest.FromString, encode),
+        "Poll": unary(hostile.poll, pb.PollRequest.FromString, encode),
+        "Beat": unary(hostile.beat, pb.BeatRequest.FromString, encode),
+        "Answer": unary(hostile.answer, pb.AnswerRequest.FromString, encode),
+        "Fetch": grpc.unary_stream_rpc_method_handler(hostile.fetch, pb.FetchRequest.FromString, encode),
+        "Upload": grpc.stream_unary_rpc_method_handler(hostile.upload, tensor.Frame.FromString, encode),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("staddle.v1.Federation", handlers),))
+    keys = hostile.world.keys
+    pair = (keys.tls_key, keys.entry.certificate.encode())
+    credentials = grpc.ssl_server_credentials([pair], hostile.world.roster.bundle().encode(), True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+# The silo.
+
+
+async def attacked(hostile, folder, *, seconds=None, policy=None):
+    """Run the agent until it has been told every task; it must be there to the end, and nothing may go unrecorded."""
+    world, complaints = hostile.world, []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    rules = policies.parse((policy or world.policy).encode(), "policy.toml")
+    (folder / "ledger").mkdir(parents=True, exist_ok=True)
+    with Ledger.open(folder / "ledger" / "egress.jsonl", SILO) as ledger:
+        async with listening(hostile) as address:
+            ledger.start("test", rosters.digest(world.roster), rules.digest)
+            gate = Gate(open_client(address, world.silo_keys, world.roster), ledger, rules, world.roster)
+            config = world.config.model_copy(update={"directory": folder, "coordinator": address})
+            agent = Agent(config, SILO, world.roster, rules, gate)
+            running = asyncio.create_task(agent.run())
+            told = asyncio.create_task(hostile.told.wait())
+            await asyncio.wait({running, told}, timeout=seconds or SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            assert not running.done(), "the agent left"
+            assert told.done() or seconds is not None, f"tasks were left: {hostile.tasks}"
+            told.cancel()
+            agent.stop()
+            assert await asyncio.wait_for(running, SECONDS) == ""
+        ledger.stop("asked to stop")
+    assert complaints == []
+    recorded(hostile, folder)
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "ledger" / "egress.jsonl").read_bytes().splitlines()]
+
+
+def recorded(hostile, folder):
+    """Every byte and every control message that arrived is in the ledger."""
+    found = ledger_audit.verify(folder / "ledger" / "egress.jsonl")
+    assert found.ok, found.problems
+    assert found.open_intents == ()
+    totals = ledger_audit.summary(folder / "ledger" / "egress.jsonl")
+    control = totals.pop(("(control)", "(control)"))
+    assert sum(total.bytes for total in totals.values()) >= hostile.arrived
+    assert control.messages >= sum(hostile.calls.values())
+    assert (folder / "ledger" / "egress.jsonl").stat().st_size < 1_000_000
+
+
+def play(hostile, folder, **options):
+    async def scenario():
+        await attacked(hostile, folder, **options)
+
+    asyncio.run(scenario())
+    return hostile
+
+
+# Tasks.
+
+
+def offer(world, name="first", **changes):
+    digest = bytes.fromhex(world.jobs[name].digest)
+    return pb.Task(offer=pb.Offer(**{"job": name, "job_digest": digest, "signed_job": world.signed[name], **changes}))
+
+
+def round_of(world, number, name="first", **changes):
+    digest = bytes.fromhex(world.jobs[name].digest)
+    fields = {"job": name, "job_digest": digest, "round": number, "cohort": SILOS, **changes}
+    return pb.Task(round=pb.Round(**fields))
+
+
+def finish(world, number, name="first", **changes):
+    digest = bytes.fromhex(world.jobs[name].digest)
+    fields = {"job": name, "job_digest": digest, "round": number, "completed": True, **changes}
+    return pb.Task(finish=pb.Finish(**fields))
+
+
+def signer_of(world, length):
+    return json.dumps({**json.loads(world.signed["first"]), "signer": "x" * length}).encode()
+
+
+def deep(world, levels):
+    return b'{"document":' + b"[" * levels + b"]" * levels + b',"signer":"operator"}'
+
+
+BAD_TASKS = {
+    "digest of five bytes": lambda w: [offer(w, job_digest=b"12345", signed_job=b"{}")],
+    "signed job, digest of five bytes": lambda w: [offer(w, job_digest=b"12345")],
+    "no digest": lambda w: [offer(w, job_digest=b"")],
+    "long name": lambda w: [offer(w, job="x" * 2000, signed_job=b"{}")],
+    "name with control characters": lambda w: [offer(w, job="a\n\x1b[2Jb", signed_job=b"{}")],
+    "name of a path": lambda w: [offer(w, job="../../etc"), round_of(w, 0, job="../../etc")],
+    "unsigned": lambda w: [offer(w, signed_job=b"{}"), offer(w, signed_job=b""), offer(w, signed_job=b"\xff\x00")],
+    "signer of 3 MB": lambda w: [offer(w, signed_job=signer_of(w, 3_000_000))],
+    "deep document": lambda w: [offer(w, signed_job=deep(w, levels)) for levels in (90, 600, 100_000)],
+    "round, long name": lambda w: [round_of(w, 0, job="x" * 2000)],
+    "round, digest of five bytes": lambda w: [round_of(w, 0, job_digest=b"12345")],
+    "round of a job that was not offered": lambda w: [round_of(w, 0, "second")],
+    "finish, long name": lambda w: [finish(w, 0, job="x" * 2000, completed=done) for done in (False, True)],
+    "finish of a job that was not offered": lambda w: [finish(w, 2, "second", completed=d) for d in (False, True)],
+    "no task": lambda _: [pb.Task()],
+}
+
+
+@pytest.mark.parametrize("tasks", BAD_TASKS.values(), ids=BAD_TASKS)
+def test_a_bad_task_gets_nothing_and_the_next_good_one_is_done(world, tmp_path, tasks):
+    script = [*tasks(world), offer(world), *tasks(world), round_of(world, 0)]
+    hostile = play(Hostile(world, script), tmp_path)
+    assert [upload[:2] for upload in hostile.uploads] == [("first", 0)]
+    assert [answer for answer in hostile.answers if answer[0] == "ACCEPT"] == [("ACCEPT", 0, "UNSPECIFIED")]
+    assert not list(tmp_path.glob("jobs/x*"))
+    assert {path.name for path in (tmp_path / "jobs").iterdir()} == {"first"}
+
+
+@pytest.mark.parametrize("number", [2, 3, 2**32 - 1])
+def test_a_round_that_the_job_does_not_have_is_refused(world, tmp_path, number):
+    hostile = play(Hostile(world, [offer(world), round_of(world, number), round_of(world, 0)]), tmp_path)
+    assert ("FAILED", number, "DELIVERY") in hostile.answers
+    assert [upload[1] for upload in hostile.uploads] == [0]
+
+
+def test_the_end_of_a_round_that_the_job_does_not_have_is_refused(world, tmp_path):
+    script = [offer(world), *(finish(world, number) for number in (3, 2**32 - 1)), round_of(world, 0)]
+    hostile = play(Hostile(world, script), tmp_path)
+    assert [answer for answer in hostile.answers if answer[0] == "DONE"] == [
+        ("DONE", 3, "DELIVERY"),
+        ("DONE", 2**32 - 1, "DELIVERY"),
+    ]
+    assert len(hostile.uploads) == 1
+
+
+# Replays: what a round gives is given once.
+
+
+def test_a_replayed_round_gives_nothing_new(world, tmp_path):
+    """Each fetch brings other numbers, so a round that were trained again would give another payload."""
+    rounds = [0, 0, 1, 0, 1, 0, 1]
+    script = [offer(world), *(round_of(world, number) for number in rounds)]
+    script += [finish(world, 2), round_of(world, 0), round_of(world, 1), offer(world), round_of(world, 1)]
+    hostile = play(Hostile(world, script), tmp_path)
+    assert [upload[1] for upload in hostile.uploads] == [0, 0, 1, 1, 1]
+    assert len({upload[2] for upload in hostile.uploads}) == 2
+    refused = [answer for answer in hostile.answers if answer[0] == "FAILED"]
+    assert refused == [("FAILED", number, "DELIVERY") for number in (0, 0, 0, 1, 1)]
+    assert ("DECLINE", 0, "JOB_INVALID") in hostile.answers
+    trained = {
+        round(entry["round"]) for entry in json.loads((tmp_path / "jobs/first/report.json").read_text())["rounds"]
+    }
+    assert trained == {0, 1}
+
+
+def test_a_replay_after_a_restart_gives_nothing_new(world, tmp_path):
+    first = play(Hostile(world, [offer(world), round_of(world, 0), round_of(world, 1)]), tmp_path)
+    script = [round_of(world, 1), round_of(world, 0), offer(world), round_of(world, 0), round_of(world, 1)]
+    again = play(Hostile(world, script), tmp_path)
+    assert [upload[1] for upload in again.uploads] == [1, 1]
+    assert {upload[2] for upload in again.uploads} == {first.uploads[1][2]}
+    assert ("DECLINE", 0, "JOB_INVALID") in again.answers
+
+
+def test_the_end_told_first_closes_the_job(world, tmp_path):
+    script = [offer(world), finish(world, 2), round_of(world, 0), round_of(world, 1)]
+    hostile = play(Hostile(world, script), tmp_path)
+    assert hostile.uploads == []
+    assert hostile.answers[1:] == [
+        ("DONE", 2, "UNSPECIFIED"),
+        ("FAILED", 0, "DELIVERY"),
+        ("FAILED", 1, "DELIVERY"),
+    ]
+
+
+# Replies that are no messages.
+
+
+@pytest.mark.parametrize("reply", [GARBAGE, pb.HelloReply(session=b"s" * 3_000_000), pb.HelloReply(session=b"s" * 65)])
+def test_a_greeting_that_is_none_is_tried_again(world, tmp_path, reply):
+    hostile = Hostile(world, [offer(world), round_of(world, 0)], hello=[reply] * 3)
+    play(hostile, tmp_path)
+    assert hostile.calls["hello"] == 4
+    assert len(hostile.uploads) == 1
+
+
+def test_a_poll_that_is_answered_with_no_message_is_tried_again(world, tmp_path):
+    hostile = play(Hostile(world, [GARBAGE, offer(world), GARBAGE, GARBAGE, round_of(world, 0)]), tmp_path)
+    assert hostile.calls["hello"] == 4
+    assert len(hostile.uploads) == 1
+
+
+def test_frames_that_are_no_messages_are_no_delivery(world, tmp_path):
+    script = [offer(world), *[round_of(world, 0)] * 4]
+    hostile = Hostile(world, script, fetch=[lambda: [GARBAGE], lambda: [delivery(world, "first", 0)[0], GARBAGE]])
+    play(hostile, tmp_path)
+    assert [upload[1] for upload in hostile.uploads] == [0, 0]
+
+
+async def garbage_receipt(hostile, frames, context):
+    await hostile.taken(frames)
+    return GARBAGE
+
+
+async def forged(hostile, frames, context):
+    await hostile.taken(frames)
+    return pb.Receipt(signature=b"x" * 64)
+
+
+async def signed_by_another(hostile, frames, context):
+    manifest, _, end = await hostile.taken(frames)
+    return hostile.receipt(manifest, end, keys=hostile.world.silo_keys)
+
+
+async def for_another_round(hostile, frames, context):
+    manifest, _, end = await hostile.taken(frames)
+    return hostile.receipt(manifest, end, round=1)
+
+
+@pytest.mark.parametrize("lie", [garbage_receipt, forged, signed_by_another, for_another_round])
+def test_a_receipt_that_does_not_hold_is_none(world, tmp_path, lie):
+    hostile = Hostile(world, [offer(world), *[round_of(world, 0)] * 3], upload=[lie] * 2)
+    play(hostile, tmp_path)
+    outcomes = [record["status"] for record in records(tmp_path) if record["type"] == "egress.outcome"]
+    assert outcomes == ["unknown", "unknown", "sent"]
+    assert len(hostile.uploads) == 1
+
+
+# Uploads that the coordinator ends early.
+
+
+def ended(code, status, frames_taken):
+    async def end(hostile, frames, context):
+        for _ in range(frames_taken):
+            frame = await anext(frames)
+            hostile.arrived += len(frame.chunk)
+        if code == "OK":
+            return pb.Receipt(signature=bytes(64))
+        return await context.abort(status, "no", trailing_metadata=((ERROR_METADATA, code),))
+
+    return end
+
+
+@pytest.mark.parametrize("frames_taken", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED),
+        ("STORAGE", grpc.StatusCode.RESOURCE_EXHAUSTED),
+        ("ROUND_CLOSED", grpc.StatusCode.FAILED_PRECONDITION),
+        ("INTERRUPTED", grpc.StatusCode.ABORTED),
+        ("no such code", grpc.StatusCode.INTERNAL),
+        ("OK", None),
+    ],
+)
+def test_an_upload_that_is_ended_early_harms_nobody(world, tmp_path, monkeypatch, code, status, frames_taken):
+    monkeypatch.setattr(egress, "chunks", functools.partial(stream.chunks, size=512))
+    script = [offer(world), *[round_of(world, 0)] * 6]
+    hostile = Hostile(world, script, upload=[ended(code, status, frames_taken)] * 5)
+    play(hostile, tmp_path)
+    assert [upload[1] for upload in hostile.uploads] == [0]
+    assert len(hostile.uploads[0][2]) == world.size
+    outcomes = [record["status"] for record in records(tmp_path) if record["type"] == "egress.outcome"]
+    assert len(outcomes) == 6
+    assert outcomes[-1] == "sent"
+    assert "sent" not in outcomes[:-1]
+
+
+# The silo's limit.
+
+
+def limited(world, size):
+    old = 'max_bytes_per_round = "64MiB"'
+    assert old in world.policy
+    return world.policy.replace(old, f"max_bytes_per_round = {size}")
+
+
+def test_the_limit_of_a_round_holds_across_jobs_refusals_and_restarts(world, tmp_path):
+    policy, seen = limited(world, 2 * world.size), []
+    names = ("first", "second")
+    script = [offer(world), offer(world, "second")]
+    script += [round_of(world, 0, name) for _ in range(4) for name in names]
+    refusals = [None, None, ended("LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, 2)]
+    for tasks in (script, [round_of(world, 0, name) for name in names], [round_of(world, 1, names[0])] * 4):
+        hostile = play(Hostile(world, tasks, upload=refusals), tmp_path, policy=policy)
+        seen += [upload[:2] for upload in hostile.uploads]
+        refusals = []
+        assert ("FAILED", tasks[-1].round.round, "POLICY") in hostile.answers
+    assert seen.count(("first", 0)) + seen.count(("second", 0)) == 3  # one of the four was refused midway
+    assert seen.count(("first", 1)) == 2
+    intents = [record for record in records(tmp_path) if record["type"] == "egress.intent"]
+    assert sorted((intent["job"], intent["round"]) for intent in intents) == [
+        *[("first", 0)] * 2,
+        *[("first", 1)] * 2,
+        *[("second", 0)] * 2,
+    ]
+
+
+# Pace.
+
+FLOODS = {
+    "nothing": lambda _: pb.Task(nothing=pb.Nothing()),
+    "no task": lambda _: pb.Task(),
+    "unsigned offer": lambda w: offer(w, signed_job=b"{}"),
+    "the same good offer": offer,
+    "round that was not offered": lambda w: round_of(w, 0),
+    "end that was not offered": lambda w: finish(w, 2),
+    "end without results": lambda w: finish(w, 0, completed=False),
+    "the same good end": lambda w: finish(w, 2),
+    "round that is over": lambda w: round_of(w, 7),
+}
+BEFORE = {  # what was told before the flood
+    "the same good end": lambda w: [offer(w), round_of(w, 0), finish(w, 2)],
+    "round that is over": lambda w: [offer(w)],
+}
+
+
+def test_a_flood_of_tasks_is_paced(world, tmp_path, monkeypatch):
+    """All floods at once, each against an agent of its own."""
+    monkeypatch.setattr(agents, "PAUSE_SECONDS", PAUSE_SECONDS)
+    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.5)
+    before = lambda name: BEFORE.get(name, lambda _: [])(world)  # noqa: E731
+    floods = {name: Hostile(world, before(name), endless=made(world)) for name, made in FLOODS.items()}
+
+    async def scenario():
+        runs = (attacked(flood, tmp_path / name, seconds=3) for name, flood in floods.items())
+        await asyncio.gather(*runs)
+
+    asyncio.run(scenario())
+    polls = {name: flood.calls["poll"] for name, flood in floods.items()}
+    assert all(1 <= count <= 3 / PAUSE_SECONDS + 5 for count in polls.values()), polls
+    calls = {name: sum(flood.calls.values()) for name, flood in floods.items()}
+    assert all(count <= 3 * (3 / PAUSE_SECONDS + 5) for count in calls.values()), calls
+
+
+# Deliveries.
+
+
+def with_part(world):
+    frames = delivery(world, "first", 1)
+    frames[0].manifest.tensors[0].part = "secret"
+    return frames
+
+
+def with_tensor(world):
+    frames = delivery(world, "first", 1)
+    frames[0].manifest.tensors.add(part="model", name="more", size=4)
+    frames[0].manifest.size += 4
+    return frames
+
+
+def with_nan(world):
+    return delivery(world, "first", 1, change=lambda values: values[0].fill_(float("nan")))
+
+
+def too_long(world):
+    *frames, end = delivery(world, "first", 1)
+    return [*frames, tensor.Frame(chunk=b"x"), end]
+
+
+def too_large(world):
+    frames = delivery(world, "first", 1)
+    return [frames[0], tensor.Frame(chunk=bytes(3_000_000)), *frames[1:]]
+
+
+def for_ever(*frames, then):
+    def yielding():
+        yield from frames
+        while True:
+            yield then
+
+    return yielding()
+
+
+BAD_DELIVERIES = {
+    "part": with_part,
+    "tensor": with_tensor,
+    "NaN": with_nan,
+    "too long": too_long,
+    "too large": too_large,
+    "no end": lambda w: delivery(w, "first", 1)[:-1],
+    "another round": lambda w: delivery(w, "first", 2),
+    "another job": lambda w: delivery(w, "second", 1),
+    "one-byte chunks": lambda w: for_ever(delivery(w, "first", 1)[0], then=tensor.Frame(chunk=b"\0")),
+    "empty frames for ever": lambda _: for_ever(then=tensor.Frame()),
+    "empty chunks for ever": lambda w: for_ever(delivery(w, "first", 1)[0], then=tensor.Frame(chunk=b"")),
+    "manifests for ever": lambda w: for_ever(then=delivery(w, "first", 1)[0]),
+    "frames after the end": lambda w: for_ever(*delivery(w, "first", 1), then=tensor.Frame()),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_DELIVERIES.values(), ids=BAD_DELIVERIES)
+def test_a_bad_delivery_is_refused_and_a_good_one_taken(world, tmp_path, bad):
+    script = [offer(world), round_of(world, 0), round_of(world, 1), round_of(world, 1)]
+    good = lambda: delivery(world, "first", 0)  # noqa: E731
+    hostile = play(Hostile(world, script, fetch=[good, lambda: bad(world)]), tmp_path)
+    assert [answer for answer in hostile.answers if answer[0] == "FAILED"] == [("FAILED", 1, "DELIVERY")]
+    assert [upload[1] for upload in hostile.uploads] == [0, 1]
+    ingress = [record for record in records(tmp_path) if record["type"] == "ingress"]
+    assert [record["round"] for record in ingress] == [1]
+
+
+def test_a_delivery_that_never_comes_is_given_up(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(clients, "transfer_seconds", lambda _: 1.0)
+    hostile = Hostile(world, [offer(world), round_of(world, 0), round_of(world, 0)])
+    first = hostile.fetch
+
+    async def stuck(request, context):
+        if hostile.calls["fetch"] == 0:
+            hostile.calls["fetch"] += 1
+            await asyncio.sleep(60)
+        async for frame in first(request, context):
+            yield frame
+
+    hostile.fetch = stuck
+    play(hostile, tmp_path)
+    assert hostile.calls["hello"] == 2
+    assert [upload[1] for upload in hostile.uploads] == [0]
+
+
+def test_what_crosses_is_what_the_ledger_says(world, tmp_path):
+    hostile = play(Hostile(world, [offer(world), round_of(world, 0), round_of(world, 1)]), tmp_path)
+    digests = [record for record in records(tmp_path) if record["type"] == "egress.digest"]
+    items = given_items(world.jobs["first"].up(0))
+    for (_, _, payload), record in zip(hostile.uploads, digests, strict=True):
+        offset = 0
+        for item, told in zip(items, record["tensors"], strict=True):
+            assert told["sha256"] == sha256(payload[offset : offset + item.spec.nbytes]).hexdigest()
+            offset += item.spec.nbytes

@@ -1,0 +1,436 @@
+"""Silos with the right keys and bad intentions, over real TLS, against the coordinator as it ships."""
+
+import asyncio
+import contextlib
+import errno
+import threading
+from types import SimpleNamespace
+
+import grpc
+import pytest
+import safetensors
+import torch
+
+from staddle.algorithms.exchange import DTYPES, WEIGHT
+from staddle.commands import local_federation
+from staddle.coordinator import config as configs
+from staddle.coordinator import daemon as daemons
+from staddle.coordinator import server, service
+from staddle.proto import federation_pb2 as pb
+from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.channel import ERROR_METADATA, OPTIONS
+from staddle.proto.federation_pb2_grpc import FederationStub
+from staddle.proto.stream import Digester, chunks
+from staddle.proto.wire import given_items, to_wire
+from staddle.security import roster as rosters
+from staddle.security.identity import load_keys
+
+SILOS = ("north", "east", "south")
+SECONDS = 20
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "rounds": 3,
+        "silos": list(SILOS),
+        "round_timeout": 60,
+        "min_cohort": 2,
+        "method": {"name": "fedavg"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
+    }
+    job = local_federation.sign_job(federation, document)
+    timing = {"admission_seconds": 20, "beat_seconds": 1, "hold_seconds": 1}
+    local_federation.write_coordinator(federation, ["job"], timing)
+    return SimpleNamespace(
+        job=job,
+        roster=rosters.load(federation.folder / "roster.json"),
+        keys={silo: load_keys(federation.folder / silo / "keys") for silo in SILOS},
+        config=configs.load(federation.coordinator_config),
+    )
+
+
+class Caller:
+    """A silo made of raw calls."""
+
+    def __init__(self, world, silo, address):
+        keys = world.keys[silo]
+        pair = (keys.tls_key, keys.entry.certificate.encode())
+        credentials = grpc.ssl_channel_credentials(world.roster.coordinator.certificate.encode(), *pair)
+        options = [*OPTIONS, ("grpc.ssl_target_name_override", "coordinator.staddle")]
+        self.channel = grpc.aio.secure_channel(address, credentials, options=options)
+        self.stub = FederationStub(self.channel)
+        self.silo, self.job, self.session = silo, world.job, b""
+        self.roster = bytes.fromhex(rosters.digest(world.roster))
+
+    async def hello(self):
+        request = pb.HelloRequest(silo=self.silo, protocol_min=1, protocol_max=1, roster_digest=self.roster)
+        self.session = (await self.stub.Hello(request, timeout=SECONDS)).session
+
+    async def poll(self):
+        return await self.stub.Poll(pb.PollRequest(session=self.session), timeout=SECONDS)
+
+    async def told(self, body):
+        """The next task; it is of this kind."""
+        async with asyncio.timeout(SECONDS):
+            while (task := await self.poll()).WhichOneof("body") == "nothing":
+                pass
+        assert task.WhichOneof("body") == body, task
+        return getattr(task, body)
+
+    async def answer(self, kind, round_=0, code=0):
+        digest = bytes.fromhex(self.job.digest)
+        request = pb.AnswerRequest(session=self.session, job=self.job.name, job_digest=digest, round=round_, code=code)
+        request.kind = pb.AnswerKind.Value(f"ANSWER_KIND_{kind}")
+        await self.stub.Answer(request, timeout=SECONDS)
+
+    async def upload(self, frames, wary=False):
+        """Write all frames; its reply. ``wary``: look after each whether the coordinator has ended the call.
+
+        gRPC reports INTERNAL instead of the coordinator's own status to whoever writes into a call that is just ending.
+        """
+        call = self.stub.Upload(timeout=SECONDS)
+        ended = asyncio.ensure_future(call.code())
+        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):  # it has ended the call
+            for frame in frames:
+                await call.write(frame)
+                if wary and (await asyncio.wait({ended}, timeout=0.2))[0]:
+                    break
+            else:
+                await call.done_writing()
+        return await call
+
+    async def give(self, round_=0, wary=False, **changes):
+        return await self.upload(frames_of(self, round_, **changes), wary)
+
+    def fetch(self, round_):
+        digest = bytes.fromhex(self.job.digest)
+        request = pb.FetchRequest(session=self.session, job=self.job.name, job_digest=digest, round=round_)
+        return self.stub.Fetch(request, timeout=SECONDS)
+
+    async def delivered(self, round_):
+        return b"".join([frame.chunk async for frame in self.fetch(round_)])
+
+
+def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq=3):
+    """An upload with correct digests."""
+    items = given_items(caller.job.up(round_))
+    values = [
+        torch.full(i.spec.shape, weight if i.spec.name == WEIGHT else fill, dtype=torch.float64).to(
+            DTYPES[i.spec.dtype]
+        )
+        for i in items
+    ]
+    digester, pieces = Digester([item.spec.nbytes for item in items]), list(chunks(values, size))
+    for piece in pieces:
+        digester.update(piece)
+    digests = digester.digests()
+    manifest = tensor.Manifest(
+        session=caller.session,
+        job=caller.job.name,
+        job_digest=bytes.fromhex(caller.job.digest),
+        round=round_,
+        size=sum(item.spec.nbytes for item in items),
+        tensors=to_wire(items),
+    )
+    end = tensor.End(sha256=digests.total, tensor_sha256=digests.tensors, ledger_seq=seq, ledger_leaf=bytes(32))
+    return [
+        tensor.Frame(manifest=manifest),
+        *(tensor.Frame(chunk=piece) for piece in pieces),
+        tensor.Frame(end=end),
+    ]
+
+
+@pytest.fixture
+def serving(world, tmp_path, monkeypatch):
+    """A coordinator with three silos in round 0; ``serving.state()`` is the job's state."""
+    made = []
+
+    class Noted(daemons.Daemon):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(server, "Daemon", Noted)
+    complaints = []
+
+    @contextlib.asynccontextmanager
+    async def begin():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        config = world.config.model_copy(update={"directory": tmp_path / "state"})
+        async with server.running(config) as address:
+            callers = [Caller(world, silo, address) for silo in SILOS]
+            for caller in callers:
+                await caller.hello()
+                await caller.told("offer")
+                await caller.answer("ACCEPT")
+            yield callers
+            for caller in callers:
+                await caller.channel.close()
+        assert complaints == []
+
+    begin.run = lambda: made[-1].runs[0]
+    begin.state = lambda: made[-1].runs[0].state
+    begin.folder = tmp_path / "state"
+    return begin
+
+
+async def refused(call, code, status, *words):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    details = caught.value.details()
+    assert dict(caught.value.trailing_metadata() or ()).get(ERROR_METADATA) == code, details
+    assert caught.value.code() is status
+    for word in words:
+        assert word in details
+
+
+# Uploads.
+
+BAD_WEIGHTS = [
+    (-1.0, "WEIGHT"),
+    (-199.9999, "WEIGHT"),
+    (-1e6, "WEIGHT"),
+    (-5e-324, "WEIGHT"),
+    (2.0**53 + 2, "WEIGHT"),
+    (1.7e308, "WEIGHT"),
+    (float("nan"), "NOT_FINITE"),
+    (float("inf"), "NOT_FINITE"),
+]
+
+
+@pytest.mark.parametrize(("weight", "code"), BAD_WEIGHTS)
+def test_a_weight_that_no_silo_has_is_refused_and_the_others_go_on(serving, weight, code):
+    async def scenario():
+        async with serving() as (north, east, south):
+            await refused(north.give(weight=weight, wary=True), code, INVALID, WEIGHT)
+            assert serving.state().failed == {"north": code}
+            for silo in (east, south):
+                await silo.give(fill=0.5)
+            opened = await north.told("round")
+            assert opened.round == 1
+            await east.told("round")
+            assert set(torch.frombuffer(bytearray(await east.delivered(1)), dtype=torch.float32).tolist()) == {0.5}
+            assert not list(serving.folder.glob("spool/*"))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("weight", [0.0, 2.0**53])
+def test_a_weight_that_a_silo_may_have_keeps_every_value_finite(serving, weight):
+    async def scenario():
+        async with serving() as (north, east, south):
+            await north.give(weight=weight, fill=3e38)
+            for silo in (east, south):
+                await silo.give(fill=-3e38)
+            await east.told("round")
+            assert torch.frombuffer(bytearray(await east.delivered(1)), dtype=torch.float32).isfinite().all()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("seq", [2**53, 2**63, 2**64 - 1])
+def test_a_place_in_a_ledger_that_no_ledger_has_is_refused(serving, seq):
+    async def scenario():
+        async with serving() as (north, east, south):
+            await refused(north.give(seq=seq, wary=True), "MANIFEST", INVALID, "ledger")
+            for silo in (east, south):
+                await silo.give(seq=2**53 - 1)
+            assert (await east.told("round")).round == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_small_chunks_are_refused_at_the_first(serving, size):
+    async def scenario():
+        async with serving() as (north, east, south):
+            call = north.stub.Upload(timeout=SECONDS)
+            for frame in frames_of(north, size=size)[:2]:  # the coordinator does not wait for a third
+                await call.write(frame)
+            await refused(call, "LENGTH", INVALID, f"a chunk of {size} bytes")
+            for silo in (east, south):
+                await silo.give()
+            assert (await east.told("round")).round == 1
+
+    asyncio.run(scenario())
+
+
+def test_odd_numbers_in_messages_are_refused_or_change_nothing(serving, world):
+    async def scenario():
+        async with serving() as (north, east, south):
+            await refused(
+                north.upload(
+                    [*frames_of(north, 0)[:-1], tensor.Frame(end=tensor.End(ledger_leaf=b"x" * 3_000_000))], wary=True
+                ),
+                "DIGEST",
+                grpc.StatusCode.DATA_LOSS,
+            )
+            frames = frames_of(east)
+            frames[0].manifest.round = 2**32 - 1
+            await refused(east.upload(frames, wary=True), "ROUND_CLOSED", grpc.StatusCode.FAILED_PRECONDITION)
+            frames = frames_of(east)
+            frames[0].manifest.job_digest = b"12345"
+            await refused(east.upload(frames, wary=True), "UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND)
+            before = serving.state()
+            await east.answer("FAILED", 2**32 - 1, 77777)
+            await east.answer("ACCEPT", 2**32 - 1)
+            await east.answer("DECLINE")
+            await refused(east.delivered(2**32 - 1), "ROUND_CLOSED", grpc.StatusCode.FAILED_PRECONDITION)
+            assert serving.state() == before
+            for silo in (east, south):
+                await silo.give()
+            assert (await east.told("round")).round == 1
+
+    asyncio.run(scenario())
+
+
+# Folds.
+
+
+def breaking(monkeypatch, *errors):
+    """The next folds raise these, then they work; the rounds that were asked for."""
+    real, left, asked = daemons.JobRun.fold, list(errors), []
+
+    def fold(self, round_, members):
+        asked.append((round_, members))
+        if left:
+            raise left.pop(0)
+        return real(self, round_, members)
+
+    monkeypatch.setattr(daemons.JobRun, "fold", fold)
+    return asked
+
+
+FATAL = [
+    ValueError("odd"),
+    KeyError("odd"),
+    safetensors.SafetensorError("odd"),
+    MemoryError("odd"),
+    RuntimeError("odd"),
+]
+
+
+@pytest.mark.parametrize("error", FATAL, ids=lambda error: type(error).__name__)
+def test_a_fold_that_breaks_ends_the_job_with_a_reason(serving, monkeypatch, error):
+    asked = breaking(monkeypatch, error)
+
+    async def scenario():
+        async with serving() as callers:
+            for silo in callers:
+                await silo.give()
+            for silo in callers:
+                assert not (await silo.told("finish")).completed
+                await silo.answer("DONE")
+            state = serving.state()
+            assert (state.stage, state.outcome) == ("ended", "failed")
+            assert "round 0 could not be folded" in state.reason
+            assert type(error).__name__ in state.reason
+
+    asyncio.run(scenario())
+    assert asked == [(0, SILOS)]
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_fold_without_files_or_disk_is_tried_again(serving, monkeypatch, failures):
+    errors = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENOSPC, "No space left on device")][:failures]
+    monkeypatch.setattr(daemons, "FOLD_WAITS", (0.05, 0.05, 0.05))
+    asked = breaking(monkeypatch, *errors)
+
+    async def scenario():
+        async with serving() as callers:
+            for silo in callers:
+                await silo.give(fill=0.25)
+            assert [(await silo.told("round")).round for silo in callers] == [1, 1, 1]
+            values = torch.frombuffer(bytearray(await callers[0].delivered(1)), dtype=torch.float32)
+            assert set(values.tolist()) == {0.25}
+
+    asyncio.run(scenario())
+    assert asked == [(0, SILOS)] * (failures + 1)
+
+
+def test_a_disk_that_stays_full_ends_the_job(serving, monkeypatch):
+    monkeypatch.setattr(daemons, "FOLD_WAITS", (0.02, 0.02))
+    asked = breaking(monkeypatch, *[OSError(errno.ENOSPC, "No space left on device")] * 9)
+
+    async def scenario():
+        async with serving() as callers:
+            for silo in callers:
+                await silo.give()
+            assert not (await callers[0].told("finish")).completed
+            assert "No space left" in serving.state().reason
+
+    asyncio.run(scenario())
+    assert len(asked) == 3
+
+
+# Deliveries.
+
+
+def test_a_delivery_that_nobody_reads_ends_by_its_deadline(serving, monkeypatch):
+    """Frames are made larger than any window of the connection, so that the stream stalls."""
+
+    def padded(values):
+        del values
+        yield from (bytes(1024 * 1024) for _ in range(64))
+
+    async def scenario():
+        async with serving() as (north, east, south):
+            for silo in (north, east, south):
+                await silo.give()
+            assert (await north.told("round")).round == 1
+            monkeypatch.setattr(service, "transfer_seconds", lambda _: 1.0)
+            with monkeypatch.context() as patched:
+                patched.setattr(service, "chunks", padded)
+                patched.setattr(service, "Digester", lambda _: SimpleNamespace(update=lambda _: None))
+                call = north.fetch(1)
+                assert (await call.read()).WhichOneof("body") == "manifest"
+                await refused(north.delivered(1), "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "running already")
+                await asyncio.sleep(1.5)
+            assert len(await north.delivered(1)) > 0  # its place is free again
+            call.cancel()
+            for silo in (north, east, south):
+                await silo.give(1)
+            assert (await east.told("round")).round == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_fetch_during_a_publication_leaves_no_old_value_behind(serving, monkeypatch):
+    """A delivery of round 1 is being read while round 1 is folded; round 2 delivers the new value to everybody."""
+    reading, go_on = threading.Event(), threading.Event()
+    real = safetensors.torch.load_file
+
+    def slow(path):
+        monkeypatch.setattr(safetensors.torch, "load_file", real)
+        loaded = real(path)
+        reading.set()
+        go_on.wait(SECONDS)
+        return loaded
+
+    async def scenario():
+        async with serving() as (north, east, south):
+            for silo in (north, east, south):
+                await silo.give(fill=0.25)
+            await north.told("round")
+            monkeypatch.setattr(safetensors.torch, "load_file", slow)
+            old = asyncio.create_task(north.delivered(1))
+            assert await asyncio.to_thread(reading.wait, SECONDS)
+            for silo in (east, south):
+                await silo.give(1, fill=0.75)
+            await north.answer("FAILED", 1)
+            await asyncio.sleep(0.3)  # the fold is at its publication, or past it
+            go_on.set()
+            assert set(torch.frombuffer(bytearray(await old), dtype=torch.float32).tolist()) == {0.25}
+            for silo in (north, east, south):
+                assert (await silo.told("round")).round == 2
+                values = torch.frombuffer(bytearray(await silo.delivered(2)), dtype=torch.float32)
+                assert set(values.tolist()) == {0.75}
+
+    asyncio.run(scenario())
