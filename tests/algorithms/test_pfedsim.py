@@ -97,12 +97,12 @@ def test_rows_of_another_length_get_no_larger_weight(make, similarity, scale):
     method = make(rho=0, similarity=similarity)
     part = method.up(0)[1]
     states = [with_rows(method, rows) for rows in (ONE, OTHER, [[1.0, 2.0], [3.0, 1.0], [0.5, 1.0]])]
-    honest = [PLAIN.give(part, method.give(state, 0, FACTS)["rows"]) for state in states]
+    honest = [PLAIN.give(part, method.give(state, FACTS)["rows"]) for state in states]
     scaled = [honest[0], {name: value * scale for name, value in honest[1].items()}, honest[2]]
 
     def weights(given):
         results = {"rows": PLAIN.collect(part, range(3), lambda i, name: given[i][name])}
-        state, _ = method.combine(method.begin(), 0, ("a", "b", "c"), results)
+        state = method.combine(method.begin(), 0, ("a", "b", "c"), results).state
         return [method.weights(state, silo) for silo in "abc"]
 
     for found, fair in zip(weights(scaled), weights(honest), strict=True):

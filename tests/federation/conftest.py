@@ -17,7 +17,7 @@ TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
 
 
 def job_document(name: str, silos: Sequence[str], method: str = "fedavg", **changes: Any) -> dict[str, Any]:
-    options = changes.pop("options", None)
+    options, model = changes.pop("options", None), changes.pop("model", "cnn-digits")
     return {
         "version": 1,
         "name": name,
@@ -27,7 +27,7 @@ def job_document(name: str, silos: Sequence[str], method: str = "fedavg", **chan
         "round_timeout": 60,
         **changes,
         "method": {"name": method, **({"options": options} if options else {})},
-        "model": {"name": "cnn-digits", "classes": 10},
+        "model": {"name": model, "classes": 10},
         "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
     }
 

@@ -20,17 +20,34 @@ from staddle.silo.state import split_key
 SILOS = ("north", "east", "south", "west")
 
 
-def test_four_methods_one_result(start, document):
+JOBS = (
+    ("local", "cnn-digits", {}),
+    ("fedavg", "cnn-digits", {}),
+    ("fedper", "cnn-digits", {}),
+    ("pfedsim", "cnn-digits", {"rho": 0.4, "similarity": "per_class"}),
+    ("fedsimsup", "cnn-digits", {"tau_theta": 1, "supervisor": ["lenet", "cnn", "transformer"]}),
+    ("fedssa", "cnn-digits", {"t_stable": 3, "stale_inclusive": True}),
+    ("ppfl", "cnn-digits", {"models": 2, "release_membership": "last"}),
+    ("fedaims", "convnet-digits", {"sampling": "algorithm2"}),
+)
+
+
+def test_every_method_gives_one_result(start, document):
+    """Over the network and in the simulator, with a cohort of three of four silos a round."""
     torch.set_num_threads(1)
     running = start(*SILOS)
-    for method, options in (
-        ("local", None),
-        ("fedavg", None),
-        ("fedper", None),
-        ("pfedsim", {"rho": 0.4, "similarity": "per_class"}),
-    ):
+    for method, model, options in JOBS:
         running.job(
-            document(f"run-{method}", SILOS, method, rounds=5, participation=0.75, min_cohort=3, options=options)
+            document(
+                f"run-{method}",
+                SILOS,
+                method,
+                rounds=4,
+                participation=0.75,
+                min_cohort=3,
+                model=model,
+                options=options,
+            )
         )
     coordinator = running.start_coordinator()
     for silo in SILOS:
@@ -49,6 +66,9 @@ def test_four_methods_one_result(start, document):
             found = state_from_bytes((folder / "model.safetensors").read_bytes())
             wanted = expected.states[silo]
             assert found.parts.keys() == wanted.parts.keys()
+            assert found.extra.keys() == wanted.extra.keys()
+            for name, value in wanted.extra.items():
+                assert torch.equal(found.extra[name], value), (job.name, silo, name)
             for part, tensors in wanted.parts.items():
                 for name, value in tensors.items():
                     assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
@@ -67,7 +87,7 @@ def check_ledgers(running):
         left = summary(path)
         for job in running.jobs:
             declared = {}
-            for round_ in range(job.rounds):
+            for round_ in range(job.length):
                 if silo in job.cohort(round_):
                     for part in job.up(round_):
                         declared[part.name] = declared.get(part.name, 0) + sum(spec.nbytes for spec in part.wire)
