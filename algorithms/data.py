@@ -79,7 +79,9 @@ def _read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise LocalError(f"{path}: not a .npz file of plain arrays: {error}") from error
+        raise LocalError(
+            f"{path}: not a .npz file of plain arrays; write one with numpy.savez(file, x=…, y=…)"
+        ) from error
 
 
 def save_npz(path: Path, data: Dataset) -> None:

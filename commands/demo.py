@@ -1,6 +1,8 @@
 """``staddle demo``: a whole federation on this machine, with real processes, real TLS and real data."""
 
 import json
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -45,9 +47,12 @@ def demo(
     scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one egress ledger a silo.
     """
     console = Console()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
     folder = keep if keep is not None else Path(tempfile.mkdtemp(prefix="staddle-demo-"))
+    made = Demo(console, folder, method, silos, rounds)
     try:
-        sound = Demo(console, folder, method, silos, rounds).run()
+        sound = made.run()
     except BaseException:
         console.print(f"Everything so far lies in {folder}", highlight=False)
         raise

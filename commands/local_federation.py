@@ -52,6 +52,8 @@ class LocalFederation:
 
 def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
     """Keys for everybody, and a roster that the founder has signed."""
+    if folder.exists() and not folder.is_dir():
+        raise LocalError(f"{folder}: not a folder; choose a new or an empty one")
     if folder.exists() and any(folder.iterdir()):
         raise LocalError(f"{folder}: not empty; choose another folder, so that no key is overwritten")
     members = [("founder", Role.FOUNDER), ("operator", Role.OPERATOR), ("coordinator", Role.COORDINATOR)]

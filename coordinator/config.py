@@ -16,13 +16,13 @@
     threshold = 1
 
     [timing]
-    admission_seconds = 120
+    admission_seconds = 3600          # for all silos to answer an offered job
     beat_seconds = 5
     hold_seconds = 20
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -33,16 +33,24 @@ from ..security.roster import Pins
 class Timing(Strict):
     """How long the coordinator waits, in seconds."""
 
-    admission_seconds: float = pydantic.Field(default=120.0, gt=0, le=86_400)
+    admission_seconds: float = pydantic.Field(default=3600.0, gt=0, le=2_592_000)
     beat_seconds: int = pydantic.Field(default=5, ge=1, le=300)
     hold_seconds: int = pydantic.Field(default=20, ge=1, le=300)
+
+
+def _address(listen: str) -> str:
+    host, _, port = listen.rpartition(":")
+    known = port.isascii() and port.isdecimal() and int(port) <= 65535
+    if not known or not host or any(c.isspace() or c == "/" for c in host):
+        raise ValueError("is no host:port with a port up to 65535, such as 0.0.0.0:7443")
+    return listen
 
 
 class CoordinatorConfig(Strict):
     """What the file may hold."""
 
     version: Literal[1]
-    listen: str = pydantic.Field(pattern=r"^[^\s]+:\d{1,5}$")
+    listen: Annotated[str, pydantic.AfterValidator(_address)]
     directory: Path
     keys: Path
     roster: Path

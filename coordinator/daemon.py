@@ -161,6 +161,8 @@ class Daemon:
             ledger_leaf=leaf,
         )
         signature = receipt.sign(self._keys)
+        # What the coordinator knows of the silo's ledger: `staddle ledger verify --known SEQ:LEAF` takes it.
+        log.event("receipt", job=job.name, round=round_, silo=silo, known=f"{end.ledger_seq}:{leaf}")
         self.apply(run, Given(silo, round_, digests.total.hex()))
         return pb.Receipt(round=round_, size=size, sha256=digests.total, signature=signature)
 
@@ -205,7 +207,8 @@ class Daemon:
         self.apply(run, Drawn(effect.round, cohort))
 
     def _report(self, run: JobRun, effect: Report) -> None:
-        log.event(effect.event, job=run.job.name, **effect.fields)
+        tell = log.problem if effect.fields.get("outcome") == "failed" else log.event
+        tell(effect.event, job=run.job.name, **effect.fields)
 
     def _watch(self, run: JobRun, effect: Watch) -> None:
         loop = asyncio.get_running_loop()

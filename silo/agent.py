@@ -142,8 +142,8 @@ class Agent:
         try:
             admitted = await asyncio.to_thread(self._admit, offer.signed)
         except RefusedError as error:
-            log.problem("job.declined", job=offer.job, code=error.code, why=str(error))
-            await self._gate.record_decision(offer.job, offer.digest, "", (str(error),))
+            log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
+            await self._gate.record_decision(offer.job, offer.digest, "", (error.why,))
             await self._gate.answer(offer.job, offer.digest, 0, "DECLINE", error.code)
             await asyncio.sleep(PAUSE_SECONDS)
             return Worked()

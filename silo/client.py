@@ -117,7 +117,11 @@ class Client:
         grpc_code, details, code = status
         if code in {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}:  # noqa: SIM118 an enum wrapper
             return TurnedAwayError(self._peer, code, details)
-        why = f"no answer from {self._address} ({grpc_code.name}: {details})"
+        if "Connection refused" in details:
+            return UnreachableError(self._peer, f"nothing listens on {self._address}; trying again")
+        if "Domain name not found" in details or "DNS resolution failed" in details:
+            return UnreachableError(self._peer, f"no host has the name in {self._address}; trying again")
+        why = f"no answer from {self._address} ({grpc_code.name}: {details}); trying again"
         if grpc_code is grpc.StatusCode.UNAVAILABLE:
             why += f". If it runs, the handshake may have failed: {self._hint}"
         return UnreachableError(self._peer, why)
@@ -135,6 +139,12 @@ def handshake_hint(fingerprint: str, roster_version: int, coordinator: str) -> s
 def checked_address(address: str) -> str:
     """``host:port`` as written in a configuration; LocalError for anything else."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
+    if (
+        not colon
+        or not host
+        or "/" in address
+        or not (port.isascii() and port.isdecimal())
+        or not 0 < int(port) < 65536
+    ):
         raise LocalError(f"coordinator address {address!r} is not host:port, such as federation.example:7443")
     return address

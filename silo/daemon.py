@@ -31,6 +31,8 @@ async def serve(config: SiloConfig) -> None:
             "have its entry.json added and the roster signed"
         )
     policy = policies.load(config.policy)
+    if not config.data.file.is_file():
+        raise LocalError(f"{config.data.file}: no such file; data.file in the configuration names the silo's records")
     ledger_folder = config.directory / "ledger"
     ledger_folder.mkdir(parents=True, exist_ok=True)
     with locked(config.directory), Ledger.open(ledger_folder / "egress.jsonl", entry.id) as ledger:

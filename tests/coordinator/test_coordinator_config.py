@@ -44,7 +44,7 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
 def test_what_is_left_out_has_its_default(load):
     config = load(TEXT.replace('jobs = ["jobs/a.json", "/abs/b.json"]\n', ""))
     assert (config.jobs, config.log) == ((), "text")
-    assert config.timing == configs.Timing(admission_seconds=120, beat_seconds=5, hold_seconds=20)
+    assert config.timing == configs.Timing(admission_seconds=3600, beat_seconds=5, hold_seconds=20)
     assert config.trust.threshold == 1
 
 

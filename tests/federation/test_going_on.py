@@ -10,6 +10,7 @@ import pytest
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import server
+from staddle.errors import AbortedError
 from staddle.files import canonical_json
 from staddle.security import roster as rosters
 from staddle.security.envelope import sign_document
@@ -118,7 +119,7 @@ def test_diverging_training_gives_nothing_and_the_others_go_on(start, document):
     assert {part for (_, part) in summary(ledger_file(running.federation.state("north")))} == {"(control)"}
 
 
-@pytest.mark.parametrize("fault", ["label", "missing"])
+@pytest.mark.parametrize("fault", ["label", "no npz"])
 def test_data_that_do_not_fit_decline_the_job(start, document, fault):
     running, coordinator = launch(start, document, rounds=1)
     path = running.federation.folder / "north" / "data.npz"
@@ -126,7 +127,7 @@ def test_data_that_do_not_fit_decline_the_job(start, document, fault):
         with np.load(path) as arrays:
             np.savez(path, x=arrays["x"], y=arrays["y"] + 5)
     else:
-        path.unlink()
+        path.write_bytes(b"not an npz file")
     for silo in SILOS:
         running.start_silo(silo)
     seen = events_until(coordinator, "job.ended")
@@ -185,6 +186,16 @@ def test_a_silo_whose_roster_differs_is_told_and_stops(start, document):
     assert north.returncode == 1
     assert "another roster" in north.tail()
     assert coordinator.returncode is None
+
+
+def test_missing_data_are_noticed_at_the_start(start, document):
+    running, _ = launch(start, document, rounds=1)
+    (running.federation.folder / "north" / "data.npz").unlink()
+    north = running.start_silo("north")
+    with contextlib.suppress(AbortedError):
+        north.wait_for("started", 60)
+    assert north.returncode == 1
+    assert "data.npz: no such file" in north.tail()
 
 
 def test_second_process_on_one_state_folder_is_refused(start, document):
