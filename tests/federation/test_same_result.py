@@ -32,6 +32,7 @@ JOBS = (
 )
 
 
+@pytest.mark.timeout(400)
 def test_every_method_gives_one_result(start, document):
     """Over the network and in the simulator, with a cohort of three of four silos a round."""
     torch.set_num_threads(1)
