@@ -29,8 +29,8 @@ Where this differs from the paper:
   supervisors start apart.
 - Supervisors of several architectures are assigned in turn by job order; in the paper each silo draws one.
 - The paper's Transformer is pre-trained. No such weights exist here: ours (supervisors_fedsimsup.py) is small and
-  trains from scratch, so the paper's FedSimSup-T is no yardstick for it. ``load_supervisor`` there checks and loads a
-  local file of weights; the silo agent does not use it yet, and a job holds no paths.
+  trains from scratch, so the paper's FedSimSup-T is no yardstick for it. A silo that has weights for its supervisor
+  names their file in its own configuration (``[[weights]]``); a job holds no paths.
 - Sizes of θ and s, τ_s, τ_θ, rates and batch sizes are not in the paper's text; the defaults here are not from it.
 - θ's buffers (running statistics, where the job's model has batch norm) stay at each silo.
 
@@ -125,6 +125,7 @@ class FedSimSup(Method):
     options_model = FedSimSupOptions
     options: FedSimSupOptions
     product = "delivered"
+    loadable = ("supervisor",)
     census = True
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:

@@ -46,8 +46,6 @@ no            up    ``rows``: [C, d+1]                                  Sum row 
 yes           up    ``deltas``: rows [C, d+1] and presence [C], less    Sum, total
                     what the running totals hold of this silo
 both          down  ``header``: rows [C, d+1], status [C]               -
-yes           down  ``counted``: the last round of this silo that the   -
-                    running totals hold
 ============  ====  ==================================================  ============================================
 
 Beside the sums of rows, the coordinator learns the number of holders of each class; in the clear also which classes
@@ -65,26 +63,22 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..errors import LocalError, PeerError
+from ..errors import LocalError
 from ..files import Strict
 from .exchange import WEIGHT, Gift, Kind, Part, Sum, TensorSpec
 from .method import (
     Combined,
     CoordinatorState,
-    Delivery,
     Facts,
-    Latest,
     Method,
     Results,
     Setting,
     SiloState,
     Stage,
-    Value,
 )
 from .models import ModelOptions, build
 from .networks import NETWORKS, Norm
 
-NEVER = -1  # the round of what has not happened
 WITHHELD, PUBLISHED = 1, 2  # status of a class: its holders were too few so far; its row is an average. 0: no holder
 
 
@@ -117,6 +111,7 @@ class FedSSA(Method):
 
     name = "fedssa"
     version = 1
+    loadable = ("extractor",)
     options_model = FedSSAOptions
     options: FedSSAOptions
 
@@ -139,7 +134,6 @@ class FedSSA(Method):
         self.deltas = Part("deltas", Kind.HEADER_ROWS, Sum("total"), (wide, presence))
         status = TensorSpec("status", "int64", counts)
         self.header = Part("header", Kind.HEADER_ROWS, Sum("mean"), (row_spec, status))
-        self.counted = Part("counted", Kind.COUNTS, Sum("total"), (TensorSpec("round", "int64", ()),))
 
     def _check_extractor(self, name: str) -> None:
         """LocalError unless the architecture takes the job's input and ends in the width of its classifier."""
@@ -160,10 +154,10 @@ class FedSSA(Method):
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """The global header."""
-        return (self.header, self.counted) if self.options.stale_inclusive else (self.header,)
+        return (self.header,)
 
-    # The silo half. With ``stale_inclusive`` a silo remembers what the running totals hold of it: an upload that the
-    # coordinator did not count must not be taken off again. ``counted`` names the last round that counts.
+    # The silo half. With ``stale_inclusive`` a silo remembers what it gave last, which the running totals hold: a round
+    # that did not count leaves no trace in its state.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The silo's own extractor below the common classifier."""
@@ -179,12 +173,7 @@ class FedSSA(Method):
         if not self.options.stale_inclusive:
             return {}
         nothing = torch.zeros(self.setting.classes, dtype=torch.int64)
-        return {
-            "counted.rows": torch.zeros_like(self.initial),
-            "counted.presence": nothing,
-            "given.presence": nothing.clone(),
-            "given.round": torch.tensor(NEVER),
-        }
+        return {"last.rows": torch.zeros_like(self.initial), "last.presence": nothing, "presence": nothing.clone()}
 
     @cached_property
     def initial(self) -> Tensor:
@@ -206,26 +195,14 @@ class FedSSA(Method):
         fused = header.get("rows", self.initial) + self.mu(facts.round) * local  # Eq. 4
         rows = torch.where(seen[:, None], fused, local)
         classifier = {**state.parts["classifier"], "weight": rows[:, :-1].clone(), "bias": rows[:, -1].clone()}
-        extra = self._settled(state, delivered, facts) if self.options.stale_inclusive else state.extra
+        extra = self._settled(state, facts) if self.options.stale_inclusive else state.extra
         return SiloState({**state.parts, "classifier": classifier}, extra)
 
-    def _settled(self, state: SiloState, delivered: Results, facts: Facts) -> dict[str, Tensor]:
-        """The silo's memory once it knows whether its last gift was counted."""
-        if "counted" not in delivered:
-            raise PeerError("coordinator", "did not say which of this silo's rounds its running totals hold")
-        counted, given = int(delivered["counted"]["round"]), int(state.extra["given.round"])
-        if counted > given:
-            raise LocalError(
-                f"the coordinator holds this silo's rows of round {counted}, its own state ends at round {given}: "
-                "an old state was put back; restore the latest, or run the job under a new name"
-            )
-        extra = dict(state.extra)
-        if counted == given:
-            extra["counted.presence"] = state.extra["given.presence"]
-            extra["counted.rows"] = zero_filled(rows_of(state.parts["classifier"]), state.extra["given.presence"])
-        extra["given.presence"] = (facts.class_counts > 0).long()
-        extra["given.round"] = torch.tensor(facts.round)
-        return extra
+    def _settled(self, state: SiloState, facts: Facts) -> dict[str, Tensor]:
+        """What this silo gave last, which is what it trained last, and its classes now."""
+        gave = state.extra["presence"]  # zeros before the first round
+        last = zero_filled(rows_of(state.parts["classifier"]), gave)
+        return {"last.rows": last, "last.presence": gave, "presence": (facts.class_counts > 0).long()}
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train extractor and header together."""
@@ -239,8 +216,8 @@ class FedSSA(Method):
         if not self.options.stale_inclusive:
             return {"rows": Gift({"rows": rows}, presence.double())}
         change = {
-            "rows": rows.double() - state.extra["counted.rows"].double(),
-            "presence": presence - state.extra["counted.presence"],
+            "rows": rows.double() - state.extra["last.rows"].double(),
+            "presence": presence - state.extra["last.presence"],
         }
         return {"deltas": Gift(change)}
 
@@ -253,7 +230,6 @@ class FedSSA(Method):
         if self.options.stale_inclusive:
             state["total"] = torch.zeros_like(self.initial, dtype=torch.float64)
             state["holders"] = torch.zeros_like(status)
-            state["counted"] = torch.full((len(self.setting.silos),), NEVER)
         return state
 
     def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
@@ -262,8 +238,6 @@ class FedSSA(Method):
         if self.options.stale_inclusive:
             after["total"] = state["total"] + results["deltas"]["rows"]
             after["holders"] = state["holders"] + results["deltas"]["presence"]
-            after["counted"] = state["counted"].clone()
-            after["counted"][[self.setting.silos.index(silo) for silo in cohort]] = round_
             holders = after["holders"]
             mean = after["total"] / holders.clamp(min=1)[:, None]  # Eq. 3 over all that ever gave
         else:
@@ -273,13 +247,6 @@ class FedSSA(Method):
         after["rows"] = torch.where(enough[:, None], mean.to(state["rows"].dtype), state["rows"])
         after["status"] = torch.maximum(state["status"], torch.where(enough, PUBLISHED, WITHHELD * (holders > 0)))
         return Combined(after, {"header": {"rows": after["rows"], "status": after["status"]}})
-
-    def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """The last header; with ``stale_inclusive`` also the last round of this silo that counts."""
-        if not self.options.stale_inclusive:
-            return (Latest("header"),)
-        counted = state["counted"][self.setting.silos.index(silo)]
-        return Latest("header"), Value("counted", {"round": counted.clone()})
 
 
 def norm_of(name: str) -> Norm:

@@ -185,6 +185,8 @@ class Method(ABC):
     options_model: ClassVar[type[Strict]] = NoOptions
     product: ClassVar[Literal["delivered", "trained"]] = "trained"
     """Which model a silo keeps in the end: the one delivered last, or the one trained last."""
+    loadable: ClassVar[tuple[str, ...]] = ()
+    """Parts that never cross, whose initial values a silo may take from a file of its own."""
     census: ClassVar[bool] = False
     """Whether round 0 asks every silo for facts alone, before anything trains."""
 
@@ -295,9 +297,12 @@ def specs_of_parameters(module: nn.Module) -> tuple[TensorSpec, ...]:
     )
 
 
-def initial_state(method: Method, silo: str) -> SiloState:
-    """State of a silo before its first round: what ``modules`` and ``initial_extra`` made."""
+def initial_state(method: Method, silo: str, weights: Mapping[str, Tensors] | None = None) -> SiloState:
+    """State of a silo before its first round: what ``modules`` and ``initial_extra`` made.
+
+    ``weights`` by part, as weights.load_weights reads them, stand instead of a private part's own initial values.
+    """
     with torch.no_grad():
         modules = method.modules(silo)
         parts = {part: {k: v.clone() for k, v in m.state_dict().items()} for part, m in modules.items()}
-        return SiloState(parts, method.initial_extra(silo))
+        return SiloState(parts | dict(weights or {}), method.initial_extra(silo))

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import LocalError
 from .aggregation import MemoryArchive, close_round, deliver
 from .data import Dataset
-from .exchange import PLAIN
+from .exchange import PLAIN, Tensors
 from .job import Job
 from .local_round import Report, final_round, local_round
 from .method import CoordinatorState, SiloState, initial_state
@@ -32,13 +32,22 @@ class SimulationResult:
         return {silo: getattr(report, f"correct_{product}") / report.tested for silo, report in last.items()}
 
 
-def simulate(job: Job, shards: Shards, progress: Callable[[int, int], None] = silent) -> SimulationResult:
-    """Run a job to its end; ``progress`` is told the rounds done and their total."""
+def simulate(
+    job: Job,
+    shards: Shards,
+    progress: Callable[[int, int], None] = silent,
+    weights: Mapping[str, Mapping[str, Tensors]] | None = None,
+) -> SimulationResult:
+    """Run a job to its end; ``progress`` is told the rounds done and their total.
+
+    ``weights``, by silo and part, are initial values of private parts (weights.load_weights).
+    """
     if set(shards) != set(job.silos):
         raise LocalError(f"data was given for silos {sorted(shards)}, the job names {sorted(job.silos)}")
     method = job.method()
     archive, coordinator = MemoryArchive(), method.begin()
-    states = {silo: initial_state(method, silo) for silo in job.silos}
+    own = weights or {}
+    states = {silo: initial_state(method, silo, own.get(silo)) for silo in job.silos}
     history: dict[str, list[Report]] = {silo: [] for silo in job.silos}
     metrics: list[Mapping[str, Tensor]] = []
     for round_ in range(job.length):

@@ -1,4 +1,4 @@
-"""The supervisors of FedSimSup: three private architectures, and weights for them from a local file.
+"""The supervisors of FedSimSup: three private architectures.
 
 They are not from the paper but for "approximately one-sixth" of the inter-learning model's size, here of the
 52,202 parameters of fedsimsup-lenet; their own numbers on 3x32x32 and 10 classes:
@@ -10,19 +10,12 @@ transformer  4x4 patches (2x2 below 16 pixels) of width 20, two blocks of four h
 ===========  =======================================================================================  ======
 """
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor, nn
 
-from ..errors import LocalError
-from ..files import read_bytes
-from .exchange import all_finite
 from .models import initialise
 from .networks_fedsimsup import Shape, two_and_two
 
@@ -138,35 +131,3 @@ def build_supervisor(name: str, shape: Shape, classes: int, seed: int, silo: str
     module.to_empty(device="cpu")
     initialise(module, seed, f"supervisor/{silo}")
     return module
-
-
-def load_supervisor(path: Path, module: nn.Module, digest: str | None = None) -> str:
-    """Copy pre-trained weights from a safetensors file of this machine into a supervisor; returns the file's SHA-256.
-
-    LocalError, and the module as it was, unless the file has the given SHA-256 (hex), where one is given, and holds
-    exactly the module's tensors by name, dtype and shape, all finite.
-    """
-    data = read_bytes(path)
-    found = hashlib.sha256(data).hexdigest()
-    if digest is not None and found != digest.lower():
-        raise LocalError(
-            f"{path}: its SHA-256 is {found}, expected {digest}; fetch the file again or correct the digest"
-        )
-    try:
-        tensors = load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise LocalError(f"{path}: not a safetensors file: {error}") from error
-    wanted = module.state_dict()
-    if set(tensors) != set(wanted):
-        missing, extra = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
-        raise LocalError(f"{path}: is for another supervisor: lacks {missing}, has {extra} too many")
-    for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:
-            raise LocalError(
-                f"{path}: {name!r} is {tensor.dtype} {list(tensor.shape)}, "
-                f"the supervisor takes {wanted[name].dtype} {list(wanted[name].shape)}"
-            )
-        if not all_finite(tensor):
-            raise LocalError(f"{path}: {name!r} holds NaN or infinity; take an earlier checkpoint")
-    module.load_state_dict(tensors, strict=True)
-    return found

@@ -40,6 +40,7 @@ class JobState:
     cohort: tuple[str, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)  # silo → digest of its upload in this round
     failed: Mapping[str, str] = field(default_factory=dict)  # silo → why it drops out of this round
+    counted: Mapping[str, int] = field(default_factory=dict)  # silo → one more than the last round it gave to
     done: frozenset[str] = frozenset()
     outcome: Literal["running", "completed", "failed"] = "running"
     reason: str = ""
@@ -200,9 +201,9 @@ def advance(state: JobState, event: Event) -> Step:
         case Lost(silo) if state.stage == "finishing" and silo in state.admitted:
             return _then(replace(state, failed={**state.failed, silo: "lost"}), (), _end_if_complete)
         case Folded(round_) if state.stage == "folding" and round_ == state.round:
-            told = Report(
-                "round.closed", {"round": round_, "members": tuple(s for s in state.cohort if s in state.given)}
-            )
+            members = tuple(s for s in state.cohort if s in state.given)
+            told = Report("round.closed", {"round": round_, "members": members})
+            state = replace(state, counted={**state.counted, **dict.fromkeys(members, round_ + 1)})
             if round_ + 1 == state.rounds:
                 return _then(replace(state, round=state.rounds), (told,), _complete)
             return _then(replace(state, round=round_ + 1), (told,), _open_round)
@@ -321,10 +322,11 @@ class OfferTask:
 
 @dataclass(frozen=True)
 class RoundTask:
-    """Take part in a round."""
+    """Take part in a round, from the state after the last round that counted."""
 
     round: int
     cohort: tuple[str, ...]
+    counted: int
 
 
 @dataclass(frozen=True)
@@ -333,6 +335,7 @@ class FinishTask:
 
     round: int
     completed: bool
+    counted: int
 
 
 SiloTask: TypeAlias = OfferTask | RoundTask | FinishTask
@@ -340,10 +343,11 @@ SiloTask: TypeAlias = OfferTask | RoundTask | FinishTask
 
 def task_for(state: JobState, silo: str) -> SiloTask | None:
     """What this silo should do now; None: nothing in this job."""
+    counted = state.counted.get(silo, 0)
     if state.stage == "admitting" and silo in state.silos and silo not in state.answers:
         return OfferTask()
     if state.stage == "round" and silo in state.open:
-        return RoundTask(state.round, state.cohort)
+        return RoundTask(state.round, state.cohort, counted)
     if state.stage in ("finishing", "ended") and silo in state.admitted and silo not in state.done:
-        return FinishTask(state.round, state.outcome == "completed")
+        return FinishTask(state.round, state.outcome == "completed", counted)
     return None

@@ -222,8 +222,9 @@ def _task(run: JobRun, task: SiloTask) -> pb.Task:
     match task:
         case OfferTask():
             return pb.Task(offer=pb.Offer(job=run.job.name, job_digest=digest, signed_job=run.signed))
-        case RoundTask(round_, cohort):
-            return pb.Task(round=pb.Round(job=run.job.name, job_digest=digest, round=round_, cohort=cohort))
-        case FinishTask(round_, completed):
-            finish = pb.Finish(job=run.job.name, job_digest=digest, round=round_, completed=completed)
-            return pb.Task(finish=finish)
+        case RoundTask(round_, cohort, counted):
+            asked = pb.Round(job=run.job.name, job_digest=digest, round=round_, cohort=cohort, counted=counted)
+            return pb.Task(round=asked)
+        case FinishTask(round_, completed, counted):
+            over = pb.Finish(job=run.job.name, job_digest=digest, round=round_, completed=completed, counted=counted)
+            return pb.Task(finish=over)

@@ -26,17 +26,17 @@ _sym_db = _symbol_database.Default()
 from staddle.proto import tensor_pb2 as staddle_dot_proto_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/federation.proto\x12\nstaddle.v1\x1a\x1astaddle/proto/tensor.proto\"_\n\x0cHelloRequest\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\x12\x15\n\rroster_digest\x18\x04 \x01(\x0c\"[\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x65\x61t_seconds\x18\x03 \x01(\r\x12\x14\n\x0chold_seconds\x18\x04 \x01(\r\"\x1e\n\x0bPollRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"\xa4\x01\n\x04Task\x12&\n\x07nothing\x18\x01 \x01(\x0b\x32\x13.staddle.v1.NothingH\x00\x12\"\n\x05offer\x18\x02 \x01(\x0b\x32\x11.staddle.v1.OfferH\x00\x12\"\n\x05round\x18\x03 \x01(\x0b\x32\x11.staddle.v1.RoundH\x00\x12$\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x12.staddle.v1.FinishH\x00\x42\x06\n\x04\x62ody\"\t\n\x07Nothing\"<\n\x05Offer\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\x12\n\nsigned_job\x18\x03 \x01(\x0c\"G\n\x05Round\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0e\n\x06\x63ohort\x18\x04 \x03(\t\"K\n\x06\x46inish\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x11\n\tcompleted\x18\x04 \x01(\x08\":\n\x0b\x42\x65\x61tRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\"\x1b\n\tBeatReply\x12\x0e\n\x06wanted\x18\x01 \x01(\x08\"\x9b\x01\n\rAnswerRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12$\n\x04kind\x18\x05 \x01(\x0e\x32\x16.staddle.v1.AnswerKind\x12#\n\x04\x63ode\x18\x06 \x01(\x0e\x32\x15.staddle.v1.ErrorCode\"\r\n\x0b\x41nswerReply\"O\n\x0c\x46\x65tchRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\"I\n\x07Receipt\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c*\xbd\x04\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_PROTOCOL_VERSION\x10\x01\x12\x15\n\x11\x45RROR_CODE_ROSTER\x10\x02\x12\x17\n\x13\x45RROR_CODE_IDENTITY\x10\x03\x12\x16\n\x12\x45RROR_CODE_SESSION\x10\x04\x12\x14\n\x10\x45RROR_CODE_LIMIT\x10\x05\x12\x1a\n\x16\x45RROR_CODE_UNKNOWN_JOB\x10\x06\x12\x1b\n\x17\x45RROR_CODE_ROUND_CLOSED\x10\x07\x12\x17\n\x13\x45RROR_CODE_MANIFEST\x10\x08\x12\x15\n\x11\x45RROR_CODE_LENGTH\x10\t\x12\x15\n\x11\x45RROR_CODE_DIGEST\x10\n\x12\x19\n\x15\x45RROR_CODE_NOT_FINITE\x10\x0b\x12\x16\n\x12\x45RROR_CODE_STORAGE\x10\x0c\x12\x17\n\x13\x45RROR_CODE_STOPPING\x10\r\x12\x1a\n\x16\x45RROR_CODE_INTERRUPTED\x10\x0e\x12\x15\n\x11\x45RROR_CODE_WEIGHT\x10\x0f\x12\x1c\n\x18\x45RROR_CODE_JOB_SIGNATURE\x10\x14\x12\x1a\n\x16\x45RROR_CODE_JOB_INVALID\x10\x15\x12\x15\n\x11\x45RROR_CODE_POLICY\x10\x16\x12\x13\n\x0f\x45RROR_CODE_DATA\x10\x17\x12\x17\n\x13\x45RROR_CODE_TRAINING\x10\x18\x12\x17\n\x13\x45RROR_CODE_DELIVERY\x10\x19*\x88\x01\n\nAnswerKind\x12\x1b\n\x17\x41NSWER_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41NSWER_KIND_ACCEPT\x10\x01\x12\x17\n\x13\x41NSWER_KIND_DECLINE\x10\x02\x12\x16\n\x12\x41NSWER_KIND_FAILED\x10\x03\x12\x14\n\x10\x41NSWER_KIND_DONE\x10\x04\x32\xdc\x02\n\nFederation\x12\x39\n\x05Hello\x12\x18.staddle.v1.HelloRequest\x1a\x16.staddle.v1.HelloReply\x12\x31\n\x04Poll\x12\x17.staddle.v1.PollRequest\x1a\x10.staddle.v1.Task\x12\x36\n\x04\x42\x65\x61t\x12\x17.staddle.v1.BeatRequest\x1a\x15.staddle.v1.BeatReply\x12<\n\x06\x41nswer\x12\x19.staddle.v1.AnswerRequest\x1a\x17.staddle.v1.AnswerReply\x12\x36\n\x05\x46\x65tch\x12\x18.staddle.v1.FetchRequest\x1a\x11.staddle.v1.Frame0\x01\x12\x32\n\x06Upload\x12\x11.staddle.v1.Frame\x1a\x13.staddle.v1.Receipt(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/federation.proto\x12\nstaddle.v1\x1a\x1astaddle/proto/tensor.proto\"_\n\x0cHelloRequest\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\x12\x15\n\rroster_digest\x18\x04 \x01(\x0c\"[\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x65\x61t_seconds\x18\x03 \x01(\r\x12\x14\n\x0chold_seconds\x18\x04 \x01(\r\"\x1e\n\x0bPollRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"\xa4\x01\n\x04Task\x12&\n\x07nothing\x18\x01 \x01(\x0b\x32\x13.staddle.v1.NothingH\x00\x12\"\n\x05offer\x18\x02 \x01(\x0b\x32\x11.staddle.v1.OfferH\x00\x12\"\n\x05round\x18\x03 \x01(\x0b\x32\x11.staddle.v1.RoundH\x00\x12$\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x12.staddle.v1.FinishH\x00\x42\x06\n\x04\x62ody\"\t\n\x07Nothing\"<\n\x05Offer\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\x12\n\nsigned_job\x18\x03 \x01(\x0c\"X\n\x05Round\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0e\n\x06\x63ohort\x18\x04 \x03(\t\x12\x0f\n\x07\x63ounted\x18\x05 \x01(\r\"\\\n\x06\x46inish\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x11\n\tcompleted\x18\x04 \x01(\x08\x12\x0f\n\x07\x63ounted\x18\x05 \x01(\r\":\n\x0b\x42\x65\x61tRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\"\x1b\n\tBeatReply\x12\x0e\n\x06wanted\x18\x01 \x01(\x08\"\x9b\x01\n\rAnswerRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12$\n\x04kind\x18\x05 \x01(\x0e\x32\x16.staddle.v1.AnswerKind\x12#\n\x04\x63ode\x18\x06 \x01(\x0e\x32\x15.staddle.v1.ErrorCode\"\r\n\x0b\x41nswerReply\"O\n\x0c\x46\x65tchRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\"I\n\x07Receipt\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c*\xbd\x04\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_PROTOCOL_VERSION\x10\x01\x12\x15\n\x11\x45RROR_CODE_ROSTER\x10\x02\x12\x17\n\x13\x45RROR_CODE_IDENTITY\x10\x03\x12\x16\n\x12\x45RROR_CODE_SESSION\x10\x04\x12\x14\n\x10\x45RROR_CODE_LIMIT\x10\x05\x12\x1a\n\x16\x45RROR_CODE_UNKNOWN_JOB\x10\x06\x12\x1b\n\x17\x45RROR_CODE_ROUND_CLOSED\x10\x07\x12\x17\n\x13\x45RROR_CODE_MANIFEST\x10\x08\x12\x15\n\x11\x45RROR_CODE_LENGTH\x10\t\x12\x15\n\x11\x45RROR_CODE_DIGEST\x10\n\x12\x19\n\x15\x45RROR_CODE_NOT_FINITE\x10\x0b\x12\x16\n\x12\x45RROR_CODE_STORAGE\x10\x0c\x12\x17\n\x13\x45RROR_CODE_STOPPING\x10\r\x12\x1a\n\x16\x45RROR_CODE_INTERRUPTED\x10\x0e\x12\x15\n\x11\x45RROR_CODE_WEIGHT\x10\x0f\x12\x1c\n\x18\x45RROR_CODE_JOB_SIGNATURE\x10\x14\x12\x1a\n\x16\x45RROR_CODE_JOB_INVALID\x10\x15\x12\x15\n\x11\x45RROR_CODE_POLICY\x10\x16\x12\x13\n\x0f\x45RROR_CODE_DATA\x10\x17\x12\x17\n\x13\x45RROR_CODE_TRAINING\x10\x18\x12\x17\n\x13\x45RROR_CODE_DELIVERY\x10\x19*\x88\x01\n\nAnswerKind\x12\x1b\n\x17\x41NSWER_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41NSWER_KIND_ACCEPT\x10\x01\x12\x17\n\x13\x41NSWER_KIND_DECLINE\x10\x02\x12\x16\n\x12\x41NSWER_KIND_FAILED\x10\x03\x12\x14\n\x10\x41NSWER_KIND_DONE\x10\x04\x32\xdc\x02\n\nFederation\x12\x39\n\x05Hello\x12\x18.staddle.v1.HelloRequest\x1a\x16.staddle.v1.HelloReply\x12\x31\n\x04Poll\x12\x17.staddle.v1.PollRequest\x1a\x10.staddle.v1.Task\x12\x36\n\x04\x42\x65\x61t\x12\x17.staddle.v1.BeatRequest\x1a\x15.staddle.v1.BeatReply\x12<\n\x06\x41nswer\x12\x19.staddle.v1.AnswerRequest\x1a\x17.staddle.v1.AnswerReply\x12\x36\n\x05\x46\x65tch\x12\x18.staddle.v1.FetchRequest\x1a\x11.staddle.v1.Frame0\x01\x12\x32\n\x06Upload\x12\x11.staddle.v1.Frame\x1a\x13.staddle.v1.Receipt(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'staddle.proto.federation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ERRORCODE']._serialized_start=1105
-  _globals['_ERRORCODE']._serialized_end=1678
-  _globals['_ANSWERKIND']._serialized_start=1681
-  _globals['_ANSWERKIND']._serialized_end=1817
+  _globals['_ERRORCODE']._serialized_start=1139
+  _globals['_ERRORCODE']._serialized_end=1712
+  _globals['_ANSWERKIND']._serialized_start=1715
+  _globals['_ANSWERKIND']._serialized_end=1851
   _globals['_HELLOREQUEST']._serialized_start=74
   _globals['_HELLOREQUEST']._serialized_end=169
   _globals['_HELLOREPLY']._serialized_start=171
@@ -50,21 +50,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OFFER']._serialized_start=474
   _globals['_OFFER']._serialized_end=534
   _globals['_ROUND']._serialized_start=536
-  _globals['_ROUND']._serialized_end=607
-  _globals['_FINISH']._serialized_start=609
-  _globals['_FINISH']._serialized_end=684
-  _globals['_BEATREQUEST']._serialized_start=686
-  _globals['_BEATREQUEST']._serialized_end=744
-  _globals['_BEATREPLY']._serialized_start=746
-  _globals['_BEATREPLY']._serialized_end=773
-  _globals['_ANSWERREQUEST']._serialized_start=776
-  _globals['_ANSWERREQUEST']._serialized_end=931
-  _globals['_ANSWERREPLY']._serialized_start=933
-  _globals['_ANSWERREPLY']._serialized_end=946
-  _globals['_FETCHREQUEST']._serialized_start=948
-  _globals['_FETCHREQUEST']._serialized_end=1027
-  _globals['_RECEIPT']._serialized_start=1029
-  _globals['_RECEIPT']._serialized_end=1102
-  _globals['_FEDERATION']._serialized_start=1820
-  _globals['_FEDERATION']._serialized_end=2168
+  _globals['_ROUND']._serialized_end=624
+  _globals['_FINISH']._serialized_start=626
+  _globals['_FINISH']._serialized_end=718
+  _globals['_BEATREQUEST']._serialized_start=720
+  _globals['_BEATREQUEST']._serialized_end=778
+  _globals['_BEATREPLY']._serialized_start=780
+  _globals['_BEATREPLY']._serialized_end=807
+  _globals['_ANSWERREQUEST']._serialized_start=810
+  _globals['_ANSWERREQUEST']._serialized_end=965
+  _globals['_ANSWERREPLY']._serialized_start=967
+  _globals['_ANSWERREPLY']._serialized_end=980
+  _globals['_FETCHREQUEST']._serialized_start=982
+  _globals['_FETCHREQUEST']._serialized_end=1061
+  _globals['_RECEIPT']._serialized_start=1063
+  _globals['_RECEIPT']._serialized_end=1136
+  _globals['_FEDERATION']._serialized_start=1854
+  _globals['_FEDERATION']._serialized_end=2202
 # @@protoc_insertion_point(module_scope)

@@ -126,28 +126,32 @@ class Offer(_message.Message):
     def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., signed_job: _Optional[bytes] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("job", "job_digest", "round", "cohort")
+    __slots__ = ("job", "job_digest", "round", "cohort", "counted")
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COHORT_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     job: str
     job_digest: bytes
     round: int
     cohort: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ...) -> None: ...
+    counted: int
+    def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., counted: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("job", "job_digest", "round", "completed")
+    __slots__ = ("job", "job_digest", "round", "completed", "counted")
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     job: str
     job_digest: bytes
     round: int
     completed: bool
-    def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., completed: _Optional[bool] = ...) -> None: ...
+    counted: int
+    def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., completed: _Optional[bool] = ..., counted: _Optional[int] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
     __slots__ = ("session", "job", "round")

@@ -1,10 +1,14 @@
 """May this job run here? Numbered checks in running order, before anything trains and before anything is told."""
 
+import fnmatch
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..algorithms.data import Dataset, load_npz, split
+from ..algorithms.exchange import Tensors
 from ..algorithms.job import Job
 from ..algorithms.models import input_shape
+from ..algorithms.weights import load_weights
 from ..errors import LocalError, PeerError, RefusedError
 from ..files import parse_json
 from ..proto.wire import given_items
@@ -13,21 +17,23 @@ from ..security.identity import Role
 from ..security.labels import JOB
 from ..security.policy import Policy
 from ..security.roster import Roster
-from .config import Data
+from .config import SiloConfig
 from .payload import readers_of, release_of
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A job that this silo takes part in, with its own data."""
+    """A job that this silo takes part in, with its own data and its own initial weights."""
 
     job: Job
     signer: str
     train: Dataset
     test: Dataset
+    weights: Mapping[str, Tensors]  # by part
+    digests: Mapping[str, str]  # of their files, SHA-256 in hex
 
 
-def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, data: Data, key: bytes) -> Admitted:
+def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: SiloConfig, key: bytes) -> Admitted:
     """The admitted job; RefusedError with the code of the first check that fails."""
     coordinator = roster.coordinator.id
     # (1) An operator of our roster signed it.
@@ -52,8 +58,16 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, data: Data, 
             raise RefusedError(coordinator, "POLICY", f"from round {phase} on: " + "; ".join(decision.reasons))
     # (5) Our data fit the model.
     try:
-        records = load_npz(data.file, job.model.classes, input_shape(job.model))
-        train, test = split(records, key, data.test_fraction)
+        records = load_npz(config.data.file, job.model.classes, input_shape(job.model))
+        train, test = split(records, key, config.data.test_fraction)
+        # (6) So do the weights that we bring along.
+        loaded = {
+            own.part: load_weights(own.file, job.method(), silo, own.part, own.sha256)
+            for own in config.weights
+            if any(fnmatch.fnmatchcase(job.name, pattern) for pattern in own.jobs)
+        }
     except LocalError as error:
         raise RefusedError(coordinator, "DATA", str(error)) from error
-    return Admitted(job, envelope["signer"], train, test)
+    weights = {part: tensors for part, (tensors, _) in loaded.items()}
+    digests = {part: digest for part, (_, digest) in loaded.items()}
+    return Admitted(job, envelope["signer"], train, test, weights, digests)

@@ -6,13 +6,7 @@ import random
 import re
 from collections.abc import AsyncIterator
 
-import torch
-from torch import Tensor
-
 from .. import log
-from ..algorithms.exchange import PLAIN
-from ..algorithms.local_round import Outcome, final_round, local_round
-from ..algorithms.method import initial_state
 from ..errors import CancelledError, LocalError, PeerError, RefusedError, StaddleError
 from ..proto import federation_pb2 as pb
 from ..security.identity import ID_PATTERN
@@ -45,6 +39,7 @@ from .session import (
 )
 from .state import JobFolder, split_key
 from .trainer import Trainer
+from .work import Work
 
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
@@ -155,6 +150,8 @@ class Agent:
         await asyncio.to_thread(self._folder(job.name).accept, offer.signed)
         await self._gate.answer(job.name, job.digest, 0, "ACCEPT")
         log.event("job.accepted", job=job.name, method=job.method_name, signer=admitted.signer)
+        for part in job.method().loadable:
+            log.event("weights", job=job.name, part=part, sha256=admitted.digests.get(part, "none: from scratch"))
         return Worked()
 
     def _admit(self, signed: bytes) -> Admitted:
@@ -167,7 +164,7 @@ class Agent:
 
     def _checked(self, signed: bytes) -> Admitted:
         key = split_key(self._config.directory)
-        return admit(signed, self._silo, self._roster, self._policy, self._config.data, key)
+        return admit(signed, self._silo, self._roster, self._policy, self._config, key)
 
     def _known(self, job: str, digest: str) -> Admitted:
         """A job that we accepted, read again from disk after a restart."""
@@ -187,7 +184,7 @@ class Agent:
         """Fetch, train, give; what goes wrong on our side is answered with a code, and the federation goes on."""
         async with self._beating(asked.job, asked.round):
             try:
-                await self._round(self._known(asked.job, asked.digest), asked.round)
+                await self._round(self._known(asked.job, asked.digest), asked)
             except CancelledError:
                 log.event("round.abandoned", job=asked.job, round=asked.round)
             except DeniedError as error:
@@ -205,8 +202,8 @@ class Agent:
         await self._gate.answer(asked.job, asked.digest, asked.round, "FAILED", code)
         await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _round(self, admitted: Admitted, round_: int) -> None:
-        job, folder = admitted.job, self._folder(admitted.job.name)
+    async def _round(self, admitted: Admitted, asked: Asked) -> None:
+        job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         payload = await asyncio.to_thread(folder.outbox, round_)
         if folder.finished or round_ >= job.length or (payload is None and round_ < folder.rounds_done):
             raise RefusedError(
@@ -217,25 +214,15 @@ class Agent:
             )
         if payload is None:
             delivered = await self._gate.fetch(job, round_)
-            outcome = await self._trainer.run(self._train, admitted, round_, delivered)
-            parts = {part.name: part for part in job.up(round_)}
-            payload = {name: PLAIN.give(parts[name], gift) for name, gift in outcome.gifts.items()}
-            facts = _facts(self._silo, admitted)
-            await asyncio.to_thread(folder.save_round, round_, outcome.state, payload)
-            await asyncio.to_thread(folder.add_round, outcome.report, facts)
+            payload = await self._trainer.run(self._work(admitted).train, round_, asked.counted, delivered)
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # told again: we set the pace
         await self._gate.give(job, round_, payload)
         log.event("round.given", job=job.name, round=round_)
 
-    def _train(self, admitted: Admitted, round_: int, delivered: dict[str, dict[str, Tensor]]) -> Outcome:
-        torch.set_num_threads(self._config.training.threads)
-        method = admitted.job.method()
-        kept = self._folder(admitted.job.name).state()
-        state = kept[1] if kept is not None else initial_state(method, self._silo)
-        train, test = admitted.train, admitted.test
-        cancelled = self._trainer.cancelled
-        return local_round(method, admitted.job, state, round_, delivered, train, test, self._silo, cancelled=cancelled)
+    def _work(self, admitted: Admitted) -> Work:
+        folder, threads = self._folder(admitted.job.name), self._config.training.threads
+        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled)
 
     @contextlib.asynccontextmanager
     async def _beating(self, job: str, round_: int) -> AsyncIterator[None]:
@@ -267,7 +254,7 @@ class Agent:
             if finished.completed:
                 admitted = self._known(finished.job, finished.digest)
                 delivered = await self._gate.fetch(admitted.job, finished.round)
-                await self._trainer.run(self._finish, admitted, delivered)
+                await self._trainer.run(self._work(admitted).finish, finished.counted, delivered)
             log.event("job.finished", job=finished.job, completed=finished.completed)
         except (UnreachableError, TurnedAwayError):
             raise
@@ -278,31 +265,6 @@ class Agent:
         await self._gate.answer(finished.job, finished.digest, finished.round, "DONE", code)
         return Worked()
 
-    def _finish(self, admitted: Admitted, delivered: dict[str, dict[str, Tensor]]) -> None:
-        torch.set_num_threads(self._config.training.threads)
-        method, folder = admitted.job.method(), self._folder(admitted.job.name)
-        kept = folder.state()
-        state = kept[1] if kept is not None else initial_state(method, self._silo)
-        outcome = final_round(
-            method, admitted.job, state, delivered, admitted.train, admitted.test, self._silo, trained=kept is not None
-        )
-        folder.save_model(outcome.state)
-        folder.finish(outcome.report, _facts(self._silo, admitted))
-
-
-def _facts(silo: str, admitted: Admitted) -> dict[str, object]:
-    """What the silo's own report says about the job and its data."""
-    job, train = admitted.job, admitted.train
-    counts = torch.bincount(train.y, minlength=job.model.classes).tolist()
-    return {
-        "silo": silo,
-        "job": job.name,
-        "method": job.method_name,
-        "product": job.method().product,
-        "samples": len(train),
-        "classes": counts,
-    }
-
 
 def _task(coordinator: str, task: pb.Task) -> Task | None:
     """A task as the session reads it; PeerError for a job name or digest that is none."""
@@ -312,10 +274,10 @@ def _task(coordinator: str, task: pb.Task) -> Task | None:
             told: Task = Offered(job, digest.hex(), task.offer.signed_job)
         case "round":
             job, digest = task.round.job, task.round.job_digest
-            told = Asked(job, digest.hex(), task.round.round)
+            told = Asked(job, digest.hex(), task.round.round, task.round.counted)
         case "finish":
             job, digest = task.finish.job, task.finish.job_digest
-            told = Finished(job, digest.hex(), task.finish.round, task.finish.completed)
+            told = Finished(job, digest.hex(), task.finish.round, task.finish.completed, task.finish.counted)
         case _:
             return None
     if not re.fullmatch(ID_PATTERN, job) or len(digest) != 32:

@@ -21,6 +21,12 @@
 
     [training]
     threads = 2
+
+    [[weights]]                       # initial values for a part that never leaves, instead of training it from scratch
+    jobs = ["digits-*"]               # names of jobs; * stands for any characters
+    part = "supervisor"
+    file = "transformer.safetensors"
+    sha256 = "..."                    # optional
 """
 
 from pathlib import Path
@@ -45,6 +51,15 @@ class Training(Strict):
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
 
 
+class Weights(Strict):
+    """Initial values for a private part, from a file of this machine."""
+
+    jobs: tuple[str, ...] = pydantic.Field(min_length=1)
+    part: str
+    file: Path
+    sha256: str | None = pydantic.Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+
+
 class SiloConfig(Strict):
     """What the file may hold."""
 
@@ -58,6 +73,7 @@ class SiloConfig(Strict):
     trust: Pins
     data: Data
     training: Training = Training()
+    weights: tuple[Weights, ...] = ()
 
 
 def load(path: Path) -> SiloConfig:
@@ -70,6 +86,7 @@ def load(path: Path) -> SiloConfig:
             "keys": base / config.keys,
             "roster": base / config.roster,
             "policy": base / config.policy,
+            "weights": tuple(own.model_copy(update={"file": base / own.file}) for own in config.weights),
             "data": config.data.model_copy(update={"file": base / config.data.file}),
         }
     )

@@ -41,21 +41,23 @@ class Offered:
 
 @dataclass(frozen=True)
 class Asked:
-    """A round to take part in."""
+    """A round to take part in; ``counted`` is one more than our last round that counted, 0 before the first."""
 
     job: str
     digest: str
     round: int
+    counted: int
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A job that is over."""
+    """A job that is over; ``counted`` as in Asked."""
 
     job: str
     digest: str
     round: int
     completed: bool
+    counted: int
 
 
 Task: TypeAlias = Offered | Asked | Finished

@@ -3,13 +3,17 @@
 ::
 
     <directory>/jobs/<job>/job.json                 the job as its operator signed it
-    <directory>/jobs/<job>/state-<n>.safetensors    personal parts after n rounds (those of others count too)
+    <directory>/jobs/<job>/state-<n>.safetensors    personal parts after round n - 1: of the last round that was trained
+                                                    here, and of the one before it that counted
     <directory>/jobs/<job>/outbox-<n>.safetensors   what the last of them gives; sent again, not trained again
     <directory>/jobs/<job>/model.safetensors        the model that the silo keeps in the end
     <directory>/jobs/<job>/report.json              accuracy by round, for the silo's own eyes
     <directory>/split.key                           secret of the train/test split
 
 Every file is replaced as a whole. The outbox is written before the state: a crash between the two costs a training.
+
+A round counts once the coordinator has folded what this silo gave. One that did not (the connection broke, the deadline
+passed) is as if the silo had been away: the next begins from the state before it, as in a simulation without the silo.
 """
 
 import json
@@ -72,27 +76,36 @@ class JobFolder:
         kept = self.path / "job.json"
         return read_bytes(kept) if kept.exists() else None
 
-    def save_round(self, round_: int, state: SiloState, payload: Payload) -> None:
-        """Keep what a round trained and what it gives; older files go."""
+    def save_round(self, round_: int, counted: int, state: SiloState, payload: Payload) -> None:
+        """Keep what a round trained and gives, and the state that it began from; all other states go."""
         flat = {f"{part}/{name}": value for part, values in payload.items() for name, value in values.items()}
         outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
         write_atomic(outbox, safetensors.torch.save(flat))
         write_atomic(kept, state_to_bytes(state))
         for path in (*self.path.glob("outbox-*.safetensors"), *self.path.glob("state-*.safetensors")):
-            if path not in (outbox, kept):
+            if path not in (outbox, kept, self._state(counted)):
                 path.unlink()
 
     def save_model(self, state: SiloState) -> None:
         """Keep the model that the job ends with."""
         write_atomic(self.path / "model.safetensors", state_to_bytes(state))
 
-    def state(self) -> tuple[int, SiloState] | None:
-        """Next round and personal parts, or None before the first training."""
-        done = self.rounds_done
-        if not done:
+    def state(self, counted: int) -> SiloState | None:
+        """Personal parts after round ``counted`` - 1, the last that counted; None before the first."""
+        if not counted:
             return None
-        path = self._state(done)
-        return done, state_from_bytes(path.read_bytes(), str(path))
+        path, done = self._state(counted), self.rounds_done
+        if counted > done:
+            raise LocalError(
+                f"{self.path}: the coordinator counts our round {counted - 1}, the last that was trained here is "
+                f"{done - 1}: an old state was put back; restore the latest, or have the job signed under a new name"
+            )
+        if not path.exists():
+            raise LocalError(
+                f"{path}: gone; the coordinator says that our last round to count is {counted - 1}, and it had counted "
+                "a later one before; ask its operator, or have the job signed under a new name"
+            )
+        return state_from_bytes(path.read_bytes(), str(path))
 
     def outbox(self, round_: int) -> dict[str, dict[str, Tensor]] | None:
         """What this round gives, if it is the one that was trained last."""

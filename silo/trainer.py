@@ -1,17 +1,29 @@
 """Local training in a worker, so that heartbeats never stall.
 
 One thread: torch lets go of the interpreter lock inside its kernels, and the event loop needs little of it. A stop
-reaches the training between two batches.
+reaches the training between two batches. Whatever error ends the work, memory that ran out or a mistake in a method,
+becomes a LocalError: the round is lost for this silo, not its agent.
 """
 
 import asyncio
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import ParamSpec, TypeVar
+
+from ..errors import LocalError, StaddleError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _described(error: Exception) -> str:
+    """Type and text of an error, and the line of ours or of torch's that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 class Trainer:
@@ -30,16 +42,23 @@ class Trainer:
         self._cancel.set()
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do the work in the thread; cancelling the caller cancels the work and waits for its end."""
+        """Do the work in the thread; cancelling the caller cancels the work and waits for its end.
+
+        Raises the errors of errors.py as they are, any other as LocalError with the place where it rose.
+        """
         self._cancel.clear()
         future = asyncio.wrap_future(self._pool.submit(work, *args, **kwargs))
         try:
-            return await asyncio.shield(future)
+            await asyncio.wait([future])
         except asyncio.CancelledError:
             self.cancel()
             await asyncio.wait([future])
             future.exception()  # how the work ended is of no interest any more; asking keeps asyncio from complaining
             raise
+        error = future.exception()
+        if isinstance(error, Exception) and not isinstance(error, StaddleError):
+            raise LocalError(f"{_described(error)}; lower the batch size if memory ran out, else report it") from error
+        return future.result()
 
     def close(self) -> None:
         """Cancel what runs and end the thread."""

@@ -5,7 +5,6 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from safetensors.torch import save
 from torch import nn
 
 from staddle.algorithms import data, partition
@@ -19,7 +18,7 @@ from staddle.algorithms.local_round import local_round, state_to_bytes
 from staddle.algorithms.method import Facts, initial_state
 from staddle.algorithms.models import ModelOptions, build
 from staddle.algorithms.simulation import simulate
-from staddle.algorithms.supervisors_fedsimsup import SUPERVISORS, Attention, build_supervisor, load_supervisor
+from staddle.algorithms.supervisors_fedsimsup import SUPERVISORS, Attention, build_supervisor
 from staddle.errors import LocalError
 
 FIVE = ("a", "b", "c", "d", "e")
@@ -377,45 +376,6 @@ def test_supervisors_that_cannot_take_the_input_are_refused(make, shape, supervi
     job = make(supervisor=supervisor)
     with pytest.raises(LocalError, match=complaint):
         type(job.method())(replace(job.setting(), input=shape), job.method_options)
-
-
-def changed(tensors, name, value):
-    return {**tensors, name: value}
-
-
-@pytest.mark.parametrize(
-    ("edit", "complaint"),
-    [
-        (lambda t: {k: v for k, v in t.items() if k != "fc.bias"}, r"lacks \['fc.bias'\]"),
-        (lambda t: changed(t, "fc.scale", torch.ones(1)), r"has \['fc.scale'\] too many"),
-        (lambda t: changed(t, "fc.bias", torch.ones(4)), r"'fc.bias' is torch.float32 \[4\]"),
-        (lambda t: changed(t, "fc.bias", torch.ones(3).double()), "torch.float64"),
-        (lambda t: changed(t, "fc.bias", torch.full((3,), torch.nan)), "NaN"),
-    ],
-)
-def test_weights_that_do_not_fit_leave_the_supervisor_as_it_was(tmp_path, edit, complaint):
-    module, path = build_supervisor("cnn", (1, 8, 8), 3, 0, "a"), tmp_path / "w.safetensors"
-    before = {k: v.clone() for k, v in module.state_dict().items()}
-    path.write_bytes(save(edit({k: v + 1 for k, v in before.items()})))
-    with pytest.raises(LocalError, match=complaint):
-        load_supervisor(path, module)
-    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
-
-
-def test_weights_are_loaded_by_digest(tmp_path):
-    trained, module = (build_supervisor("transformer", (1, 8, 8), 3, seed, "a") for seed in (0, 1))
-    path = tmp_path / "w.safetensors"
-    path.write_bytes(save(trained.state_dict()))
-    digest = load_supervisor(path, module)
-    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), trained.parameters(), strict=True))
-    assert load_supervisor(path, module, digest.upper()) == digest
-    with pytest.raises(LocalError, match="SHA-256"):
-        load_supervisor(path, module, "0" * 64)
-    path.write_bytes(b"\0" * 100)
-    with pytest.raises(LocalError, match="not a safetensors file"):
-        load_supervisor(path, module)
-    with pytest.raises(LocalError, match="cannot read"):
-        load_supervisor(tmp_path / "absent", module)
 
 
 def test_reruns_are_bit_identical_and_all_silos_are_evaluated(make, make_shards):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from staddle.algorithms.data import digits
+from staddle.algorithms.fedavg import FedAvg
 from staddle.commands import local_federation
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
@@ -394,6 +395,41 @@ def test_the_end_told_first_closes_the_job(world, tmp_path):
         ("FAILED", 0, "DELIVERY"),
         ("FAILED", 1, "DELIVERY"),
     ]
+
+
+@pytest.mark.parametrize("counted", [2, 5, 2**32 - 1])
+def test_a_count_of_rounds_that_never_were_trains_nothing(world, tmp_path, counted):
+    script = [offer(world), round_of(world, 0), round_of(world, 1, counted=counted), finish(world, 2, counted=counted)]
+    script += [round_of(world, 1, counted=1)]
+    hostile = play(Hostile(world, script), tmp_path)
+    assert [upload[1] for upload in hostile.uploads] == [0, 1]
+    assert ("FAILED", 1, "TRAINING") in hostile.answers
+    assert ("DONE", 2, "DELIVERY") in hostile.answers
+
+
+def test_a_round_that_is_taken_back_is_neither_trained_nor_given_again(world, tmp_path):
+    """The coordinator says that nothing counted: the next round begins from the start, what was given stays given."""
+    script = [offer(world), round_of(world, 0), round_of(world, 0), round_of(world, 1), round_of(world, 0)]
+    hostile = play(Hostile(world, script), tmp_path)
+    assert [upload[1] for upload in hostile.uploads] == [0, 0, 1]
+    assert hostile.uploads[0] == hostile.uploads[1]
+
+
+# What goes wrong on our own side.
+
+
+@pytest.mark.parametrize("where", ["cross_entropy", "give", "deliver"])
+def test_a_method_that_fails_loses_the_round_and_not_the_agent(world, tmp_path, monkeypatch, where):
+    def broken(*_, **__):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FedAvg, where, broken)
+        hostile = play(Hostile(world, [offer(world), round_of(world, 0)]), tmp_path)
+    assert hostile.answers == [("ACCEPT", 0, "UNSPECIFIED"), ("FAILED", 0, "TRAINING")]
+    assert hostile.uploads == []
+    again = play(Hostile(world, [round_of(world, 0)]), tmp_path)
+    assert [upload[1] for upload in again.uploads] == [0]
 
 
 # Replies that are no messages.

@@ -102,11 +102,11 @@ def test_a_job_runs_through_all_its_rounds():
         state, effects = run(state, Drawn(number, SILOS))
         assert (state.stage, without_reports(effects)) == ("round", (Watch("round", number),))
         assert reports(effects) == [("round.opened", {"round": number, "cohort": SILOS})]
-        assert [task_for(state, s) for s in ALL] == [RoundTask(number, SILOS)] * 3 + [None]
+        assert [task_for(state, s) for s in ALL] == [RoundTask(number, SILOS, number)] * 3 + [None]
         state, effects = run(state, Given("c", number, "x"), Given("b", number, "y"))
         assert (state.stage, without_reports(effects)) == ("round", ())
         assert state.open == ("a",)
-        assert [task_for(state, s) for s in SILOS] == [None, RoundTask(number, SILOS), None]
+        assert [task_for(state, s) for s in SILOS] == [None, RoundTask(number, SILOS, number), None]
         state, effects = run(state, Given("a", number, "z"))
         assert (state.stage, without_reports(effects)) == ("folding", (Fold(number, SILOS),))
         assert state.given == {"b": "y", "a": "z", "c": "x"}
@@ -116,7 +116,7 @@ def test_a_job_runs_through_all_its_rounds():
 
     assert (state.stage, state.outcome, state.round) == ("finishing", "completed", 2)
     assert without_reports(effects) == (Watch("finishing", 2),)
-    assert [task_for(state, s) for s in ALL] == [FinishTask(2, completed=True)] * 3 + [None]
+    assert [task_for(state, s) for s in ALL] == [FinishTask(2, completed=True, counted=2)] * 3 + [None]
     state, effects = run(state, Done("a"), Done("b"))
     assert (state.stage, effects) == ("finishing", ())
     state, effects = run(state, Done("c"))
@@ -128,7 +128,18 @@ def test_a_job_runs_through_all_its_rounds():
 def test_uploads_of_the_last_round_do_not_count_in_the_next():
     state, _ = run(job(), *SECOND)
     assert (state.given, state.failed, state.cohort) == ({}, {}, ("b", "c"))
-    assert [task_for(state, s) for s in SILOS] == [RoundTask(1, ("b", "c")), None, RoundTask(1, ("b", "c"))]
+    assert [task_for(state, s) for s in SILOS] == [RoundTask(1, ("b", "c"), 1), None, RoundTask(1, ("b", "c"), 1)]
+
+
+def test_only_rounds_that_were_folded_count_for_those_who_gave():
+    state, _ = run(job(rounds=4), *OPEN, Given("b", 0, "x"), Given("c", 0, "y"), Deadline("round", 0))
+    assert state.counted == {}  # the fold may fail yet
+    state, _ = run(state, Folded(0), Drawn(1, ("a", "b")))
+    assert [task_for(state, s) for s in "ab"] == [RoundTask(1, ("a", "b"), 0), RoundTask(1, ("a", "b"), 1)]
+    state, _ = run(state, Given("a", 1, "x"), Given("b", 1, "y"), Folded(1), Drawn(2, SILOS))
+    assert [task_for(state, s).counted for s in "abc"] == [2, 2, 1]
+    state, _ = run(state, Given("a", 2, "x"), Given("b", 2, "y"), Given("c", 2, "z"), FoldFailed(2, "disk"))
+    assert [task_for(state, s).counted for s in "abc"] == [2, 2, 1]
 
 
 def test_a_finished_job_forgets_its_last_round():
@@ -166,7 +177,7 @@ def test_too_few_acceptances_end_the_job_and_say_who_refused():
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason == "1 silos accepted, min_cohort is 2 (a: DATA, c: POLICY)"
     assert without_reports(effects) == (Watch("finishing", 0),)
-    assert [task_for(state, s) for s in SILOS] == [FinishTask(0, completed=False), None, None]
+    assert [task_for(state, s) for s in SILOS] == [FinishTask(0, completed=False, counted=0), None, None]
     assert run(state, Done("b"))[0].stage == "ended"
     assert run(state, Done("a")) == (state, ())
 
@@ -249,7 +260,7 @@ def test_too_few_uploads_end_the_job_and_say_why():
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason == "round 0: 1 silos gave, min_cohort is 2 (a: TRAINING, c: lost)"
     assert not any(isinstance(e, Fold) for e in effects)
-    assert [task_for(state, s) for s in SILOS] == [FinishTask(0, completed=False)] * 3
+    assert [task_for(state, s) for s in SILOS] == [FinishTask(0, completed=False, counted=0)] * 3
 
 
 def test_the_deadline_of_a_round_drops_who_is_late():
@@ -301,7 +312,7 @@ def test_the_fold_of_an_earlier_round_does_not_close_a_later_one():
 def test_a_late_confirmation_is_noted_after_the_end():
     state, _ = run(job(), *FINISHING, Done("a"), Deadline("finishing", 2))
     assert (state.stage, state.done) == ("ended", {"a"})
-    assert task_for(state, "b") == FinishTask(2, completed=True)
+    assert task_for(state, "b") == FinishTask(2, completed=True, counted=2)
     state, effects = run(state, Done("b"), Done("c"))
     assert (state.stage, effects, state.done) == ("ended", (), set(SILOS))
     assert task_for(state, "b") is None
@@ -319,7 +330,7 @@ def test_a_silo_lost_at_the_end_is_not_waited_for_and_still_told_when_it_comes_b
     assert (state.stage, state.done, awaited(state)) == ("finishing", {"b"}, ("c",))
     state, effects = run(state, Done("c"))
     assert (state.stage, [event for event, _ in reports(effects)]) == ("ended", ["job.ended"])
-    assert task_for(state, "a") == FinishTask(2, completed=True)
+    assert task_for(state, "a") == FinishTask(2, completed=True, counted=1)
     state, effects = run(state, Done("a"))
     assert (state.stage, effects, task_for(state, "a")) == ("ended", (), None)
 
@@ -338,7 +349,7 @@ def test_a_late_failure_of_a_round_is_no_loss_at_the_end(number):
 def test_the_last_silo_that_is_waited_for_may_be_lost():
     state, effects = run(job(), *FINISHING, Done("a"), Done("b"), Lost("c"))
     assert (state.stage, [event for event, _ in reports(effects)]) == ("ended", ["job.ended"])
-    assert task_for(state, "c") == FinishTask(2, completed=True)
+    assert task_for(state, "c") == FinishTask(2, completed=True, counted=2)
 
 
 def test_a_stranger_cannot_be_lost_at_the_end():

@@ -1,8 +1,12 @@
 import json
+from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import save
 
+from staddle.algorithms.method import initial_state
 from staddle.errors import RefusedError
 from staddle.files import canonical_json
 from staddle.security import roster as rosters
@@ -10,7 +14,7 @@ from staddle.security.envelope import sign_document
 from staddle.security.identity import load_keys
 from staddle.security.labels import JOB, ROSTER
 from staddle.silo.admission import admit
-from staddle.silo.config import Data
+from staddle.silo.config import Data, SiloConfig, Weights
 
 KEY = bytes(32)
 BAD_DATA = "nowhere.npz"
@@ -20,13 +24,14 @@ BAD_DATA = "nowhere.npz"
 def ask(made, data_file):
     """Admit a signed job; everything but what the test changes is as it should be."""
 
-    def call(signed=None, silo="silo-a", policy=None, data=None, key=KEY, roster=None):
+    def call(signed=None, silo="silo-a", policy=None, data=None, key=KEY, roster=None, weights=()):
+        config = SiloConfig.model_construct(data=data or Data(file=data_file), weights=weights)
         return admit(
             made.signed("simple") if signed is None else signed,
             silo,
             made.roster if roster is None else roster,
             made.policy(*made.jobs.values()) if policy is None else policy,
-            data or Data(file=data_file),
+            config,
             key,
         )
 
@@ -225,3 +230,41 @@ def test_the_first_check_that_fails_gives_the_code(refused, made, signed_by, tmp
     assert "is not for silo" in refused("JOB_INVALID", signed=made.signed("others"), policy=deny, data=bad_data)
     refused("POLICY", policy=deny, data=bad_data)
     refused("DATA", data=bad_data)
+
+
+# Weights of our own.
+
+
+@pytest.fixture
+def own_weights(made, tmp_path):
+    """A signed fedsimsup job, and a file with values for its supervisor."""
+    silos = ("silo-a", "silo-b", "silo-c", "silo-d")
+    job = made.job("sup-1", "fedsimsup", silos=silos, participation=0.75)
+    tensors = {name: v + 1 for name, v in initial_state(job.method(), "silo-a").parts["supervisor"].items()}
+    path = tmp_path / "supervisor.safetensors"
+    path.write_bytes(save(tensors))
+    return path, tensors
+
+
+def test_6_our_own_weights_come_along_with_their_digest(made, ask, own_weights):
+    path, tensors = own_weights
+    own = Weights(jobs=("sup-*",), part="supervisor", file=path)
+    admitted = ask(made.signed("sup-1"), weights=(own,))
+    assert {n: v.tolist() for n, v in admitted.weights["supervisor"].items()} == {
+        n: v.tolist() for n, v in tensors.items()
+    }
+    assert admitted.digests == {"supervisor": sha256(path.read_bytes()).hexdigest()}
+    assert ask(made.signed("simple"), weights=(own,)).weights == {}  # for other jobs only
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"sha256": "0" * 64}, "SHA-256"),
+        ({"part": "extractor"}, "takes no weights for part 'extractor'"),
+        ({"file": Path("nowhere.safetensors")}, "cannot read"),
+    ],
+)
+def test_6_weights_that_do_not_fit_decline_the_job(made, refused, own_weights, change, complaint):
+    own = Weights(jobs=("sup-1",), part="supervisor", file=own_weights[0]).model_copy(update=change)
+    assert complaint in refused("DATA", signed=made.signed("sup-1"), weights=(own,))

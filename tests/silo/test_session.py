@@ -27,8 +27,8 @@ from staddle.silo.session import (
 )
 
 OFFER = Offered("j", "ab", b"{}")
-ASKED = Asked("j", "ab", 3)
-FINISHED = Finished("j", "ab", 4, completed=True)
+ASKED = Asked("j", "ab", 3, 2)
+FINISHED = Finished("j", "ab", 4, completed=True, counted=4)
 WORK = {OFFER: Decide(OFFER), ASKED: TakePart(ASKED), FINISHED: Conclude(FINISHED)}
 OFFLINE = SessionState("offline", 2)
 WAITING = SessionState("waiting", 2)

@@ -4,8 +4,9 @@ import threading
 import time
 
 import pytest
+import torch
 
-from staddle.errors import CancelledError
+from staddle.errors import CancelledError, LocalError, PeerError
 from staddle.silo.trainer import Trainer
 
 
@@ -65,16 +66,47 @@ def test_work_is_done_in_a_thread_beside_the_loop(trainer):
     assert ticks > 2
 
 
-def test_arguments_and_errors_pass_through(trainer):
+def test_arguments_and_our_own_errors_pass_through(trainer):
+    error = PeerError("coordinator", "b is 0")
+
     def work(a, *, b):
         if b == 0:
-            raise ZeroDivisionError("b is 0")
+            raise error
         return threading.current_thread().name, a + b
 
     name, total = asyncio.run(trainer.run(work, 1, b=2))
     assert (name.startswith("training"), total) == (True, 3)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(PeerError) as caught:
         asyncio.run(trainer.run(work, 1, b=0))
+    assert caught.value is error
+
+
+def shapes():
+    return torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("work", "complaint"),
+    [
+        (lambda: 1 // 0, r"ZeroDivisionError: .* \(test_trainer\.py:\d+\)"),
+        (shapes, r"RuntimeError: mat1 and mat2 .* \(test_trainer\.py:\d+\)"),
+        (lambda: torch.empty(1 << 50), "RuntimeError: .*memory.*lower the batch size if memory ran out"),
+        ({}.popitem, "KeyError"),
+    ],
+)
+def test_any_other_error_becomes_one_of_ours_that_names_it_and_its_place(trainer, work, complaint):
+    with pytest.raises(LocalError, match=complaint) as caught:
+        asyncio.run(trainer.run(work))
+    assert isinstance(caught.value.__cause__, Exception)
+    assert asyncio.run(trainer.run(lambda: 3)) == 3
+
+
+def test_an_exit_stays_an_exit(trainer):
+    def leave():
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        asyncio.run(trainer.run(leave))
 
 
 def test_a_cancel_ends_the_work_between_two_batches(trainer):

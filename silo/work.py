@@ -1,0 +1,67 @@
+"""What a round of an admitted job does at this silo beside the network: deliver, train, keep; blocking, in the trainer.
+
+All of it begins from the state after the last round that counted; the coordinator says which that is (state.py).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..algorithms.exchange import PLAIN
+from ..algorithms.local_round import final_round, local_round
+from ..algorithms.method import SiloState, initial_state
+from .admission import Admitted
+from .state import JobFolder
+
+Delivered = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One job at one silo."""
+
+    admitted: Admitted
+    folder: JobFolder
+    silo: str
+    threads: int
+    cancelled: Callable[[], bool]
+
+    def train(self, round_: int, counted: int, delivered: Delivered) -> dict[str, dict[str, Tensor]]:
+        """Train a round and keep what came of it; what it gives, part by part."""
+        torch.set_num_threads(self.threads)
+        job, method = self.admitted.job, self.admitted.job.method()
+        train, test = self.admitted.train, self.admitted.test
+        state = self._state(counted)
+        outcome = local_round(method, job, state, round_, delivered, train, test, self.silo, cancelled=self.cancelled)
+        parts = {part.name: part for part in job.up(round_)}
+        payload = {name: PLAIN.give(parts[name], gift) for name, gift in outcome.gifts.items()}
+        self.folder.save_round(round_, counted, outcome.state, payload)
+        self.folder.add_round(outcome.report, self._facts())
+        return payload
+
+    def finish(self, counted: int, delivered: Delivered) -> None:
+        """Take the last results, evaluate, keep the model."""
+        torch.set_num_threads(self.threads)
+        job, train, test = self.admitted.job, self.admitted.train, self.admitted.test
+        state = self._state(counted)
+        outcome = final_round(job.method(), job, state, delivered, train, test, self.silo, trained=counted > 0)
+        self.folder.save_model(outcome.state)
+        self.folder.finish(outcome.report, self._facts())
+
+    def _state(self, counted: int) -> SiloState:
+        method = self.admitted.job.method()
+        return self.folder.state(counted) or initial_state(method, self.silo, self.admitted.weights)
+
+    def _facts(self) -> dict[str, object]:
+        """What the silo's own report says about the job and its data."""
+        job, train = self.admitted.job, self.admitted.train
+        return {
+            "silo": self.silo,
+            "job": job.name,
+            "method": job.method_name,
+            "product": job.method().product,
+            "samples": len(train),
+            "classes": torch.bincount(train.y, minlength=job.model.classes).tolist(),
+        }

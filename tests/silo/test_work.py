@@ -1,0 +1,88 @@
+import pytest
+import torch
+
+from staddle.algorithms.local_round import state_to_bytes
+from staddle.algorithms.method import initial_state
+from staddle.errors import LocalError
+from staddle.silo.admission import Admitted
+from staddle.silo.state import JobFolder
+from staddle.silo.work import Work
+
+from .conftest import records
+
+
+@pytest.fixture
+def work(made, tmp_path):
+    """The work of a fedper job at silo-a, in a folder of the given name."""
+    job, shard = made.jobs["simple"], records()
+    train, test = shard.take(torch.arange(30).numpy()), shard.take(torch.arange(30, 40).numpy())
+
+    def make(name, weights=None):
+        folder = JobFolder(tmp_path / name)
+        folder.accept(b"{}")
+        return Work(Admitted(job, "operator", train, test, weights or {}, {}), folder, "silo-a", 1, lambda: False)
+
+    return make
+
+
+def delivery(work, seed):
+    rng = torch.Generator().manual_seed(seed)
+    method = work.admitted.job.method()
+    (part,) = method.down(1)
+    return {part.name: {s.name: torch.randn(s.shape, generator=rng) * 0.05 for s in part.tensors}}
+
+
+def equal(first, second):
+    pairs = [(first[part][name], second[part][name]) for part in first for name in first[part]]
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_round_that_did_not_count_is_as_if_the_silo_had_been_away(work):
+    one, other = work("one"), work("other")
+    for each in (one, other):
+        each.train(0, 0, {})
+    one.train(1, 1, delivery(one, 1))  # does not count
+    lost, away = one.train(2, 1, delivery(one, 2)), other.train(2, 1, delivery(other, 2))
+    assert equal(lost, away)
+    assert one.folder.rounds_done == other.folder.rounds_done == 3
+    assert equal(one.folder.state(3).parts, other.folder.state(3).parts)
+
+
+def test_a_round_that_counted_is_built_upon(work):
+    one, other = work("one"), work("other")
+    for each, counted in ((one, 1), (other, 0)):
+        each.train(0, 0, {})
+        each.train(1, counted, delivery(each, 1))
+    assert not equal(one.folder.state(2).parts, other.folder.state(2).parts)  # fedper's classifier went on, or did not
+
+
+def test_a_first_round_that_did_not_count_begins_anew_with_the_silos_own_weights(work, made):
+    initial = initial_state(made.jobs["simple"].method(), "silo-a")
+    own = {"classifier": {name: v + 1 for name, v in initial.parts["classifier"].items()}}
+    one, other, plain = work("one", own), work("other", own), work("plain")
+    one.train(0, 0, {})
+    first, second = one.train(1, 0, delivery(one, 1)), other.train(1, 0, delivery(other, 1))
+    assert equal(first, second)
+    assert not equal(first, plain.train(1, 0, delivery(plain, 1)))
+
+
+@pytest.mark.parametrize("counted", [0, 1, 2])
+def test_the_end_evaluates_what_counted(work, counted):
+    one = work("one")
+    one.train(0, 0, {})
+    states = {0: None, 1: one.folder.state(1)}
+    one.train(1, 1, delivery(one, 1))
+    states[2] = one.folder.state(2)
+    one.finish(counted, delivery(one, 2))
+    kept = (one.folder.path / "model.safetensors").read_bytes()
+    if counted:  # fedper keeps the model that was trained last
+        assert kept == state_to_bytes(states[counted])
+    assert one.folder.report()["final"]["round"] == 4
+
+
+def test_a_count_that_the_silo_knows_nothing_of_trains_nothing(work):
+    one = work("one")
+    one.train(0, 0, {})
+    with pytest.raises(LocalError, match="an old state was put back"):
+        one.train(1, 2, {})
+    assert one.folder.rounds_done == 1
