@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from staddle.algorithms.local_round import state_to_bytes
+from staddle.algorithms.local_round import state_from_bytes, state_to_bytes
 from staddle.algorithms.method import initial_state
 from staddle.errors import LocalError
 from staddle.silo.admission import Admitted
@@ -46,6 +46,7 @@ def test_a_round_that_did_not_count_is_as_if_the_silo_had_been_away(work):
     assert equal(lost, away)
     assert one.folder.rounds_done == other.folder.rounds_done == 3
     assert equal(one.folder.state(3).parts, other.folder.state(3).parts)
+    assert equal(one.train(3, 1, delivery(one, 3)), other.train(3, 1, delivery(other, 3)))  # nor did round 2
 
 
 def test_a_round_that_counted_is_built_upon(work):
@@ -77,6 +78,10 @@ def test_the_end_evaluates_what_counted(work, counted):
     kept = (one.folder.path / "model.safetensors").read_bytes()
     if counted:  # fedper keeps the model that was trained last
         assert kept == state_to_bytes(states[counted])
+    else:  # and a silo of which no round counted the one that was delivered
+        (part,) = delivery(one, 2)
+        shared = {f"extractor.{name}": v for name, v in state_from_bytes(kept).parts["extractor"].items()}
+        assert equal({part: shared}, delivery(one, 2))
     assert one.folder.report()["final"]["round"] == 4
 
 

@@ -1,0 +1,76 @@
+"""Rounds that did not count: the federation goes on as if the silo had been away. Real silo processes."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from staddle.algorithms.data import split
+from staddle.algorithms.job import Job
+from staddle.algorithms.local_round import state_from_bytes
+from staddle.algorithms.simulation import simulate
+from staddle.commands import local_federation
+from staddle.coordinator import config as configs
+from staddle.coordinator import daemon as daemons
+from staddle.coordinator import server
+from staddle.errors import RefusedError
+from staddle.silo.state import split_key
+
+SILOS = ("north", "east", "south", "west", "middle")
+LOST = {(1, "north"), (2, "north"), (2, "east"), (3, "south"), (4, "west")}  # round, silo; 4 is the last but one
+METHODS: Mapping[str, Mapping[str, object]] = {
+    "fedper": {},
+    "pfedsim": {"rho": 0.4},
+    "fedsimsup": {"tau_theta": 1},
+    "fedssa": {"t_stable": 3, "stale_inclusive": True},
+    "ppfl": {"models": 2, "lam": 0.0},
+}
+
+
+@pytest.mark.timeout(300)
+def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
+    """The coordinator turns some uploads away at their end; the models are those of a simulation without them."""
+    torch.set_num_threads(1)
+    running = start(*SILOS)
+    for method, options in METHODS.items():
+        fields = {"rounds": 6, "participation": 0.8, "min_cohort": 2, "options": dict(options)}
+        running.job(document(f"lost-{method}", SILOS, method, **fields))
+    timing = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
+    local_federation.write_coordinator(running.federation, [job.name for job in running.jobs], timing)
+    real_accept, real_cohort, turned_away = daemons.JobRun.accept, Job.cohort, set()
+
+    async def accept(run, silo, round_, spool, items):
+        if (round_, silo) in LOST:
+            turned_away.add((run.job.name, round_, silo))
+            raise RefusedError(silo, "NOT_FINITE", "the test loses this one")
+        await real_accept(run, silo, round_, spool, items)
+
+    async def scenario():
+        config = configs.load(running.federation.coordinator_config)
+        async with server.running(config) as address:
+            running.address = address
+            for silo in SILOS:
+                running.write_silo(silo)
+                running.start_silo(silo)
+            for job in running.jobs:
+                for silo in SILOS:
+                    ended = await asyncio.to_thread(running.daemons[silo].wait_for, "job.finished", 120)
+                    assert (ended["job"], ended["completed"]) == (job.name, True)
+
+    monkeypatch.setattr(daemons.JobRun, "accept", accept)
+    asyncio.run(scenario())
+    running.stop()
+    drawn = {(job.name, r, s) for job in running.jobs for r in range(job.length) for s in job.cohort(r)}
+    assert turned_away == {(job, r, s) for job, r, s in drawn if (r, s) in LOST}
+    assert len(turned_away) > len(METHODS)
+    monkeypatch.setattr(Job, "cohort", lambda job, r: tuple(s for s in real_cohort(job, r) if (r, s) not in LOST))
+    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    for job in running.jobs:
+        expected = simulate(job, shards)
+        for silo in SILOS:
+            path = running.federation.state(silo) / "jobs" / job.name / "model.safetensors"
+            found = state_from_bytes(path.read_bytes())
+            for part, tensors in expected.states[silo].parts.items():
+                for name, value in tensors.items():
+                    assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
