@@ -18,7 +18,7 @@ from staddle.errors import RefusedError
 from staddle.silo.state import split_key
 
 SILOS = ("north", "east", "south", "west", "middle")
-LOST = {(1, "north"), (2, "north"), (2, "east"), (3, "south"), (4, "west")}  # round, silo; 4 is the last but one
+LOST = {(1, "north"), (2, "north"), (2, "east"), (3, "south"), (5, "east"), (5, "south"), (6, "south")}  # round, silo
 METHODS: Mapping[str, Mapping[str, object]] = {
     "fedper": {},
     "pfedsim": {"rho": 0.4},
