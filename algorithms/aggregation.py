@@ -18,19 +18,11 @@ ReadGift: TypeAlias = Callable[[str, str, str], Tensor]  # (part, silo, tensor n
 Delivered: TypeAlias = dict[str, dict[str, Tensor]]
 
 
-class Archive(Protocol):
-    """What the coordinator keeps between rounds: the last published parts, and each silo's last version of a Mix."""
+class Shelf(Protocol):
+    """What the coordinator kept of earlier rounds: the last published parts, each silo's last version of a Mix, mail."""
 
     def latest(self, part: str) -> Tensors | None:
         """The last published value; None before the first."""
-        ...
-
-    def publish(self, part: str, tensors: Tensors) -> None:
-        """Replace the published value."""
-        ...
-
-    def store(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace a silo's version of a Mix part."""
         ...
 
     def has(self, part: str, silo: str) -> bool:
@@ -43,6 +35,18 @@ class Archive(Protocol):
 
     def mail(self, part: str, silo: str) -> Tensors | None:
         """What was put aside for a silo, with ``@keep``; None where nothing is."""
+        ...
+
+
+class Archive(Shelf, Protocol):
+    """A shelf that a fold changes."""
+
+    def publish(self, part: str, tensors: Tensors) -> None:
+        """Replace the published value."""
+        ...
+
+    def store(self, part: str, silo: str, tensors: Tensors) -> None:
+        """Replace a silo's version of a Mix part."""
         ...
 
     def put_mail(self, part: str, silo: str, tensors: Tensors) -> None:
@@ -108,7 +112,7 @@ def close_round(
     """Fold what the members gave: the next state, and the sums of METRICS.
 
     Members are folded in job order whatever order they are named in. The archive changes only after every exchange
-    and the method have succeeded; doing the same round again after a crash writes the same values again.
+    and the method have succeeded.
     """
     ordered = in_job_order(method, members)
     results: dict[str, dict[str, Tensor]] = {}
@@ -134,7 +138,7 @@ def close_round(
 
 
 def deliver(
-    method: Method, exchanges: Exchanges, state: CoordinatorState, round_: int, silo: str, archive: Archive
+    method: Method, exchanges: Exchanges, state: CoordinatorState, round_: int, silo: str, archive: Shelf
 ) -> Delivered:
     """What one silo gets at the start of a round, part by part; parts of which there is nothing yet are left out."""
     allowed = {part.name: part for part in method.down(round_)}
@@ -168,7 +172,7 @@ def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
     return tuple(silo for silo in method.setting.silos if silo in members)
 
 
-def _row(exchanges: Exchanges, part: Part, weights: Mapping[str, float], archive: Archive) -> dict[str, Tensor] | None:
+def _row(exchanges: Exchanges, part: Part, weights: Mapping[str, float], archive: Shelf) -> dict[str, Tensor] | None:
     """One recipient's row, over the silos that have a version."""
     present = {silo: weight for silo, weight in weights.items() if archive.has(part.name, silo)}
     if not any(weight > 0 for weight in present.values()):
@@ -177,7 +181,7 @@ def _row(exchanges: Exchanges, part: Part, weights: Mapping[str, float], archive
 
 
 def _posted(
-    method: Method, exchanges: Exchanges, post: Post, up_parts: Sequence[Part], read: ReadGift, archive: Archive
+    method: Method, exchanges: Exchanges, post: Post, up_parts: Sequence[Part], read: ReadGift, archive: Shelf
 ) -> dict[str, Tensor]:
     """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps."""
     part = next((part for part in up_parts if part.name == post.part and isinstance(part.exchange, Mix)), None)

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from .. import log
 from ..algorithms import aggregation
 from ..algorithms.exchange import PLAIN
 from ..algorithms.job import Job
+from ..algorithms.method import CoordinatorState
 from ..errors import RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
@@ -22,6 +24,7 @@ from ..security import roster as rosters
 from ..security.identity import Keys
 from ..security.receipt import Receipt
 from .config import CoordinatorConfig
+from .database import Database, Place, StoredJob, Submission
 from .round import (
     Began,
     Deadline,
@@ -40,6 +43,7 @@ from .round import (
     Watch,
     advance,
     awaited,
+    resumed,
     task_for,
 )
 from .store import JobStore, Spool, Upload
@@ -48,17 +52,31 @@ LOST_AFTER_BEATS = 6
 FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSError is tried again
 
 
+def nothing() -> None:
+    """What an event records beside the state, unless it says otherwise."""
+
+
+@dataclass(frozen=True)
+class FoldResult:
+    """What a fold gave, to be committed."""
+
+    metrics: dict[str, int]
+    method: CoordinatorState
+    files: Mapping[Place, str | None]
+
+
 class JobRun:
     """One job: its state, its method's state, its files."""
 
-    def __init__(self, job: Job, signed: bytes, folder: Path) -> None:
+    def __init__(self, job: Job, stored: StoredJob, folder: Path) -> None:
         self.job = job
-        self.signed = signed
-        self.store = JobStore(folder)
-        self.state = JobState(job.name, job.silos, job.length, job.min_cohort)
+        self.signed = stored.signed
+        self.state = stored.state
+        self.store = JobStore(folder, lambda round_: given_items(job.up(round_)), stored.files)
+        self.store.clean([f"{self.state.round}.{silo}.upload" for silo in self.state.given])
         self.exchanges = PLAIN
         self._method = job.method()
-        self._method_state = self._method.begin()
+        self._method_state: CoordinatorState = stored.method
         self._reading = asyncio.Semaphore(2)  # deliveries in memory at a time
         sizes = (sum(i.spec.nbytes for i in given_items(job.up(r))) for r in job.phase_starts)
         self.largest_upload = max(sizes)
@@ -76,29 +94,32 @@ class JobRun:
                 aggregation.deliver, self._method, self.exchanges, self._method_state, round_, silo, self.store
             )
 
-    async def accept(self, silo: str, round_: int, spool: Spool, items: Sequence[Item]) -> None:
-        """Check what was spooled and keep it; RefusedError for a bad value or if the round closed meanwhile."""
+    async def accept(self, silo: str, round_: int, spool: Spool, items: Sequence[Item]) -> str:
+        """Check what was spooled, keep it, name it; RefusedError for a bad value, or if the round closed meanwhile."""
         path = await asyncio.to_thread(spool.finished)
         await asyncio.to_thread(Upload(path, items).check_values, silo)
         self.check_open(silo, round_)
-        self.store.keep(silo, path)
+        return self.store.keep(silo, round_, path)
 
-    def fold(self, round_: int, members: tuple[str, ...]) -> Mapping[str, Tensor]:
-        """Fold the round's uploads, publish, move the method's state on; the metrics."""
-        parts = self.job.up(round_)
+    def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
+        """Fold the round's uploads; nothing changes before ``commit``."""
         self.store.forget_loaded()
-        read = self.store.reader(members, given_items(parts))
-        self._method_state, metrics = aggregation.close_round(
-            self._method, self.exchanges, self._method_state, round_, members, parts, read, self.store
+        read, archive = self.store.reader(members, round_), self.store.folding(round_)
+        method, metrics = aggregation.close_round(
+            self._method, self.exchanges, self._method_state, round_, members, self.job.up(round_), read, archive
         )
-        self.store.clear_round()
-        return metrics
+        return FoldResult({name: int(value) for name, value in metrics.items()}, method, archive.changes)
+
+    def commit(self, round_: int, result: FoldResult) -> None:
+        """Turn to what the database has committed."""
+        self._method_state = result.method
+        self.store.commit(round_, result.files)
 
 
 class Daemon:
     """All jobs of one coordinator, in turn."""
 
-    def __init__(self, config: CoordinatorConfig, keys: Keys, roster: rosters.Roster) -> None:
+    def __init__(self, config: CoordinatorConfig, keys: Keys, roster: rosters.Roster, database: Database) -> None:
         self.config = config
         self.roster = roster
         self.runs: list[JobRun] = []
@@ -106,9 +127,10 @@ class Daemon:
         self.changed = asyncio.Event()
         self.stopping = False
         self._keys = keys
+        self._database = database
         self._seen: dict[str, float] = {}
         self._folding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
-        self._tasks: set[asyncio.Task[Mapping[str, Tensor]]] = set()
+        self._tasks: set[asyncio.Task[FoldResult]] = set()
         self._spool = config.directory / "spool"
         shutil.rmtree(self._spool, ignore_errors=True)
         self._spool.mkdir(parents=True)
@@ -119,10 +141,23 @@ class Daemon:
             Report: self._report,
         }
 
+    def restore(self, job: Job, stored: StoredJob) -> None:
+        """Take up a job where it stood."""
+        run = JobRun(job, stored, self._folder(job))
+        self.runs.append(run)
+        self._run(run, resumed(run.state))
+
     def add(self, job: Job, signed: bytes) -> None:
         """Queue a job; the first one begins at once."""
-        self.runs.append(JobRun(job, signed, self.config.directory / "jobs" / job.name))
+        state = JobState(job.name, job.silos, job.length, job.min_cohort)
+        method = job.method().begin()
+        with self._database.transaction():
+            self._database.add_job(signed, state, method)
+        self.runs.append(JobRun(job, StoredJob(signed, state, dict(method), {}), self._folder(job)))
         self._begin_next()
+
+    def _folder(self, job: Job) -> Path:
+        return self.config.directory / "jobs" / job.name
 
     # What the service asks.
 
@@ -144,7 +179,7 @@ class Daemon:
                 return run, task
         return None
 
-    def conclude(self, run: JobRun, silo: str, round_: int, end: tensor.End, digests: Digests) -> pb.Receipt:
+    def conclude(self, run: JobRun, silo: str, round_: int, file: str, end: tensor.End, digests: Digests) -> pb.Receipt:
         """Take an accepted upload into the state; the signed receipt."""
         job = run.job
         size = sum(i.spec.nbytes for i in given_items(job.up(round_)))
@@ -163,7 +198,9 @@ class Daemon:
         signature = receipt.sign(self._keys)
         # What the coordinator knows of the silo's ledger: `staddle ledger verify --known SEQ:LEAF` takes it.
         log.event("receipt", job=job.name, round=round_, silo=silo, known=f"{end.ledger_seq}:{leaf}")
-        self.apply(run, Given(silo, round_, digests.total.hex()))
+        sha256 = digests.total.hex()
+        given = Submission(round_, silo, file, size, sha256, end.ledger_seq, leaf, signature)
+        self.apply(run, Given(silo, round_, sha256), lambda: self._database.add_submission(job.name, given))
         return pb.Receipt(round=round_, size=size, sha256=digests.total, signature=signature)
 
     async def watch_silos(self) -> None:
@@ -180,9 +217,18 @@ class Daemon:
 
     # Events and effects.
 
-    def apply(self, run: JobRun, event: Event) -> None:
-        """One event into one job, and all effects of it."""
-        run.state, effects = advance(run.state, event)
+    def apply(
+        self, run: JobRun, event: Event, record: Callable[[], None] = nothing, committed: Callable[[], None] = nothing
+    ) -> None:
+        """One event into one job: on the disk in one transaction with what ``record`` writes, then all its effects."""
+        state, effects = advance(run.state, event)
+        if state == run.state:
+            return
+        with self._database.transaction():
+            self._database.save_state(state)
+            record()
+        run.state = state
+        committed()
         self._run(run, effects)
 
     def _run(self, run: JobRun, effects: tuple[Effect, ...]) -> None:
@@ -220,7 +266,7 @@ class Daemon:
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._folded(run, effect, done))
 
-    def _folded(self, run: JobRun, effect: Fold, task: "asyncio.Task[Mapping[str, Tensor]]") -> None:
+    def _folded(self, run: JobRun, effect: Fold, task: "asyncio.Task[FoldResult]") -> None:
         """Whatever ended the fold, the job hears of it."""
         self._tasks.discard(task)
         if task.cancelled():
@@ -230,11 +276,16 @@ class Daemon:
             log.problem("fold.failed", job=run.job.name, round=effect.round, why=why)
             self.apply(run, FoldFailed(effect.round, f"round {effect.round} could not be folded: {why}"))
             return
-        counts = {name: int(value) for name, value in task.result().items()}
-        log.event("round.metrics", job=run.job.name, round=effect.round, silos=len(effect.members), **counts)
-        self.apply(run, Folded(effect.round))
+        result = task.result()
+        log.event("round.metrics", job=run.job.name, round=effect.round, silos=len(effect.members), **result.metrics)
 
-    async def _fold(self, run: JobRun, effect: Fold) -> Mapping[str, Tensor]:
+        def record() -> None:
+            fields = (effect.members, result.metrics, result.method, result.files)
+            self._database.close_round(run.job.name, effect.round, *fields)
+
+        self.apply(run, Folded(effect.round), record, lambda: run.commit(effect.round, result))
+
+    async def _fold(self, run: JobRun, effect: Fold) -> FoldResult:
         """Fold in a thread; an exhausted disk or file table is waited for, folding again changes nothing."""
         loop = asyncio.get_running_loop()
         for wait in FOLD_WAITS:

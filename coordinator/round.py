@@ -303,6 +303,19 @@ def _deadline(state: JobState) -> Step:
     return state, ()
 
 
+def resumed(state: JobState) -> tuple[Effect, ...]:
+    """What has to be done again for a state that was read from disk; a stage gets its whole time once more."""
+    match state.stage:
+        case "drawing":
+            return (DrawCohort(state.round),)
+        case "folding":
+            return (Fold(state.round, tuple(s for s in state.cohort if s in state.given)),)
+        case "admitting" | "round" | "finishing":
+            return (Watch(state.stage, state.round),)
+        case _:
+            return ()
+
+
 def awaited(state: JobState) -> tuple[str, ...]:
     """Silos without which the stage does not end before its deadline."""
     if state.stage == "round":

@@ -4,8 +4,8 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..security.labels import JOB
 from ..security.lock import locked
 from . import config as configs
 from .daemon import Daemon
+from .database import Database, StoredJob
 from .guard import Guard
 from .service import Service
 
@@ -50,11 +51,13 @@ async def serve(config: configs.CoordinatorConfig) -> None:
 async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
     """A coordinator that serves while the block runs; gives the address that it listens on."""
     keys, roster = _identity(config)
-    jobs = [_job(path, roster) for path in config.jobs]
     config.directory.mkdir(parents=True, exist_ok=True)
-    with locked(config.directory):
+    with locked(config.directory), closing(Database(config.directory / "coordinator.sqlite")) as database:
         torch.set_num_threads(1)  # one order of every sum
-        daemon = Daemon(config, keys, roster)
+        daemon = Daemon(config, keys, roster, database)
+        stored = [restored for kept in database.jobs() if (restored := _stored(kept)) is not None]
+        known = {job.name: kept.signed for job, kept in stored}
+        jobs = [(job, signed) for path in config.jobs for job, signed in (_job(path, roster, known),)]
         server = _server(daemon)
         port = _listen(server, config.listen, keys, roster)
         health_service = health.aio.HealthServicer()
@@ -63,8 +66,11 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         await health_service.set("", health_pb2.HealthCheckResponse.SERVING)
         address = f"{config.listen.rpartition(':')[0]}:{port}"
         log.event("listening", address=address, roster=roster.version, jobs=[job.name for job, _ in jobs])
+        for job, kept in stored:
+            daemon.restore(job, kept)
         for job, signed in jobs:
-            daemon.add(job, signed)
+            if job.name not in known:
+                daemon.add(job, signed)
         watching = asyncio.create_task(daemon.watch_silos())
         watching.add_done_callback(_raise)
         try:
@@ -88,10 +94,27 @@ def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:
     return keys, roster
 
 
-def _job(path: Path, roster: rosters.Roster) -> tuple[Job, bytes]:
+def _stored(kept: StoredJob) -> tuple[Job, StoredJob] | None:
+    """A job of the database; None for one that ended and that this release reads differently."""
+    origin = f"job {kept.state.job!r} in coordinator.sqlite"
+    try:
+        return Job.from_document(parse_json(kept.signed, origin)["document"], origin), kept
+    except LocalError as error:
+        if kept.state.stage != "ended":
+            raise
+        log.problem("job.left_out", job=kept.state.job, why=str(error))
+        return None
+
+
+def _job(path: Path, roster: rosters.Roster, known: Mapping[str, bytes]) -> tuple[Job, bytes]:
+    """A job file of the configuration, verified unless the database has it already."""
     signed = read_bytes(path)
+    if signed in known.values():
+        return Job.from_document(parse_json(signed, str(path))["document"], str(path)), signed
     document = verify_document(parse_json(signed, str(path)), roster, Role.OPERATOR, JOB)
     job = Job.from_document(document, str(path))
+    if job.name in known:
+        raise LocalError(f"{path}: another job {job.name!r} was run here; have this one signed under a new name")
     for silo in job.silos:
         if silo not in roster or roster[silo].role is not Role.SILO:
             raise LocalError(f"{path}: silo {silo!r} is no silo of the roster; add it or take it out of the job")

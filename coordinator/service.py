@@ -172,7 +172,7 @@ class Service:
             end, digests = inbound.finish()
             if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
                 raise RefusedError(silo, "MANIFEST", "the end frame names no place in a ledger")
-            await run.accept(silo, round_, spool, inbound.items)
+            file = await run.accept(silo, round_, spool, inbound.items)
         except RefusedError as error:
             if run is not None and error.code in FAULTS_OF_THE_SILO:
                 self._daemon.apply(run, Failed(silo, round_, error.code))
@@ -181,7 +181,7 @@ class Service:
             raise RefusedError(silo, "LIMIT", "the upload took longer than its size allows; it was dropped") from None
         finally:
             spool.discard()
-        return self._daemon.conclude(run, silo, round_, end, digests)
+        return self._daemon.conclude(run, silo, round_, file, end, digests)
 
     def _silo(self, session: bytes, context: Context) -> str:
         silo = caller(context, self._daemon.roster).id

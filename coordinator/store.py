@@ -1,15 +1,15 @@
-"""The coordinator's disk: uploads in flight, uploads of the round, published results, Mix versions.
+"""The coordinator's tensors on its disk: uploads in flight, uploads of a round, published results, mail.
 
 ::
 
-    <directory>/spool/<silo>.part                a stream that is still coming; removed when it fails
-    <directory>/jobs/<job>/round/<silo>.upload   checked uploads of the open round, removed after the fold
-    <directory>/jobs/<job>/latest/<part>.safetensors
-    <directory>/jobs/<job>/versions/<part>/<silo>.safetensors
-    <directory>/jobs/<job>/mail/<part>/<silo>.safetensors    for silos that were away
+    <directory>/spool/<silo>.part                            a stream that is still coming; removed when it fails
+    <directory>/jobs/<job>/<round>.<silo>.upload             a checked upload; it stays while it is the last version of
+                                                             a Mix, else it goes after the fold
+    <directory>/jobs/<job>/<round>.<part>.safetensors        what a round published
+    <directory>/jobs/<job>/<round>.<part>.<silo>.safetensors what a round put aside for a silo that was away
 
-Files appear under their name complete: written aside, fsynced, renamed. Tensors are mapped, not read, so a fold holds
-one tensor of one silo at a time.
+Files appear under their name complete: written aside, fsynced, renamed. Tensors of uploads are mapped, not read, so a
+fold holds one tensor of one silo at a time. A published part may not be named like a silo's upload: the suffix differs.
 """
 
 import errno
@@ -17,9 +17,8 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 import safetensors
 import safetensors.torch
@@ -29,6 +28,7 @@ from ..algorithms.exchange import WEIGHT, all_finite, weight_fault
 from ..errors import RefusedError
 from ..files import sync_directory
 from ..proto.wire import Item, tensor_from
+from .database import Files, Place
 
 MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
 
@@ -99,15 +99,21 @@ class Upload:
 
 
 class JobStore:
-    """One job's files; what ``algorithms.aggregation.Archive`` asks for."""
+    """One job's tensor files: written once under a name of their own, never changed.
 
-    def __init__(self, folder: Path) -> None:
+    Which of them count is said by the places of the last committed round (database.py); the others are rubbish, left by
+    a fold that did not come to its end, or still read by somebody: they go with the round after.
+    """
+
+    def __init__(self, folder: Path, items: Callable[[int], Sequence[Item]], files: Files) -> None:
+        """``items`` are what a silo gives in a round, in wire order."""
         self._folder = folder
+        self._items = items
+        self._files = dict(files)
+        self._rubbish: set[str] = set()  # no longer referred to since the last commit
         self._loading = threading.Lock()
         self._loaded: dict[str, dict[str, Tensor]] = {}  # published values, once a silo has asked; shared by all
-        shutil.rmtree(folder / "round", ignore_errors=True)
-        for name in ("round", "latest", "versions", "mail"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
 
     def check_space(self, silo: str, size: int) -> None:
         """RefusedError STORAGE where an upload of this size would fill the disk."""
@@ -117,35 +123,27 @@ class JobStore:
 
     # Uploads of the open round.
 
-    def keep(self, silo: str, spooled: Path) -> None:
-        """Give a checked upload its name."""
-        spooled.replace(self._folder / "round" / f"{silo}.upload")
-        sync_directory(self._folder / "round")
+    def keep(self, silo: str, round_: int, spooled: Path) -> str:
+        """Give a checked upload its name, which is returned."""
+        name = _upload(round_, silo)
+        spooled.replace(self._folder / name)
+        sync_directory(self._folder)
+        return name
 
-    def reader(self, members: Sequence[str], items: Sequence[Item]) -> Callable[[str, str, str], Tensor]:
+    def reader(self, members: Sequence[str], round_: int) -> Callable[[str, str, str], Tensor]:
         """``read(part, silo, name)`` over the uploads of these silos."""
-        uploads = {silo: Upload(self._folder / "round" / f"{silo}.upload", items) for silo in members}
+        items = self._items(round_)
+        uploads = {silo: Upload(self._folder / _upload(round_, silo), items) for silo in members}
         return lambda part, silo, name: uploads[silo].read(part, name)
 
-    def clear_round(self) -> None:
-        """Remove the uploads of the round."""
-        for path in (self._folder / "round").iterdir():
-            path.unlink()
-
-    # Archive: published results and Mix versions.
-
-    def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the published value of a part."""
-        with self._loading:
-            self._write(self._folder / "latest" / f"{part}.safetensors", tensors)
-            self._loaded.pop(part, None)
+    # What the last committed round left: the reading half of an archive.
 
     def latest(self, part: str) -> dict[str, Tensor] | None:
         """The published value of a part, or None; the same tensors for everybody who asks."""
-        path = self._folder / "latest" / f"{part}.safetensors"
         with self._loading:
-            if part not in self._loaded and path.exists():
-                self._loaded[part] = safetensors.torch.load_file(path)
+            name = self._files.get(("result", part, ""))
+            if part not in self._loaded and name is not None:
+                self._loaded[part] = safetensors.torch.load_file(self._folder / name)
             return self._loaded.get(part)
 
     def forget_loaded(self) -> None:
@@ -153,43 +151,55 @@ class JobStore:
         with self._loading:
             self._loaded.clear()
 
-    def store(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
-        """Replace a silo's version of a Mix part."""
-        self._version(part, silo).parent.mkdir(exist_ok=True)
-        self._write(self._version(part, silo), tensors)
-
     def has(self, part: str, silo: str) -> bool:
         """Whether a silo has given a version."""
-        return self._version(part, silo).exists()
+        return ("version", part, silo) in self._files
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
         """One tensor of a silo's version; the others are not read."""
-        with safetensors.safe_open(self._version(part, silo), "pt") as file:
-            return cast("Tensor", file.get_tensor(name))
+        file = self._files["version", part, silo]
+        round_ = int(file.partition(".")[0])
+        return Upload(self._folder / file, self._items(round_)).read(part, name)
 
     def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
         """What was put aside for a silo, with ``@keep``; None where nothing is."""
-        path = self._mail(part, silo)
-        return safetensors.torch.load_file(path) if path.exists() else None
+        name = self._files.get(("mail", part, silo))
+        return None if name is None else safetensors.torch.load_file(self._folder / name)
 
-    def put_mail(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
-        """Replace what is put aside for a silo."""
-        self._mail(part, silo).parent.mkdir(exist_ok=True)
-        self._write(self._mail(part, silo), tensors)
+    def mailed(self, silo: str) -> list[Place]:
+        """Where something is put aside for a silo."""
+        return [place for place in self._files if place[0] == "mail" and place[2] == silo]
 
-    def clear_mail(self, silo: str) -> None:
-        """Remove all that is put aside for a silo."""
-        for path in (self._folder / "mail").glob(f"*/{silo}.safetensors"):
-            path.unlink()
+    # A fold, and its commit.
 
-    def _mail(self, part: str, silo: str) -> Path:
-        return self._folder / "mail" / part / f"{silo}.safetensors"
+    def folding(self, round_: int) -> "Folding":
+        """An archive whose changes lie beside what is committed."""
+        return Folding(self, round_)
 
-    def _version(self, part: str, silo: str) -> Path:
-        return self._folder / "versions" / part / f"{silo}.safetensors"
+    def commit(self, round_: int, changes: Mapping[Place, str | None]) -> None:
+        """Turn to the files of a round that the database has committed; remove what nothing refers to any more."""
+        self.forget_loaded()
+        before = set(self._files.values())
+        self._files |= {place: name for place, name in changes.items() if name is not None}
+        for place in [place for place, name in changes.items() if name is None]:
+            self._files.pop(place, None)
+        wanted = set(self._files.values())
+        uploads = {path.name for path in self._folder.glob(f"{round_}.*.upload")} - wanted
+        for name in self._rubbish | uploads:
+            (self._folder / name).unlink(missing_ok=True)
+        self._rubbish = before - wanted
 
-    def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        temporary = path.with_name(f".{path.name}.tmp")
+    def clean(self, uploads: Collection[str]) -> None:
+        """Remove every file but those that are referred to, and the given uploads of the open round."""
+        wanted = {*self._files.values(), *uploads}
+        for path in self._folder.iterdir():
+            if path.name not in wanted and path.suffix in (".upload", ".safetensors", ".tmp"):
+                path.unlink()
+
+    def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write a file and make it durable; OSError where the disk does not take it."""
+        path = self._folder / name
+        temporary = path.with_name(f".{name}.tmp")
         temporary.unlink(missing_ok=True)
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         try:
@@ -202,4 +212,56 @@ class JobStore:
         finally:
             os.close(descriptor)
         temporary.replace(path)
-        sync_directory(path.parent)
+        sync_directory(self._folder)
+
+
+class Folding:
+    """The archive that a fold reads and changes; ``changes`` is what there is to commit.
+
+    It reads what is committed, so folding a round again after a crash or a full disk gives the same.
+    """
+
+    def __init__(self, store: JobStore, round_: int) -> None:
+        self.changes: dict[Place, str | None] = {}
+        self._store = store
+        self._round = round_
+
+    def latest(self, part: str) -> dict[str, Tensor] | None:
+        """The published value before this round."""
+        return self._store.latest(part)
+
+    def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the published value of a part."""
+        self._write(("result", part, ""), f"{self._round}.{part}.safetensors", tensors)
+
+    def store(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
+        """Let a silo's upload of this round, which holds these tensors, be its version of a Mix part."""
+        self.changes["version", part, silo] = _upload(self._round, silo)
+
+    def has(self, part: str, silo: str) -> bool:
+        """Whether a silo had given a version before this round."""
+        return self._store.has(part, silo)
+
+    def version(self, part: str, silo: str, name: str) -> Tensor:
+        """One tensor of a silo's version before this round."""
+        return self._store.version(part, silo, name)
+
+    def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
+        """What was put aside for a silo before this round."""
+        return self._store.mail(part, silo)
+
+    def put_mail(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
+        """Replace what is put aside for a silo."""
+        self._write(("mail", part, silo), f"{self._round}.{part}.{silo}.safetensors", tensors)
+
+    def clear_mail(self, silo: str) -> None:
+        """Remove all that is put aside for a silo."""
+        self.changes |= dict.fromkeys(self._store.mailed(silo))
+
+    def _write(self, place: Place, name: str, tensors: Mapping[str, Tensor]) -> None:
+        self._store.write(name, tensors)
+        self.changes[place] = name
+
+
+def _upload(round_: int, silo: str) -> str:
+    return f"{round_}.{silo}.upload"

@@ -1,0 +1,223 @@
+"""What the coordinator must not forget: ``coordinator.sqlite`` in WAL mode, every transaction on the disk when it ends.
+
+Jobs with their state and their method's state, rounds with their members and metrics, submissions with their receipts,
+and which tensor file holds what. Tensor files are written under names of their own before the transaction that names
+them, and removed after the one that no longer does; so whatever instant the process dies at, rows and files agree.
+
+One connection, used from the event loop's thread alone.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import safetensors.torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from ..errors import LocalError
+from .round import JobState
+
+Room: TypeAlias = Literal["result", "version", "mail"]
+Place: TypeAlias = tuple[Room, str, str]  # room, part, silo ("" for a result)
+Files: TypeAlias = Mapping[Place, str]  # place → file name in the job's folder
+
+VERSION = 1
+SCHEMA = """
+CREATE TABLE jobs (
+  name TEXT PRIMARY KEY,
+  position INTEGER NOT NULL UNIQUE,     -- jobs run in this order
+  signed BLOB NOT NULL,                 -- as the operator signed it
+  state TEXT NOT NULL,                  -- JSON of round.JobState
+  method BLOB NOT NULL                  -- safetensors of the method's coordinator state
+) STRICT;
+CREATE TABLE rounds (
+  job TEXT NOT NULL REFERENCES jobs(name),
+  round INTEGER NOT NULL,
+  members TEXT NOT NULL,                -- JSON list: silos whose gifts counted
+  metrics TEXT NOT NULL,                -- JSON object: sums over the members
+  PRIMARY KEY (job, round)
+) STRICT;
+CREATE TABLE submissions (
+  job TEXT NOT NULL REFERENCES jobs(name),
+  round INTEGER NOT NULL,
+  silo TEXT NOT NULL,
+  file TEXT NOT NULL,
+  size INTEGER NOT NULL,
+  sha256 TEXT NOT NULL,
+  ledger_seq INTEGER NOT NULL,          -- where the silo's ledger has it
+  ledger_leaf TEXT NOT NULL,
+  receipt BLOB NOT NULL,                -- our signature
+  PRIMARY KEY (job, round, silo)
+) STRICT;
+CREATE TABLE files (
+  job TEXT NOT NULL REFERENCES jobs(name),
+  room TEXT NOT NULL,
+  part TEXT NOT NULL,
+  silo TEXT NOT NULL,
+  file TEXT NOT NULL,
+  PRIMARY KEY (job, room, part, silo)
+) STRICT;
+"""
+_STATE = TypeAdapter(JobState)
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """One job as it stood when the last transaction ended."""
+
+    signed: bytes
+    state: JobState
+    method: dict[str, Tensor]
+    files: Files
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One accepted upload."""
+
+    round: int
+    silo: str
+    file: str
+    size: int
+    sha256: str
+    ledger_seq: int
+    ledger_leaf: str
+    receipt: bytes
+
+
+class Database:
+    """The rows; ``transaction`` around what belongs together."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create; LocalError where the file is not ours or cannot be read."""
+        self._path = path
+        try:
+            self._connection = sqlite3.connect(path, isolation_level=None)
+            with self._explained():
+                self._prepare()
+        except sqlite3.Error as error:
+            raise LocalError(f"{path}: cannot open it: {error}; check the folder and its owner") from error
+
+    def _prepare(self) -> None:
+        run = self._connection.execute
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = FULL")
+        run("PRAGMA foreign_keys = ON")
+        (found,) = run("PRAGMA user_version").fetchone()
+        if found == 0:
+            with self.transaction():
+                for statement in SCHEMA.split(";\n"):
+                    run(statement)
+                run(f"PRAGMA user_version = {VERSION}")
+        elif found != VERSION:
+            raise LocalError(
+                f"{self._path}: is of version {found}, this release reads {VERSION}; use the one that made it"
+            )
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All of the block's changes or none, on the disk when it ends; LocalError if the disk does not take them."""
+        with self._explained():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise LocalError(
+                f"{self._path}: {error}; make room on the disk or restore the file, and start the coordinator again"
+            ) from error
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._connection.close()
+
+    # Jobs.
+
+    def jobs(self) -> list[StoredJob]:
+        """All jobs in their order."""
+        with self._explained():
+            rows = self._connection.execute("SELECT name, signed, state, method FROM jobs ORDER BY position").fetchall()
+            return [self._stored(*row) for row in rows]
+
+    def _stored(self, name: str, signed: bytes, state: str, method: bytes) -> StoredJob:
+        try:
+            read = _STATE.validate_json(state)
+        except ValidationError as error:
+            raise LocalError(f"{self._path}: the state of job {name!r} cannot be read; restore a backup") from error
+        rows = self._connection.execute("SELECT room, part, silo, file FROM files WHERE job = ?", (name,))
+        files = {(room, part, silo): file for room, part, silo, file in rows}
+        return StoredJob(signed, read, safetensors.torch.load(method), files)
+
+    def add_job(self, signed: bytes, state: JobState, method: Mapping[str, Tensor]) -> None:
+        """Append a job to the queue."""
+        self._connection.execute(
+            "INSERT INTO jobs SELECT ?, coalesce(max(position), 0) + 1, ?, ?, ? FROM jobs",
+            (state.job, signed, _dumped(state), safetensors.torch.save(dict(method))),
+        )
+
+    def save_state(self, state: JobState) -> None:
+        """Replace a job's state."""
+        self._connection.execute("UPDATE jobs SET state = ? WHERE name = ?", (_dumped(state), state.job))
+
+    # Rounds.
+
+    def add_submission(self, job: str, given: Submission) -> None:
+        """Note an accepted upload with its receipt."""
+        fields = (given.round, given.silo, given.file, given.size, given.sha256)
+        proof = (given.ledger_seq, given.ledger_leaf, given.receipt)
+        self._connection.execute("INSERT INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (job, *fields, *proof))
+
+    def submission(self, job: str, round_: int, silo: str) -> Submission | None:
+        """What a silo gave in a round, if it was accepted."""
+        with self._explained():
+            row = self._connection.execute(
+                "SELECT round, silo, file, size, sha256, ledger_seq, ledger_leaf, receipt FROM submissions "
+                "WHERE job = ? AND round = ? AND silo = ?",
+                (job, round_, silo),
+            ).fetchone()
+        return Submission(*row) if row else None
+
+    def close_round(
+        self,
+        job: str,
+        round_: int,
+        members: Sequence[str],
+        metrics: Mapping[str, int],
+        method: Mapping[str, Tensor],
+        files: Mapping[Place, str | None],
+    ) -> None:
+        """Note what the fold of a round gave: metrics, the method's state, and the files that changed (None: gone)."""
+        run = self._connection.execute
+        run("INSERT INTO rounds VALUES (?, ?, ?, ?)", (job, round_, json.dumps(members), json.dumps(dict(metrics))))
+        run("UPDATE jobs SET method = ? WHERE name = ?", (safetensors.torch.save(dict(method)), job))
+        for place, file in files.items():
+            if file is None:
+                run("DELETE FROM files WHERE job = ? AND room = ? AND part = ? AND silo = ?", (job, *place))
+            else:
+                run("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", (job, *place, file))
+
+    def rounds(self, job: str) -> list[tuple[int, list[str], dict[str, int]]]:
+        """Number, members and metrics of the closed rounds."""
+        with self._explained():
+            rows = self._connection.execute(
+                "SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,)
+            ).fetchall()
+        return [(round_, json.loads(members), json.loads(metrics)) for round_, members, metrics in rows]
+
+
+def _dumped(state: JobState) -> str:
+    return _STATE.dump_json(state).decode()
