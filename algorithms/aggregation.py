@@ -19,7 +19,7 @@ Delivered: TypeAlias = dict[str, dict[str, Tensor]]
 
 
 class Shelf(Protocol):
-    """What the coordinator kept of earlier rounds: the last published parts, each silo's last version of a Mix, mail."""
+    """What earlier rounds left: the last published parts, the last version of a Mix that each silo gave, mail."""
 
     def latest(self, part: str) -> Tensors | None:
         """The last published value; None before the first."""

@@ -87,13 +87,13 @@ class Demo:
         jobs = [self._setup.sign_job(self._federation, self._job(name)) for name in self._methods]
         names = [job.name for job in jobs]
         self._setup.write_coordinator(self._federation, names, TIMING)
-        coordinator = Daemon("coordinator", "staddle.coordinator", self._federation.coordinator_config)
+        coordinator = Daemon("coordinator", ("-m", "staddle.coordinator"), self._federation.coordinator_config)
         daemons = [coordinator]
         with running(daemons):
             address = str(coordinator.wait_for("listening", START_SECONDS)["address"])
             for silo, shard in zip(self._federation.silos, self._shards(), strict=True):
                 self._setup.write_silo(self._federation, silo, address, shard, jobs)
-                daemons.append(Daemon(silo, "staddle.silo", self._federation.silo_config(silo)))
+                daemons.append(Daemon(silo, ("-m", "staddle.silo"), self._federation.silo_config(silo)))
             self._console.print(
                 f"1 coordinator and {len(self._federation.silos)} silos, processes "
                 f"{', '.join(str(d.pid) for d in daemons)}, mutual TLS 1.3 on {address}",

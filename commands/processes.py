@@ -20,12 +20,13 @@ Event = Mapping[str, Any]
 class Daemon:
     """One child process; its JSON events go to a file and to a queue."""
 
-    def __init__(self, name: str, module: str, config: Path) -> None:
+    def __init__(self, name: str, program: Sequence[str], config: Path) -> None:
+        """Start ``python <program> --config <config>``."""
         self.name = name
         self.log = config.parent / f"{name}.log"
         # -P: the working folder is no place to import from, whatever it is called.
-        command = [sys.executable, "-P", "-m", module, "--config", str(config)]
-        self._process = subprocess.Popen(  # noqa: S603 our own interpreter and module
+        command = [sys.executable, "-P", *program, "--config", str(config)]
+        self._process = subprocess.Popen(  # noqa: S603 our own interpreter and program
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         self._events: queue.Queue[Event | None] = queue.Queue()

@@ -178,12 +178,13 @@ class JobStore:
 
     def commit(self, round_: int, changes: Mapping[Place, str | None]) -> None:
         """Turn to the files of a round that the database has committed; remove what nothing refers to any more."""
-        self.forget_loaded()
-        before = set(self._files.values())
-        self._files |= {place: name for place, name in changes.items() if name is not None}
-        for place in [place for place, name in changes.items() if name is None]:
-            self._files.pop(place, None)
-        wanted = set(self._files.values())
+        with self._loading:
+            self._loaded.clear()
+            before = set(self._files.values())
+            self._files |= {place: name for place, name in changes.items() if name is not None}
+            for place in [place for place, name in changes.items() if name is None]:
+                self._files.pop(place, None)
+            wanted = set(self._files.values())
         uploads = {path.name for path in self._folder.glob(f"{round_}.*.upload")} - wanted
         for name in self._rubbish | uploads:
             (self._folder / name).unlink(missing_ok=True)

@@ -179,12 +179,49 @@ def test_a_weight_may_be_any_number_of_records(tmp_path, weight):
 # A job's files.
 
 
-def test_checked_uploads_are_read_by_silo_part_and_name(tmp_path, folder):
-    job = JobStore(folder)
+class Rounds:
+    """A job's store, and the places that a database would have committed."""
+
+    def __init__(self, folder):
+        self.folder, self.places = folder, {}
+        self.store = JobStore(folder, lambda _: ITEMS, {})
+
+    def give(self, tmp_path, round_, silo, seed=0):
+        spool = spooled(tmp_path / f"{silo}.part", values(seed))
+        return self.store.keep(silo, round_, spool.finished())
+
+    def fold(self, round_, act=lambda fold: None):
+        fold = self.store.folding(round_)
+        act(fold)
+        return fold.changes
+
+    def close(self, round_, act=lambda fold: None):
+        changes = self.fold(round_, act)
+        self.places = {k: v for k, v in {**self.places, **changes}.items() if v is not None}
+        self.store.commit(round_, changes)
+
+    def publish(self, round_, value, part="model"):
+        self.close(round_, lambda fold: fold.publish(part, {"w": torch.full((2,), float(value))}))
+
+    def restart(self, uploads=()):
+        self.store = JobStore(self.folder, lambda _: ITEMS, self.places)
+        self.store.clean(uploads)
+
+    @property
+    def names(self):
+        return sorted(path.name for path in self.folder.iterdir())
+
+
+@pytest.fixture
+def job(folder):
+    return Rounds(folder)
+
+
+def test_checked_uploads_are_read_by_silo_part_and_name(tmp_path, job):
     for seed, silo in enumerate(("b", "a", "c")):
-        job.keep(silo, spooled(tmp_path / f"{silo}.part", values(seed)).finished())
+        assert job.give(tmp_path, 3, silo, seed) == f"3.{silo}.upload"
         assert not (tmp_path / f"{silo}.part").exists()
-    read = job.reader(("a", "b"), ITEMS)
+    read = job.store.reader(("a", "b"), 3)
     assert bits(read("model", "b", "w")) == bits(values(0)[1])
     assert bits(read("model", "a", "w")) == bits(values(1)[1])
     assert read("counts", "a", "n").item() == -(2**63) + 1
@@ -192,63 +229,88 @@ def test_checked_uploads_are_read_by_silo_part_and_name(tmp_path, folder):
         read("model", "c", "w")
 
 
-def test_a_silos_later_upload_replaces_its_earlier_one(tmp_path, folder):
-    job = JobStore(folder)
-    for seed in (0, 1):
-        job.keep("a", spooled(tmp_path / "a.part", values(seed)).finished())
-    assert bits(job.reader(("a",), ITEMS)("model", "a", "w")) == bits(values(1)[1])
-    assert len(list((folder / "round").iterdir())) == 1
+def test_a_closed_round_leaves_what_it_published_and_the_versions_of_a_mix(tmp_path, job):
+    for silo in "ab":
+        job.give(tmp_path, 0, silo)
+    job.close(0, lambda fold: (fold.publish("model", {"w": torch.ones(2)}), fold.store("model", "a", {})))
+    assert job.names == ["0.a.upload", "0.model.safetensors"]
+    job.give(tmp_path, 1, "a", 1)
+    job.close(1, lambda fold: fold.store("model", "a", {}))
+    assert bits(job.store.version("model", "a", "w")) == bits(values(1)[1])
+    job.publish(2, 1.0)
+    assert job.names == ["0.model.safetensors", "1.a.upload", "2.model.safetensors"]  # the old model may be read yet
+    job.publish(3, 2.0)
+    assert job.names == ["1.a.upload", "2.model.safetensors", "3.model.safetensors"]
 
 
-def test_a_closed_round_leaves_no_upload_and_nothing_else_goes(tmp_path, folder):
-    job = JobStore(folder)
-    job.publish("model", {"w": torch.ones(2)})
-    job.store("extractor", "a", {"w": torch.ones(2)})
-    job.keep("a", spooled(tmp_path / "a.part", values()).finished())
-    job.clear_round()
-    assert list((folder / "round").iterdir()) == []
-    assert job.latest("model") is not None
-    assert job.has("extractor", "a")
+def test_a_fold_changes_nothing_before_its_commit(tmp_path, job):
+    job.publish(0, 1.0)
+    job.close(1, lambda fold: fold.put_mail("model", "c", {"w": torch.ones(2)}))
+    job.give(tmp_path, 2, "a")
+
+    def act(fold):
+        assert (fold.has("model", "a"), fold.latest("model")["w"].tolist()) == (False, [1, 1])
+        fold.publish("model", {"w": torch.zeros(2)})
+        fold.store("model", "a", {})
+        fold.clear_mail("c")
+        fold.put_mail("model", "b", {"w": torch.zeros(2)})
+        assert (fold.has("model", "a"), fold.mail("model", "b"), fold.latest("model")["w"].tolist()) == (
+            False,
+            None,
+            [1, 1],
+        )
+        assert fold.mail("model", "c")["w"].tolist() == [1, 1]
+
+    first = job.fold(2, act)
+    assert first == job.fold(2, act)  # and again, as after a crash
+    assert not job.store.has("model", "a")
+    assert job.store.mail("model", "c") is not None
+    job.close(2, act)
+    assert job.store.has("model", "a")
+    assert (job.store.mail("model", "c"), job.store.mail("model", "b")["w"].tolist()) == (None, [0, 0])
+    assert job.store.latest("model")["w"].tolist() == [0, 0]
 
 
-def test_a_restart_drops_the_open_round_and_keeps_what_is_published(tmp_path, folder):
-    job = JobStore(folder)
-    job.publish("model", {"w": torch.ones(2)})
-    job.store("extractor", "a", {"w": torch.ones(2)})
-    job.keep("a", spooled(tmp_path / "a.part", values()).finished())
-    again = JobStore(folder)
-    assert list((folder / "round").iterdir()) == []
-    assert again.latest("model")["w"].tolist() == [1, 1]
-    assert again.has("extractor", "a")
+def test_a_restart_keeps_what_was_committed_and_the_uploads_of_the_open_round(tmp_path, job):
+    job.publish(0, 1.0)
+    job.give(tmp_path, 1, "a")
+    job.close(1, lambda fold: fold.store("model", "a", {}))
+    for silo in "abc":
+        job.give(tmp_path, 2, silo, 2)
+    job.fold(2, lambda fold: fold.publish("model", {"w": torch.zeros(2)}))  # died before its commit
+    (job.folder / ".2.model.safetensors.tmp").write_bytes(b"half")
+    job.restart(["2.a.upload", "2.b.upload"])  # c's was never committed
+    assert job.names == ["0.model.safetensors", "1.a.upload", "2.a.upload", "2.b.upload"]
+    assert job.store.latest("model")["w"].tolist() == [1, 1]
+    assert bits(job.store.version("model", "a", "w")) == bits(values(0)[1])
+    assert bits(job.store.reader(("b",), 2)("model", "b", "w")) == bits(values(2)[1])
 
 
-def test_the_archive_gives_back_what_was_published(folder):
-    job = JobStore(folder)
-    assert job.latest("model") is None
+def test_the_archive_gives_back_what_was_published(job):
+    assert job.store.latest("model") is None
     sent = {"extractor.w": torch.randn(4, 3).T, "@weight": torch.tensor(2.0, dtype=torch.float64), "e": torch.empty(0)}
-    job.publish("model", sent)
-    found = job.latest("model")
+    job.close(0, lambda fold: fold.publish("model", sent))
+    found = job.store.latest("model")
     assert {k: (v.dtype, tuple(v.shape), bits(v)) for k, v in found.items()} == {
         k: (v.dtype, tuple(v.shape), bits(v)) for k, v in sent.items()
     }
-    job.publish("model", {"w": torch.zeros(1)})
-    assert list(job.latest("model")) == ["w"]
-    assert job.latest("other") is None
+    job.publish(1, 0.0)
+    assert list(job.store.latest("model")) == ["w"]
+    assert job.store.latest("other") is None
 
 
-def test_a_published_value_can_be_replaced_while_it_is_being_read(folder):
-    job = JobStore(folder)
-    job.publish("model", {"w": torch.zeros(10_000)})
-    held = job.latest("model")["w"]
-    job.publish("model", {"w": torch.ones(10_000)})
+def test_a_published_value_can_be_replaced_while_it_is_being_read(job):
+    job.publish(0, 0.0)
+    held = job.store.latest("model")["w"]
+    job.publish(1, 1.0)
+    job.publish(2, 2.0)
     assert held.sum() == 0
 
 
-def test_every_silo_gets_the_published_value_until_the_next_one(folder):
-    job = JobStore(folder)
-    for value in (1.0, 2.0):
-        job.publish("model", {"w": torch.full((2,), value)})
-        assert [job.latest("model")["w"].tolist() for _ in range(3)] == [[value, value]] * 3
+def test_every_silo_gets_the_published_value_until_the_next_one(job):
+    for round_, value in enumerate((1.0, 2.0)):
+        job.publish(round_, value)
+        assert [job.store.latest("model")["w"].tolist() for _ in range(3)] == [[value, value]] * 3
 
 
 def racing(monkeypatch, action):
@@ -267,78 +329,71 @@ def racing(monkeypatch, action):
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_a_read_that_a_publication_overtakes_does_not_bring_the_old_value_back(folder, monkeypatch, forgets):
-    job = JobStore(folder)
-    job.publish("model", {"w": torch.zeros(2)})
+def test_a_read_that_a_commit_overtakes_does_not_bring_the_old_value_back(job, monkeypatch, forgets):
+    job.publish(0, 0.0)
 
     def fold():
         if forgets:
-            job.forget_loaded()
-        job.publish("model", {"w": torch.ones(2)})
+            job.store.forget_loaded()
+        job.publish(1, 1.0)
 
     other = racing(monkeypatch, fold)
-    job.latest("model")
+    job.store.latest("model")
     other.join(10)
     assert not other.is_alive()
-    assert job.latest("model")["w"].tolist() == [1, 1]
+    assert job.store.latest("model")["w"].tolist() == [1, 1]
 
 
-def test_a_value_that_cannot_be_written_is_a_fault_that_the_daemon_reports(folder, monkeypatch):
-    job = JobStore(folder)
-    job.publish("model", {"w": torch.zeros(2)})
+def test_a_value_that_cannot_be_written_is_a_fault_that_the_daemon_reports(job, monkeypatch):
+    job.publish(0, 0.0)
 
     def failing(*args, **kwargs):
         raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     for name in ("save", "save_file"):
         monkeypatch.setattr(safetensors.torch, name, failing)
-    with pytest.raises(OSError, match="No space left"):
-        job.publish("model", {"w": torch.ones(2)})
-    assert job.latest("model")["w"].tolist() == [0, 0]
-    with pytest.raises(OSError, match="No space left"):
-        job.store("extractor", "a", {"w": torch.ones(2)})
-    assert not job.has("extractor", "a")
+    for act in (
+        lambda fold: fold.publish("model", {"w": torch.ones(2)}),
+        lambda fold: fold.put_mail("model", "a", {"w": torch.ones(2)}),
+    ):
+        with pytest.raises(OSError, match="No space left"):
+            job.fold(1, act)
+    assert job.store.latest("model")["w"].tolist() == [0, 0]
+    assert job.store.mail("model", "a") is None
 
 
-def test_versions_are_kept_by_part_and_silo(folder):
-    job = JobStore(folder)
-    assert not job.has("extractor", "a")
-    job.store("extractor", "a", {"w": torch.zeros(2), "b": torch.full((3,), 5.0)})
-    job.store("extractor", "b", {"w": torch.ones(2)})
-    job.store("head", "a", {"w": torch.full((2,), 9.0)})
-    assert [job.has(part, silo) for part in ("extractor", "head") for silo in "ab"] == [True, True, True, False]
-    assert job.version("extractor", "a", "w").tolist() == [0, 0]
-    assert job.version("extractor", "a", "b").tolist() == [5, 5, 5]
-    assert job.version("extractor", "b", "w").tolist() == [1, 1]
-    job.store("extractor", "a", {"w": torch.full((2,), 3.0)})
-    assert job.version("extractor", "a", "w").tolist() == [3, 3]
-    assert job.version("head", "a", "w").tolist() == [9, 9]
+def test_mail_is_kept_by_part_and_silo_and_cleared_by_silo(job):
+    def act(fold):
+        for number, (part, silo) in enumerate([("theta", "a"), ("head", "a"), ("theta", "b")]):
+            fold.put_mail(part, silo, {"w": torch.full((2,), float(number))})
+
+    job.close(0, act)
+    found = {place: job.store.mail(*place)["w"][0].item() for place in [("theta", "a"), ("head", "a"), ("theta", "b")]}
+    assert list(found.values()) == [0, 1, 2]
+    job.close(1, lambda fold: fold.clear_mail("a"))
+    assert [job.store.mail(part, silo) is None for part, silo in found] == [True, True, False]
 
 
-def test_versions_are_taken_straight_from_mapped_uploads(tmp_path, folder):
-    job = JobStore(folder)
-    job.keep("a", spooled(tmp_path / "a.part", values()).finished())
-    read = job.reader(("a",), ITEMS)
-    job.store("model", "a", {name: read("model", "a", name) for name in ("w", "none", "odd", "@weight")})
-    job.clear_round()
+def test_versions_are_kept_by_part_and_silo_and_are_the_uploads_bits(tmp_path, job):
+    job.give(tmp_path, 0, "a", 0)
+    job.give(tmp_path, 0, "b", 1)
+    job.close(0, lambda fold: (fold.store("model", "a", {}), fold.store("counts", "b", {})))
+    assert [job.store.has(part, silo) for part in ("model", "counts") for silo in "ab"] == [True, False, False, True]
     for place, name in ((1, "w"), (2, "none"), (3, "odd"), (4, "@weight")):
-        assert bits(job.version("model", "a", name)) == bits(values()[place])
+        assert bits(job.store.version("model", "a", name)) == bits(values(0)[place])
 
 
-def test_files_are_readable_by_their_owner_alone(folder):
-    job = JobStore(folder)
-    job.publish("model", {"w": torch.ones(1)})
-    job.store("extractor", "a", {"w": torch.ones(1)})
-    for path in folder.rglob("*.safetensors"):
+def test_files_are_readable_by_their_owner_alone(tmp_path, job):
+    job.publish(0, 1.0)
+    job.give(tmp_path, 1, "a")
+    for path in job.folder.iterdir():
         assert path.stat().st_mode & 0o077 == 0
-        assert list(safetensors.torch.load_file(path)) == ["w"]
 
 
-def test_an_upload_that_would_fill_the_disk_is_refused_beforehand(folder, monkeypatch):
-    job = JobStore(folder)
+def test_an_upload_that_would_fill_the_disk_is_refused_beforehand(job, monkeypatch):
     free = MARGIN_BYTES + 1000
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    job.check_space("silo-a", 1000)
+    job.store.check_space("silo-a", 1000)
     with pytest.raises(RefusedError, match="1001") as caught:
-        job.check_space("silo-a", 1001)
+        job.store.check_space("silo-a", 1001)
     assert caught.value.code == "STORAGE"

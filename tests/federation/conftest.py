@@ -56,7 +56,7 @@ class Running:
     def start_coordinator(self, **timing: float) -> Daemon:
         names = [job.name for job in self.jobs]
         local_federation.write_coordinator(self.federation, names, {**TIMING, **timing})
-        daemon = Daemon("coordinator", "staddle.coordinator", self.federation.coordinator_config)
+        daemon = Daemon("coordinator", ("-m", "staddle.coordinator"), self.federation.coordinator_config)
         self.daemons["coordinator"] = daemon
         self.address = str(daemon.wait_for("listening", 60)["address"])
         return daemon
@@ -65,7 +65,7 @@ class Running:
         local_federation.write_silo(self.federation, silo, self.address, self.data[silo], self.jobs)
 
     def start_silo(self, silo: str) -> Daemon:
-        daemon = Daemon(silo, "staddle.silo", self.federation.silo_config(silo))
+        daemon = Daemon(silo, ("-m", "staddle.silo"), self.federation.silo_config(silo))
         self.daemons[silo] = daemon
         return daemon
 

@@ -1,0 +1,176 @@
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from staddle.coordinator.database import Database, Submission
+from staddle.coordinator.round import Answered, Began, Drawn, Folded, Given, JobState, advance
+from staddle.errors import LocalError
+
+SILOS = ("b", "a", "c")
+GIVEN = Submission(1, "a", "1.a.upload", 2**40, "ab" * 32, 2**53 - 1, "cd" * 32, b"\0sig")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "coordinator.sqlite"
+
+
+@pytest.fixture
+def database(path):
+    made = Database(path)
+    yield made
+    made.close()
+
+
+def job(name="j"):
+    return JobState(name, SILOS, 3, 2)
+
+
+def add(database, *states, signed=b"{}", method=None):
+    for state in states:
+        with database.transaction():
+            database.add_job(signed, state, method or {})
+
+
+def again(database, path):
+    database.close()
+    return Database(path)
+
+
+def test_jobs_come_back_in_the_order_in_which_they_were_added(database, path):
+    add(database, job("z"), job("a"), job("m"))
+    with database.transaction():
+        database.save_state(replace(job("a"), stage="ended"))
+    found = again(database, path).jobs()
+    assert [(kept.state.job, kept.state.stage) for kept in found] == [("z", "queued"), ("a", "ended"), ("m", "queued")]
+
+
+def test_every_state_of_a_job_comes_back_as_it_was(database, path):
+    state = job()
+    add(database, state)
+    events = [Began(), *(Answered(s, None) for s in SILOS), Drawn(0, SILOS), *(Given(s, 0, "x") for s in SILOS)]
+    for event in [*events, Folded(0), Drawn(1, ("a", "b")), Given("a", 1, "y")]:
+        state, _ = advance(state, event)
+        with database.transaction():
+            database.save_state(state)
+        assert database.jobs()[0].state == state
+    assert again(database, path).jobs()[0].state == state
+
+
+def test_the_methods_state_keeps_its_bits(database, path):
+    method = {"phi": torch.randn(3, 3, dtype=torch.float64), "gave": torch.tensor([1, 0, 2])}
+    add(database, job(), signed=b"\xff\0signed", method=method)
+    found = again(database, path).jobs()[0]
+    assert found.signed == b"\xff\0signed"
+    assert all(
+        torch.equal(found.method[name], value) and found.method[name].dtype == value.dtype
+        for name, value in method.items()
+    )
+
+
+def test_a_closed_round_changes_files_method_and_metrics_together(database, path):
+    add(database, job())
+    with database.transaction():
+        files = {("result", "model", ""): "0.model.safetensors", ("mail", "theta", "a"): "0.theta.a.safetensors"}
+        database.close_round("j", 0, ("a", "b"), {"tested": 5}, {"n": torch.tensor(1)}, files)
+    with database.transaction():
+        files = {("result", "model", ""): "1.model.safetensors", ("mail", "theta", "a"): None}
+        database.close_round("j", 1, ("c",), {"tested": 7}, {"n": torch.tensor(2)}, files)
+    database = again(database, path)
+    (found,) = database.jobs()
+    assert found.files == {("result", "model", ""): "1.model.safetensors"}
+    assert found.method["n"].item() == 2
+    assert database.rounds("j") == [(0, ["a", "b"], {"tested": 5}), (1, ["c"], {"tested": 7})]
+
+
+def test_a_receipt_is_found_again(database, path):
+    add(database, job())
+    with database.transaction():
+        database.add_submission("j", GIVEN)
+    database = again(database, path)
+    assert database.submission("j", 1, "a") == GIVEN
+    assert database.submission("j", 1, "b") is None
+    assert database.submission("j", 0, "a") is None
+
+
+def test_a_submission_counts_once(database):
+    add(database, job())
+    with database.transaction():
+        database.add_submission("j", GIVEN)
+    with pytest.raises(LocalError, match="UNIQUE"), database.transaction():
+        database.add_submission("j", replace(GIVEN, sha256="00" * 32))
+    assert database.submission("j", 1, "a") == GIVEN
+
+
+def test_a_transaction_that_fails_changes_nothing(database, path):
+    add(database, job())
+
+    class Stop(BaseException):
+        pass
+
+    with pytest.raises(Stop), database.transaction():
+        database.save_state(replace(job(), stage="ended"))
+        database.add_submission("j", GIVEN)
+        raise Stop
+    assert database.jobs()[0].state == job()
+    assert again(database, path).submission("j", 1, "a") is None
+
+
+def test_what_was_committed_survives_kill_9_and_what_was_not_leaves_no_trace(path):
+    program = """
+import os, signal, sys
+from pathlib import Path
+from dataclasses import replace
+from staddle.coordinator.database import Database
+from staddle.coordinator.round import JobState
+database = Database(Path(sys.argv[1]))
+state = JobState("j", ("a", "b"), 3, 2)
+with database.transaction():
+    database.add_job(b"{}", state, {})
+with database.transaction():
+    database.save_state(replace(state, stage="admitting"))
+with database.transaction():
+    database.save_state(replace(state, stage="round"))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
+    assert done.returncode == -9
+    database = Database(path)
+    assert database.jobs()[0].state.stage == "admitting"
+    database.close()
+
+
+def test_a_full_disk_is_an_error_of_ours_and_the_rows_stay(database, path):
+    add(database, job())
+    database._connection.execute(
+        f"PRAGMA max_page_count = {database._connection.execute('PRAGMA page_count').fetchone()[0]}"
+    )
+    with (
+        pytest.raises(LocalError, match=r"coordinator\.sqlite: database or disk is full; make room"),
+        database.transaction(),
+    ):
+        database.save_state(replace(job(), reason="x" * 100_000))
+    assert database.jobs()[0].state == job()
+
+
+@pytest.mark.parametrize("broken", [b"not a database" * 100, None])
+def test_a_file_that_is_no_database_of_ours_is_named(path, broken):
+    if broken is None:
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA user_version = 9")
+        connection.close()
+    else:
+        path.write_bytes(broken)
+    with pytest.raises(LocalError, match=r"coordinator\.sqlite"):
+        Database(path)
+
+
+def test_a_state_that_cannot_be_read_is_named(database):
+    add(database, job())
+    database._connection.execute("UPDATE jobs SET state = '{}'")
+    with pytest.raises(LocalError, match="state of job 'j' cannot be read"):
+        database.jobs()

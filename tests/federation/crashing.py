@@ -1,0 +1,152 @@
+"""A daemon that dies by kill -9 again and again: ``crashing.py (coordinator|silo) PLAN --config CONFIG``, for tests.
+
+The parent imports everything once and forks; each child runs the daemon as it ships and kills itself where ``PLAN``
+says; the parent then forks the next. A child that ends by itself ends the parent, with its status.
+
+``every``: each durable step (fsync, rename, removal, COMMIT) is died at once, right before it and, for a COMMIT, also
+right after it; steps are told apart by the file and what it holds, so the n-th child gets further than the one before.
+``seed:S:N``: N children die after a random time of at most two seconds, drawn from the seed S; the next one lives.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from staddle import log
+from staddle.proto.channel import require_tls13
+
+require_tls13()
+
+import safetensors.torch  # noqa: E402, F401
+import torch  # noqa: E402
+
+from staddle.coordinator import config as coordinator_configs  # noqa: E402
+from staddle.coordinator import database, server  # noqa: E402
+from staddle.silo import agent, daemon  # noqa: E402
+from staddle.silo import config as silo_configs  # noqa: E402
+
+LONGEST_SECONDS = 2.0
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()  # the signal is on its way; nothing more may happen here
+
+
+class Steps:
+    """Dies at the first step that no child has died at yet; ``told`` is a pipe to the parent."""
+
+    def __init__(self, died: set[str], told: int) -> None:
+        self._died = died
+        self._told = told
+        self._lock = threading.Lock()
+
+    def step(self, key: str) -> None:
+        with self._lock:
+            if key not in self._died:
+                os.write(self._told, key.encode() + b"\n")
+                die()
+
+    def arm(self) -> None:
+        """Watch every durable step of this process."""
+        fsync, replace, unlink, connect = os.fsync, Path.replace, Path.unlink, database.sqlite3.connect
+        steps = self
+
+        def watched_fsync(descriptor):
+            steps.step(f"fsync {described(Path(os.readlink(f'/proc/self/fd/{descriptor}')))}")
+            fsync(descriptor)
+
+        def watched_replace(path, target):
+            steps.step(f"rename {Path(target).name}")
+            return replace(path, target)
+
+        def watched_unlink(path, *, missing_ok=False):
+            steps.step(f"remove {path.name}")
+            unlink(path, missing_ok=missing_ok)
+
+        class Connection(database.sqlite3.Connection):
+            changes = ""
+
+            def execute(self, sql, *args):
+                if sql != "COMMIT":
+                    self.changes += f"{sql.split()[0]} {args[0][0] if args else ''}\n"
+                    return super().execute(sql, *args)
+                steps.step(f"before COMMIT of {self.changes}".replace("\n", "; "))
+                done = super().execute(sql, *args)
+                steps.step(f"after COMMIT of {self.changes}".replace("\n", "; "))
+                self.changes = ""
+                return done
+
+        os.fsync, Path.replace, Path.unlink = watched_fsync, watched_replace, watched_unlink
+        database.sqlite3.connect = lambda path, **options: connect(path, factory=Connection, **options)
+
+
+def described(path: Path) -> str:
+    """A file and, for a ledger, what its last record is about."""
+    if path.suffix != ".jsonl":
+        return path.name.strip(".")
+    record = json.loads(path.read_bytes().splitlines()[-1])
+    return f"{path.name} {record['type']} {record.get('job', '')} {record.get('round', '')} {record.get('status', '')}"
+
+
+def die_after(seconds: float) -> None:
+    def wait() -> None:
+        time.sleep(seconds)
+        die()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def run(role: str, config: Path) -> None:
+    torch.set_num_threads(1)
+    agent.FIRST_WAIT_SECONDS = 0.05
+    agent.PAUSE_SECONDS = 0.02
+    if role == "coordinator":
+        loaded = coordinator_configs.load(config)
+        log.setup(loaded.log)
+        asyncio.run(server.serve(loaded))
+    else:
+        silo = silo_configs.load(config)
+        log.setup(silo.log)
+        asyncio.run(daemon.serve(silo))
+
+
+def main(role: str, plan: str, config: Path) -> int:
+    died: set[str] = set()
+    delays: list[float] = []
+    if plan != "every":
+        _, seed, number = plan.split(":")
+        rng = random.Random(int(seed))
+        delays = [rng.uniform(0, LONGEST_SECONDS) for _ in range(int(number))]
+    life = 0
+    while True:
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(ours)
+            if plan == "every":
+                Steps(died, theirs).arm()
+            elif life < len(delays):
+                die_after(delays[life])
+            run(role, config)
+            os._exit(0)
+        os.close(theirs)
+        signal.signal(signal.SIGTERM, lambda *_, child=child: os.kill(child, signal.SIGTERM))
+        with os.fdopen(ours) as pipe:
+            told = pipe.read().splitlines()
+        _, status = os.waitpid(child, 0)
+        if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
+            return os.waitstatus_to_exitcode(status)
+        died.update(told)
+        life += 1
+        print(json.dumps({"event": "killed", "life": life, "at": told}), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[4])))

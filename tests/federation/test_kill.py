@@ -1,0 +1,84 @@
+"""kill -9 of either side at every durable step and at random moments: the job goes on to the same result."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+
+from staddle.algorithms.data import split
+from staddle.algorithms.local_round import state_from_bytes
+from staddle.algorithms.simulation import simulate
+from staddle.commands import local_federation
+from staddle.commands.processes import Daemon
+from staddle.security.ledger_audit import ledger_file, verify
+from staddle.silo.state import split_key
+
+SILOS = ("north", "east", "south", "west")
+CRASHING = str(Path(__file__).with_name("crashing.py"))
+TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}  # lost after 30 s: who restarts is not
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def begin(running, document, victim, plan):
+    """A federation in which one daemon dies and dies; fedsimsup's mail is what a fold may not apply twice."""
+    options = {"participation": 0.75, "rounds": 2, "round_timeout": 120}
+    running.job(document("sup", SILOS, "fedsimsup", options={"tau_theta": 1}, **options))
+    running.job(document("sim", SILOS, "pfedsim", options={"rho": 0.5}, **options))
+    running.address = f"127.0.0.1:{free_port()}"
+    federation, names = running.federation, [job.name for job in running.jobs]
+    local_federation.write_coordinator(federation, names, TIMING, running.address)
+    for silo in SILOS:
+        running.write_silo(silo)
+    configs = {"coordinator": federation.coordinator_config, **{silo: federation.silo_config(silo) for silo in SILOS}}
+    for name, config in configs.items():
+        role = "coordinator" if name == "coordinator" else "silo"
+        program = (CRASHING, role, plan) if name == victim else ("-m", f"staddle.{role}")
+        running.daemons[name] = Daemon(name, program, config)
+
+
+def same_as_undisturbed(running):
+    torch.set_num_threads(1)
+    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    for job in running.jobs:
+        expected = simulate(job, shards)
+        for silo in SILOS:
+            path = running.federation.state(silo) / "jobs" / job.name / "model.safetensors"
+            found = state_from_bytes(path.read_bytes())
+            for part, tensors in expected.states[silo].parts.items():
+                for name, value in tensors.items():
+                    assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
+    for silo in SILOS:
+        assert verify(ledger_file(running.federation.state(silo))).ok
+
+
+def deaths(running, victim):
+    lines = (json.loads(line) for line in running.daemons[victim].log.read_text().splitlines() if line.startswith("{"))
+    return [line["at"] for line in lines if line["event"] == "killed"]
+
+
+def finished(running):
+    for job in running.jobs:
+        for silo in SILOS:
+            ended = running.daemons[silo].wait_for("job.finished", 150)
+            assert (ended["job"], ended["completed"]) == (job.name, True)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("victim", ["coordinator", "north"])
+@pytest.mark.parametrize("plan", ["every", "seed:1:12"])
+def test_killed_again_and_again(start, document, victim, plan):
+    running = start(*SILOS)
+    begin(running, document, victim, plan)
+    finished(running)
+    died = deaths(running, victim)
+    running.stop()
+    same_as_undisturbed(running)
+    print(len(died), died)
+    assert len(died) >= (12 if plan != "every" else 20)
