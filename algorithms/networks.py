@@ -3,7 +3,7 @@
 lenet5 is the LeNet-5 of pFedSim (Tan et al., 2023, Table 5, as its authors' code reads): conv 5x5 to 6 and to 16
 channels, each with norm, ReLU and 2x2 max-pool, then 120 and 84 units. On 3x32x32 with norm "batch" and 10 classes:
 456 + 12 + 2,416 + 32 + 48,120 + 10,164 = 61,200 parameters in the extractor and 850 in the classifier; batch norm
-adds 46 numbers of running statistics, which never leave a silo. cnn-digits is a small network for the 8x8 digits.
+adds 44 numbers of running statistics and two counts of batches. cnn-digits is a small network for the 8x8 digits.
 """
 
 from collections import OrderedDict
