@@ -16,6 +16,7 @@ from torch import nn
 from .networks_fedaims import convnet_3x64, convnet_4x128, convnet_digits, resnet18
 from .networks_fedsimsup import lenet, lenet_wide
 from .networks_fedssa import digits_cnn, fedssa_cnn
+from .networks_mobilenet import mobilenet_v2
 from .networks_ppfl import glm
 
 Norm: TypeAlias = Literal["none", "batch", "group"]
@@ -102,4 +103,5 @@ NETWORKS: dict[str, Network] = {
     "convnet-4x128": Network((3, 32, 32), at_least(16), convnet_4x128, ("batch", "group")),
     "convnet-digits": Network((1, 8, 8), exactly((1, 8, 8)), convnet_digits),
     "resnet18": Network((3, 32, 32), at_least(16), resnet18, ("batch", "group")),
+    "mobilenet-v2": Network((3, 32, 32), at_least(32), mobilenet_v2, ("batch", "group")),
 }

@@ -231,7 +231,7 @@ class Recorder(Plain):
 
 
 def played(monkeypatch, job, shards):
-    """What was given, what was delivered by round, and the states of a simulated job."""
+    """What was given, what was delivered by round and silo, and the result of a simulated job."""
     recorder, delivered = Recorder(), {}
 
     def recorded(method, exchanges, state, round_, silo, archive):
@@ -240,7 +240,7 @@ def played(monkeypatch, job, shards):
 
     monkeypatch.setattr(simulation, "PLAIN", recorder)
     monkeypatch.setattr(simulation, "deliver", recorded)
-    return recorder.given, delivered, simulation.simulate(job, shards).states
+    return recorder.given, delivered, simulation.simulate(job, shards)
 
 
 STATISTICS = [f"extractor.norm{i}.running_{what}" for i in (1, 2) for what in ("mean", "var")]
@@ -248,12 +248,12 @@ STATISTICS = [f"extractor.norm{i}.running_{what}" for i in (1, 2) for what in ("
 
 def test_local_statistics_are_in_no_upload_and_differ_from_silo_to_silo(make_job, make_shards, monkeypatch):
     job = make_job("pfedsim", model={"norm": "batch"})
-    given, delivered, states = played(monkeypatch, job, make_shards(job))
+    given, delivered, result = played(monkeypatch, job, make_shards(job))
     assert {part for part, _ in given} == {"model", "extractor", "rows", "metrics"}
     crossed = [*(t for _, t in given), *(t for parts in delivered.values() for t in parts.values())]
     assert not any("running" in name or "tracked" in name for tensors in crossed for name in tensors)
     for name in STATISTICS:
-        one, *others = (state.parts["extractor"][name.removeprefix("extractor.")] for state in states.values())
+        one, *others = (state.parts["extractor"][name.removeprefix("extractor.")] for state in result.states.values())
         assert not any(torch.equal(one, other) for other in others)
 
 
@@ -275,3 +275,31 @@ def test_global_statistics_are_averaged_in_the_first_phase_and_mixed_in_the_seco
         last = torch.stack([tensors[name] for tensors in extractors[-3:]])
         assert len(mixed.unique(dim=0)) == 3
         assert bool(((last.amin(0) < mixed) & (mixed < last.amax(0))).all())  # each a mean of all, one's own included
+
+
+@pytest.mark.parametrize("buffers", ["local", "global"])
+def test_a_short_job_on_mobilenet_v2_mixes_extractors(make_job, make_data, monkeypatch, buffers):
+    model = {"name": "mobilenet-v2", "norm": "batch", "buffers": buffers}
+    job = make_job("pfedsim", rounds=2, model=model, training={"batch_size": 4, "lr": 0.01})
+    shards = {
+        silo: tuple(make_data(n, seed, shape=(3, 32, 32)) for n, seed in ((8 + 2 * i, i), (4, 100 + i)))
+        for i, silo in enumerate(job.silos)
+    }
+    given, delivered, result = played(monkeypatch, job, shards)
+    assert [part for part, _ in given] == ["model", "metrics"] * 3 + ["extractor", "rows", "metrics"] * 3
+    assert all(bool(value.isfinite().all()) for _, tensors in given for value in tensors.values())
+    assert all(
+        bool(v.isfinite().all()) for s in result.states.values() for part in s.parts.values() for v in part.values()
+    )
+    first, *others = (delivered[1, silo]["model"] for silo in job.silos)
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    extractors = [tensors for part, tensors in given if part == "extractor"]
+    assert any("running" in name for name in extractors[0]) == (buffers == "global")
+    for silo in job.silos:
+        weights = job.method().weights(result.coordinator, silo)
+        assert list(weights) == list(job.silos)
+        shares = torch.tensor(list(weights.values()), dtype=torch.float64) / sum(weights.values())
+        for name, mixed in delivered[2, silo]["extractor"].items():
+            oracle = sum(share * tensors[name].double() for share, tensors in zip(shares, extractors, strict=True))
+            assert torch.allclose(mixed.double(), oracle, atol=1e-6, rtol=1e-6)
+            assert not torch.equal(mixed, extractors[job.silos.index(silo)][name])
