@@ -78,6 +78,7 @@ from .method import (
     SiloState,
     Stage,
     Value,
+    specs_of_parameters,
 )
 from .models import initialise
 from .networks_fedaims import Blocks
@@ -130,7 +131,8 @@ class FedAIMS(Method):
         given = self.options.main_weight
         self.main_weight = 1 / len(self.widths) if given is None else given  # λ
         rows = (setting.classes, self.widths[-1])
-        length = sum(spec.elements for spec in self.template["extractor"])
+        self.compared = specs_of_parameters(extractor)  # never statistics, whatever else the backbone holds
+        length = sum(spec.elements for spec in self.compared)
         self.backbone = self.shared("backbone", Kind.BACKBONE, "extractor")
         self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio"), (TensorSpec("mean", "float32", rows),))
         self.direction = Part("direction", Kind.BACKBONE, Gram(), (TensorSpec("unit", "float32", (1, length)),))
@@ -256,7 +258,7 @@ class FedAIMS(Method):
 
     def vector(self, state: SiloState) -> Tensor:
         """The backbone's parameters in one row [|φ|]."""
-        return torch.cat([tensor.reshape(-1) for tensor in self.flat(state, "extractor").values()])
+        return torch.cat([state.parts["extractor"][spec.name].reshape(-1) for spec in self.compared])
 
     # The coordinator half. ``similarity`` [n, n] holds the last cosine of each pair, 0 before the first.
 

@@ -32,7 +32,8 @@ Where this differs from the paper:
   trains from scratch, so the paper's FedSimSup-T is no yardstick for it. A silo that has weights for its supervisor
   names their file in its own configuration (``[[weights]]``); a job holds no paths.
 - Sizes of θ and s, τ_s, τ_θ, rates and batch sizes are not in the paper's text; the defaults here are not from it.
-- θ's buffers (running statistics, where the job's model has batch norm) stay at each silo.
+- θ's buffers (running statistics, where the job's model has batch norm) stay at each silo; with ``model.buffers =
+  "global"`` they belong to θ in Eq. 7.
 
 Wire list:
 

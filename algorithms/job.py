@@ -40,8 +40,8 @@ from ..errors import LocalError
 from ..files import Strict, canonical_json, read_toml, validate
 from .catalog import configure, method_class, method_options
 from .exchange import Part
-from .method import METRICS, Method, Optimiser, Setting
-from .models import ModelOptions, build, input_shape
+from .method import METRICS, Method, Optimiser, Setting, specs_of_buffers
+from .models import ModelOptions, build, input_shape, sketch
 from .schema import explain_difference, method_digest, model_digest, phases, plain
 from .streams import raw, stream
 
@@ -197,7 +197,19 @@ class Job:
 
     @cached_property
     def _method(self) -> Method:
-        return configure(self.method_name, self.method_options, self.setting())
+        method = configure(self.method_name, self.method_options, self.setting())
+        if self.model.buffers == "global" and not self._gives_buffers(method):
+            raise LocalError(
+                f"model.buffers = 'global', but method {self.method_name!r} gives no running statistics in any round; "
+                "leave model.buffers out, or choose another method"
+            )
+        return method
+
+    def _gives_buffers(self, method: Method) -> bool:
+        modules = sketch(self.model)
+        buffers = {f"{part}.{spec.name}" for part, module in modules.items() for spec in specs_of_buffers(module)}
+        up = (part for round_ in range(self.rounds + method.census) for part in method.up(round_))
+        return any(spec.name in buffers for part in up for spec in part.tensors)
 
     @cached_property
     def _schema(self) -> list[dict[str, Any]]:
@@ -221,6 +233,7 @@ class Job:
             self.seed,
             lambda: build(self.model, self.seed),
             self.cohort,
+            self.model.buffers,
         )
 
     def method(self) -> Method:

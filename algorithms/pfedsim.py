@@ -23,7 +23,9 @@ Where this differs from the paper:
 - A silo without a neighbour of positive weight keeps its own extractor, as in the code; Eq. 4 says the same.
 - A silo that has not given an extractor since the phase changed takes no part in Eq. 4's sum (the paper lets it stand
   in with the generalisation model) and starts from the last generalisation model when it first trains.
-- Batch norm's running statistics stay at each silo in both phases, its weight and bias are parameters of ω.
+- Batch norm's weight and bias are parameters of ω. Its running statistics follow the job's ``model.buffers``: "local"
+  ones stay at each silo in both phases, as in the authors' code of the paper's time; "global" ones are averaged and
+  mixed with ω, as that code does by default today.
 
 Wire list:
 

@@ -69,7 +69,6 @@ from .method import (
     Setting,
     SiloState,
     Stage,
-    specs_of_parameters,
 )
 from .streams import stream, uniform
 
@@ -130,7 +129,7 @@ class PPFL(Method):
         if not isinstance(classifier, nn.Linear):
             raise LocalError(f"ppfl: canonical models stand for a Linear classifier, not {type(classifier).__name__}")
         self.width = classifier.in_features
-        self.template = {name: specs_of_parameters(m) for name, m in self.modules("").items()}
+        self.template = self.crossing(self.modules(""))
         self.theta = tuple(part for part in ("extractor", "canonical") if self.template[part])
         kind = Kind.WHOLE_MODEL if "extractor" in self.theta else Kind.CANONICAL_MODELS
         self.model = self.shared("model", kind, *self.theta)

@@ -71,7 +71,7 @@ def method_digest(method: Method, schema: list[dict[str, Any]]) -> str:
 
 
 def model_digest(options: ModelOptions, method: Method) -> str:
-    """SHA-256 of canonical JSON of a model's name, version, configuration and ordered parameters."""
+    """SHA-256 of canonical JSON of a model's name, version, configuration and ordered tensors of its template."""
     ordered = [
         [part, spec.name, spec.dtype, list(spec.shape)] for part, specs in method.template.items() for spec in specs
     ]

@@ -6,13 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
 from staddle.algorithms import data, partition
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.exchange import PLAIN, WEIGHT, Gram, Sum
-from staddle.algorithms.fedaims import ADAPTER_WIDTH, prototype_cross_entropy
+from staddle.algorithms.fedaims import ADAPTER_WIDTH, FedAIMS, FedAIMSOptions, prototype_cross_entropy
 from staddle.algorithms.local_round import facts_of, local_round, state_to_bytes, to_modules
 from staddle.algorithms.method import Facts, Latest, SiloState, Value, initial_state
 from staddle.algorithms.models import ModelOptions, build
@@ -419,6 +420,34 @@ def test_backbone_weights_sum_to_one_over_the_cohort(make, make_shards):
             read = lambda s, n, ones=ones, spool=spool: spool["backbone", s][n] if n == WEIGHT else ones[s]  # noqa: E731
             folded = PLAIN.collect(part, cohort, read)
             assert torch.equal(folded[name], torch.ones_like(mean))
+
+
+@pytest.mark.parametrize("similarity", ["update", "raw"])
+def test_algorithm_2_never_compares_statistics(make, similarity):
+    """No network of the table has both blocks and running statistics; one that a job may name later could."""
+
+    def build():
+        torch.manual_seed(0)
+        norms = [nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), nn.Sequential(nn.Conv2d(4, 6, 3))]
+        return {"extractor": Blocks(norms, (4, 6)), "classifier": nn.Linear(6, 3)}
+
+    setting = replace(make().setting(), build=build, buffers="global")
+    method = FedAIMS(setting, FedAIMSOptions(sampling="algorithm2", similarity=similarity))
+    names = [spec.name for spec in method.backbone.tensors]
+    assert [name for name in names if "running" in name] == [
+        f"extractor.blocks.0.1.running_{n}" for n in ("mean", "var")
+    ]
+    start = initial_state(method, "a")
+    delivered = {"block": {"block": torch.tensor(1)}}
+    facts = replace(FACTS, measured={"sums": torch.ones(3, 6), "counts": torch.ones(3)})
+    state, given = method.deliver(start, delivered, facts), []
+    for shift in (0.0, 100.0):
+        parts = {k: v + 1 if "running" not in k else v + shift for k, v in state.parts["extractor"].items()}
+        gifts = method.give(SiloState({**state.parts, "extractor": parts}, state.extra), facts)
+        given.append(PLAIN.give(method.direction, gifts["direction"])["unit"])
+        assert torch.equal(gifts["backbone"].tensors["extractor.blocks.0.1.running_mean"], torch.full((4,), shift))
+    assert torch.equal(given[0], given[1])
+    assert given[0].shape == (1, count(build()["extractor"]))
 
 
 @pytest.mark.parametrize("similarity", ["update", "raw"])

@@ -118,6 +118,41 @@ def test_the_digest_follows_every_choice(make_job):
     assert len(same) == 2
 
 
+def test_the_policy_of_buffers_enters_the_model_digest(make_job):
+    local, written, shared = (
+        make_job("fedavg", model={"norm": "batch", **buffers}).document()
+        for buffers in ({}, {"buffers": "local"}, {"buffers": "global"})
+    )
+    assert local == written
+    assert local["model"]["buffers"] == "local"
+    assert local["model_digest"] != shared["model_digest"]
+    assert not any("running" in tensor["name"] for tensor in local["schema"][0]["up"][0]["tensors"])
+    assert any("running" in tensor["name"] for tensor in shared["schema"][0]["up"][0]["tensors"])
+
+
+def test_a_job_of_this_policy_goes_round_through_canonical_json(make_job):
+    job = make_job("pfedsim", model={"norm": "batch", "buffers": "global"})
+    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire").digest == job.digest
+
+
+@pytest.mark.parametrize("method", ["local", "fedssa"])
+def test_a_policy_of_buffers_that_would_do_nothing_is_refused(make_job, method):
+    with pytest.raises(
+        LocalError, match=f"model.buffers = 'global', but method '{method}' gives no running statistics"
+    ):
+        make_job(method, model={"norm": "batch", "buffers": "global"}).document()
+    make_job(method, model={"norm": "batch", "buffers": "local"}).document()
+
+
+def test_buffers_may_first_cross_after_a_census_or_in_a_late_round(make_job):
+    model = {"norm": "batch", "buffers": "global"}
+    make_job("fedsimsup", model=model, silos=list("abcd"), participation=0.7, rounds=1).document()
+    job = make_job("ppfl", {"schedule": "rbcd", "p_theta": 0.1}, model=model, rounds=40)
+    assert [part.name for part in job.up(0)] == ["coupling", "metrics"]
+    with pytest.raises(LocalError, match="in any round"):
+        make_job("ppfl", {"schedule": "rbcd", "p_theta": 0.1}, model=model, rounds=1).document()
+
+
 def test_the_schema_writes_out_what_crosses(tmp_path):
     schema = read(tmp_path).document()["schema"]
     assert [phase["from_round"] for phase in schema] == [0, 3, 4, 10]

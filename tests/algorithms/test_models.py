@@ -56,6 +56,13 @@ def test_group_norm_has_its_own_groups():
         ({"name": "lenet5", "input": (3, 15, 32)}, "at least 16 x 16"),
         ({"name": "lenet5", "classes": 1}, "classes"),
         ({"name": "resnet"}, "lenet5"),
+        ({"name": "lenet5", "buffers": "shared"}, "buffers"),
+        (
+            {"name": "lenet5", "buffers": "global"},
+            "'lenet5' with norm 'none' keeps no running statistics; leave buffers",
+        ),
+        ({"name": "lenet5", "buffers": "global", "norm": "group"}, "norm 'group' keeps no running statistics"),
+        ({"name": "convnet-3x64", "buffers": "global", "norm": "batch"}, "norm 'batch' keeps no running statistics"),
     ],
 )
 def test_options_that_make_no_model_are_refused(fields, complaint):

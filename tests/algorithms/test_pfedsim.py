@@ -4,8 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from staddle.algorithms import simulation
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange import PLAIN, Gram, Mix, Sum
+from staddle.algorithms.exchange import PLAIN, Gram, Mix, Plain, Sum
 from staddle.algorithms.method import Facts, Latest, Row, SiloState, initial_state
 from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT
 
@@ -116,6 +117,8 @@ def test_self_weight_defaults_and_is_an_option(make):
     assert make(self_weight=0.25).self_weight == 0.25
     state = {"phi": torch.full((3, 3), 0.5, dtype=torch.float64), "gave": torch.ones(3, dtype=torch.int64)}
     assert make(self_weight=0.0, rho=0).weights(state, "b").keys() == {"a", "c"}
+    for similarity in ("mean", "per_class"):
+        assert make(self_weight=0.25, rho=0, similarity=similarity).weights(state, "b")["b"] == 0.25
 
 
 def set_phi(method, pairs, gave):
@@ -214,3 +217,89 @@ def test_running_statistics_are_in_no_part(make_job):
         names = [spec.name for part in (*method.up(round_), *method.down(round_)) for spec in part.tensors]
         assert "extractor.norm1.weight" in names
         assert not any("running" in name or "tracked" in name for name in names)
+
+
+class Recorder(Plain):
+    """The exchanges in the clear, with a list of all that a silo gave."""
+
+    def __init__(self):
+        self.given = []
+
+    def give(self, part, gift):
+        self.given.append((part.name, super().give(part, gift)))
+        return self.given[-1][1]
+
+
+def played(monkeypatch, job, shards):
+    """What was given, what was delivered by round and silo, and the result of a simulated job."""
+    recorder, delivered = Recorder(), {}
+
+    def recorded(method, exchanges, state, round_, silo, archive):
+        delivered[round_, silo] = deliver(method, exchanges, state, round_, silo, archive)
+        return delivered[round_, silo]
+
+    monkeypatch.setattr(simulation, "PLAIN", recorder)
+    monkeypatch.setattr(simulation, "deliver", recorded)
+    return recorder.given, delivered, simulation.simulate(job, shards)
+
+
+STATISTICS = [f"extractor.norm{i}.running_{what}" for i in (1, 2) for what in ("mean", "var")]
+
+
+def test_local_statistics_are_in_no_upload_and_differ_from_silo_to_silo(make_job, make_shards, monkeypatch):
+    job = make_job("pfedsim", model={"norm": "batch"})
+    given, delivered, result = played(monkeypatch, job, make_shards(job))
+    assert {part for part, _ in given} == {"model", "extractor", "rows", "metrics"}
+    crossed = [*(t for _, t in given), *(t for parts in delivered.values() for t in parts.values())]
+    assert not any("running" in name or "tracked" in name for tensors in crossed for name in tensors)
+    for name in STATISTICS:
+        one, *others = (state.parts["extractor"][name.removeprefix("extractor.")] for state in result.states.values())
+        assert not any(torch.equal(one, other) for other in others)
+
+
+def test_global_statistics_are_averaged_in_the_first_phase_and_mixed_in_the_second(make_job, make_shards, monkeypatch):
+    job = make_job("pfedsim", model={"norm": "batch", "buffers": "global"}, rounds=4)
+    shards = make_shards(job)
+    given, delivered, _ = played(monkeypatch, job, shards)
+    assert not any("tracked" in name for _, tensors in given for name in tensors)
+    samples = torch.tensor([float(len(shards[silo][0])) for silo in job.silos])
+    models = [tensors for part, tensors in given if part == "model"]
+    extractors = [tensors for part, tensors in given if part == "extractor"]
+    for name in STATISTICS:
+        for round_ in (1, 2):  # the phase changes at round 2; its model comes down there
+            means = [delivered[round_, silo]["model"][name] for silo in job.silos]
+            values = torch.stack([tensors[name] for tensors in models[3 * (round_ - 1) : 3 * round_]])
+            assert all(torch.equal(mean, means[0]) for mean in means)
+            assert torch.allclose(means[0], (samples / samples.sum()) @ values, atol=1e-6)
+        mixed = torch.stack([delivered[4, silo]["extractor"][name] for silo in job.silos])
+        last = torch.stack([tensors[name] for tensors in extractors[-3:]])
+        assert len(mixed.unique(dim=0)) == 3
+        assert bool(((last.amin(0) < mixed) & (mixed < last.amax(0))).all())  # each a mean of all, one's own included
+
+
+@pytest.mark.parametrize("buffers", ["local", "global"])
+def test_a_short_job_on_mobilenet_v2_mixes_extractors(make_job, make_data, monkeypatch, buffers):
+    model = {"name": "mobilenet-v2", "norm": "batch", "buffers": buffers}
+    job = make_job("pfedsim", rounds=2, model=model, training={"batch_size": 4, "lr": 0.01})
+    shards = {
+        silo: tuple(make_data(n, seed, shape=(3, 32, 32)) for n, seed in ((8 + 2 * i, i), (4, 100 + i)))
+        for i, silo in enumerate(job.silos)
+    }
+    given, delivered, result = played(monkeypatch, job, shards)
+    assert [part for part, _ in given] == ["model", "metrics"] * 3 + ["extractor", "rows", "metrics"] * 3
+    assert all(bool(value.isfinite().all()) for _, tensors in given for value in tensors.values())
+    assert all(
+        bool(v.isfinite().all()) for s in result.states.values() for part in s.parts.values() for v in part.values()
+    )
+    first, *others = (delivered[1, silo]["model"] for silo in job.silos)
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    extractors = [tensors for part, tensors in given if part == "extractor"]
+    assert any("running" in name for name in extractors[0]) == (buffers == "global")
+    for silo in job.silos:
+        weights = job.method().weights(result.coordinator, silo)
+        assert list(weights) == list(job.silos)
+        shares = torch.tensor(list(weights.values()), dtype=torch.float64) / sum(weights.values())
+        for name, mixed in delivered[2, silo]["extractor"].items():
+            oracle = sum(share * tensors[name].double() for share, tensors in zip(shares, extractors, strict=True))
+            assert torch.allclose(mixed.double(), oracle, atol=1e-6, rtol=1e-6)
+            assert not torch.equal(mixed, extractors[job.silos.index(silo)][name])
