@@ -1,4 +1,5 @@
 import statistics
+from math import ceil
 
 import pytest
 import torch
@@ -56,6 +57,23 @@ def test_personal_models_stay_as_trained_after_the_final_delivery(make_job, make
 def test_pfedsim_without_personalisation_is_fedavg(make_job, make_shards):
     one, other = make_job("pfedsim", {"rho": 1}), make_job("fedavg")
     assert simulate(one, make_shards(one)).history == simulate(other, make_shards(other)).history
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedsimsup", "fedssa", "pfedsim", "ppfl"])
+def test_running_statistics_are_in_no_part_and_count_a_silos_own_batches_only(make_job, make_shards, method):
+    """What is frozen does not count either: in FedSimSup θ under its supervisor, in PPFL θ while c moves."""
+    epochs = {"fedsimsup": 5}.get(method, 2)  # of FedSimSup's θ by default
+    job = make_job(
+        method, silos=["a", "b", "c", "d"], participation=0.75, model={"norm": "batch"}, training={"epochs": 2}
+    )
+    crossing = [spec for r in range(job.length + 1) for part in (*job.up(r), *job.down(r)) for spec in part.wire]
+    assert not any("running" in spec.name or "tracked" in spec.name for spec in crossing)
+    shards = make_shards(job)
+    result = simulate(job, shards)
+    for silo, state in result.states.items():
+        trained = sum(report.loss is not None for report in result.history[silo])
+        tracked = [v.item() for name, v in state.parts["extractor"].items() if name.endswith("num_batches_tracked")]
+        assert tracked == [trained * epochs * ceil(len(shards[silo][0]) / job.batch_size)] * 2
 
 
 def test_shards_must_fit_the_job(make_job, make_shards):
