@@ -1,4 +1,5 @@
 import math
+import statistics
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -6,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from staddle.algorithms import data, partition
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.exchange import PLAIN, Gram, Mix, Sum
 from staddle.algorithms.job import Job, JobFile
@@ -13,6 +15,7 @@ from staddle.algorithms.local_round import local_round
 from staddle.algorithms.method import Facts, Latest, Row, SiloState, initial_state
 from staddle.algorithms.models import build
 from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT
+from staddle.algorithms.simulation import simulate
 
 FACTS = Facts("a", 0, 5, torch.tensor([2, 2, 1]))
 
@@ -294,3 +297,26 @@ def test_running_statistics_are_in_no_part(make_job):
         names = [spec.name for part in (*method.up(round_), *method.down(round_)) for spec in part.tensors]
         assert "extractor.norm1.weight" in names
         assert not any("running" in name or "tracked" in name for name in names)
+
+
+def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_job):
+    """800 digits, Dirichlet 0.3 over four silos, 10 rounds of 2 epochs; mean over silos and draws 1 and 2.
+
+    Seen over draws 7, 1 and 2: local 0.887, FedAvg's one model 0.899 and 0.914 as trained on at each silo, pFedSim
+    0.930, 0.944 with ``similarity = "per_class"``. Not asserted, because it does not hold: FedPer has 0.936, so at four
+    silos it is the private classifier that helps; whose extractors are mixed by which weights hardly matters.
+    """
+    digits, silos, means = data.digits(), ["silo-0", "silo-1", "silo-2", "silo-3"], {}
+    digits = data.Dataset(digits.x[:800], digits.y[:800])
+    training = {"epochs": 2, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
+    for seed in (1, 2):
+        parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
+        shards = {s: data.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+        for name in ("local", "fedavg", "pfedsim"):
+            job = make_job(name, silos=silos, rounds=10, seed=seed, model={"classes": 10}, training=training)
+            accuracy = simulate(job, shards).accuracy(job.method().product)
+            means.setdefault(name, []).append(statistics.mean(accuracy.values()))
+    mean = {name: statistics.mean(values) for name, values in means.items()}
+    assert mean["pfedsim"] > 0.9, means
+    assert mean["pfedsim"] > mean["local"] + 0.02, means
+    assert mean["pfedsim"] > mean["fedavg"] + 0.01, means
