@@ -32,7 +32,8 @@ Where this differs from the paper:
   silo for it; groups differ by at most one, the larger ones at deeper blocks. "algorithm2" is the paper's clustering
   and needs cosines between backbones; "full" supervises all middle blocks (Eq. 2).
 - ``similarity = "update"``: cos is of φ_i^{t+1} - φ^t. That of "raw" weights, the paper's, hardly differs between
-  pairs: all start from one backbone. Pairs never trained together count as 0; Algorithm 2 takes the drawn cohort.
+  pairs: all start from one backbone. Line 17 of Algorithm 1 has φ_i^t, which line 8 made equal; φ_i^{t+1} is meant.
+  Pairs never trained together count as 0; Algorithm 2 takes the drawn cohort.
 - Adapters have a ReLU and 64 hidden units (the text states neither; 64 gives the sizes of Table 8).
 - Adapter and head of a block that is not supervised stay as they are, without weight decay.
 

@@ -25,6 +25,9 @@ Where this differs from the paper:
 - Where Σ_j s_ij = 0 (no label in common) the paper divides by zero. Here θ_i stays; ``unmatched`` of the coordinator's
   state counts such rounds silo by silo, those that fewer than three silos completed included.
 - ``similarity = "samples"`` is the ablation of Fig. 3, plain averaging as in FedAvg: s_ij = m_j. No proportions leave.
+- N(t), M and K are those that completed the round and the census; who missed the census neither learns nor teaches.
+  m and the proportions are of the training records.
+- θ_i lives at its silo, where the paper's server holds all: an absent silo applies its rounds of Eq. 7 in one step.
 - All θ_i start equal (Algorithm 1 does not say); averaging independently initialised networks destroys them. The
   supervisors start apart.
 - Supervisors of several architectures are assigned in turn by job order; in the paper each silo draws one.

@@ -22,6 +22,8 @@ Where this differs from the paper:
   it, as the deep form of the paper's figure; for linear canonical models that is PPFL2, as in the authors' code.
 - λ is divided by the mean degree Σ_i d_i / N, since d_i grows with N; ``lam_scale = "literal"`` takes it as it stands.
 - The class sums run over the cohort of the round before: absent silos pull no one. All C^0 are equal, so L C^0 = 0.
+  Eq. 12 is over the cohort too, in all rounds; in Algorithms 1 and O1 all silos take part.
+- Eq. 11 runs for E epochs with the job's optimiser; the paper counts τ plain steps.
 - h_i comes from training records only; the authors' code counts the test records too.
 - The last iterate is kept, not one drawn by Eq. 10; a silo keeps the averaged θ with its own c_i.
 - Schedules. "alternating" is Algorithm O1: c, then θ. "theta_then_c" is the authors' code: it moves c on the averaged

@@ -14,6 +14,7 @@ from staddle.algorithms import data, partition
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.exchange import PLAIN, WEIGHT, Gram, Sum
 from staddle.algorithms.fedaims import ADAPTER_WIDTH, FedAIMS, FedAIMSOptions, prototype_cross_entropy
+from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import facts_of, local_round, state_to_bytes, to_modules
 from staddle.algorithms.method import Facts, Latest, SiloState, Value, initial_state
 from staddle.algorithms.models import ModelOptions, build
@@ -370,6 +371,59 @@ def test_prototypes_by_hand_over_two_silos(make, weights):
     assert torch.allclose(mean, torch.tensor([[first], [7.0], [0.0]]) * wide.float())
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 5)] * 3).filter(any), min_size=1, max_size=4))
+def test_the_weights_of_eq_4_sum_to_one_for_each_class_that_anyone_holds(method_by_weights, cohort):
+    """Where all silos have the same mean of a class, so has the prototype, whoever lacks the class."""
+    wide = torch.tensor([1.0, -2.0, 5.0], dtype=torch.float64)[:, None].expand(3, 32)
+    for method in method_by_weights:
+        state, part = initial_state(method, "a"), method.prototypes
+        given_ = []
+        for counts in torch.tensor(cohort, dtype=torch.float64):
+            facts = Facts("a", 1, int(counts.sum()), counts.long(), {"sums": counts[:, None] * wide, "counts": counts})
+            given_.append(PLAIN.give(part, method.give(state, facts)["prototypes"]))
+            assert not given_[-1]["mean"][counts == 0].any()
+        mean = PLAIN.collect(part, range(len(cohort)), lambda i, name, given_=given_: given_[i][name])["mean"]
+        held = torch.tensor(cohort).sum(0) > 0
+        assert torch.allclose(mean, (wide * held[:, None]).float(), atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def method_by_weights():
+    def method(weights):
+        options = {"prototype_weights": weights}
+        return Job.from_file(JobFile.model_validate({
+            "version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": ["a", "b", "c"],
+            "method": {"name": "fedaims", "options": options}, "model": {"name": "convnet-digits", "classes": 3},
+            "training": {"lr": 0.1},
+        }), "job.toml").method()  # fmt: skip
+
+    return [method("class_count"), method("paper_p")]
+
+
+def test_a_class_that_nobody_in_the_last_cohort_held_has_no_prototype_any_more(make):
+    method = make().method()
+    before = with_prototypes(initial_state(method, "a"), torch.full((3, 32), 9.0))
+    mean = torch.ones(3, 32)
+    mean[1] = 0
+    after = method.deliver(before, {"prototypes": {"mean": mean}}, FACTS)
+    assert torch.equal(after.extra["prototypes"], mean)
+    assert torch.equal(before.extra["prototypes"], torch.full((3, 32), 9.0))  # states are values
+    assert torch.equal(method.deliver(after, {}, FACTS).extra["prototypes"], mean)
+
+
+def test_the_coordinators_cosines_are_new_values_and_bought_by_no_longer_vector(make):
+    method = make({"sampling": "algorithm2"}, silos=list("abc")).method()
+    before = {"similarity": torch.full((3, 3), 0.25, dtype=torch.float64)}
+    direct = {name: {} for name in ("backbone", "prototypes")}
+    for part in (method.backbone, method.prototypes):
+        direct[part.name] = {spec.name: torch.zeros(spec.shape) for spec in part.tensors}
+    gram = torch.tensor([[[1.0, -50.0], [-50.0, 2500.0]]], dtype=torch.float64)
+    after = method.combine(before, 1, ("a", "c"), {**direct, "direction": {"gram": gram}}).state["similarity"]
+    assert after.tolist() == [[1, 0.25, -1], [0.25, 0.25, 0.25], [-1, 0.25, 1]]
+    assert torch.equal(before["similarity"], torch.full((3, 3), 0.25, dtype=torch.float64))
+
+
 def run_rounds(job, shards, rounds):
     """Yield (round, cohort, published before, states before, gifts) of a job played by hand."""
     method, archive, state = job.method(), MemoryArchive(), job.method().begin()
@@ -481,6 +535,37 @@ def test_the_coordinator_delivers_the_blocks_of_algorithm_2_to_the_drawn(make):
     assert all(isinstance(value, Value) for value in sent)
     assert [int(value.tensors["block"]) for value in sent] == [1, 2, 1, 2, 2]
     assert len(method.deliveries({"similarity": s}, job.rounds, "a")) == 2  # the final delivery trains nothing
+
+
+def test_algorithm_2_takes_the_cosines_of_the_drawn_silos(make):
+    """Of three drawn, the third joins the second, to which it is less similar; a, b and c would be dealt otherwise."""
+    job = make({"sampling": "algorithm2"}, silos=list("abcde"), participation=0.6, rounds=9)
+    round_ = next(r for r in range(9) if job.cohort(r) != ("a", "b", "c"))
+    first, second, third = (job.silos.index(silo) for silo in job.cohort(round_))
+    s = cosines(5, {(0, 2): 0.1, (1, 2): 0.5, (first, third): 0.9, (second, third): 0.1})
+    assert supervision_sampling(s[:3, :3], 2) == [2, 1, 2]
+    sent = [job.method().deliveries({"similarity": s}, round_, silo) for silo in job.silos]
+    blocks = {silo: int(d[2].tensors["block"]) for silo, d in zip(job.silos, sent, strict=True) if len(d) > 2}
+    assert blocks == dict(zip(job.cohort(round_), [1, 2, 2], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "known", "trained"),
+    [
+        ({"mu": 0, "aux_ce": "prototype"}, True, True),  # the logits need it
+        ({"mu": 0, "aux_ce": "head"}, True, False),  # weight decay would move it
+        ({"mu": 0.1, "aux_ce": "none"}, True, True),
+        ({"mu": 0.1, "aux_ce": "none"}, False, False),
+    ],
+)
+def test_the_adapter_trains_where_the_loss_has_it(make, options, known, trained):
+    method = make(options).method()
+    state = initial_state(method, "a")
+    if known:
+        state = with_prototypes(state, torch.eye(3, 32))
+    (stage,) = method.stages(state, FACTS)
+    (j,) = method.supervised(state, FACTS)
+    assert {part for part in stage.trains if "adapter" in part} == ({f"adapter{j}"} if trained else set())
 
 
 @pytest.mark.parametrize("block", [None, 0, 3, -1])

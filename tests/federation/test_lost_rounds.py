@@ -44,7 +44,7 @@ def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
         if (round_, silo) in LOST:
             turned_away.add((run.job.name, round_, silo))
             raise RefusedError(silo, "NOT_FINITE", "the test loses this one")
-        await real_accept(run, silo, round_, spool, items)
+        return await real_accept(run, silo, round_, spool, items)
 
     async def scenario():
         config = configs.load(running.federation.coordinator_config)
