@@ -8,6 +8,7 @@ from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.exchange import PLAIN, Gram, Mix, Sum
 from staddle.algorithms.method import Facts, Latest, Row, SiloState, initial_state
 from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT
+from staddle.errors import LocalError
 
 FACTS = Facts("a", 0, 5, torch.tensor([2, 2, 1]))
 
@@ -214,3 +215,14 @@ def test_running_statistics_are_in_no_part(make_job):
         names = [spec.name for part in (*method.up(round_), *method.down(round_)) for spec in part.tensors]
         assert "extractor.norm1.weight" in names
         assert not any("running" in name or "tracked" in name for name in names)
+
+
+def test_one_silo_a_round_is_refused_where_silos_should_meet(make_job):
+    def job(rho, **fields):
+        return make_job("pfedsim", {"rho": rho}, participation=0.1, **fields)
+
+    for rho in (0, 0.5, 0.99):
+        with pytest.raises(LocalError, match=r"draws 1 of 3 silos.*min_cohort.*rho = 1"):
+            job(rho, min_cohort=1).document()
+    assert job(1, min_cohort=1).document()  # FedAvg throughout
+    assert job(0.5, min_cohort=2).document()
