@@ -123,8 +123,7 @@ class FedSSA(Method):
         classes, self.width = header["weight"].shape
         for name in dict.fromkeys(self.options.extractors):
             self._check_extractor(name)
-        if (fewest := self.options.min_holders) > len(setting.silos):
-            raise LocalError(f"fedssa: min_holders = {fewest}, but there are {len(setting.silos)} silos; lower it")
+        self._check_holders()
         rows, counts = (classes, self.width + 1), (classes,)
         dtype = header["weight"].dtype
         row_spec = TensorSpec("rows", dtype, rows)
@@ -134,6 +133,17 @@ class FedSSA(Method):
         self.deltas = Part("deltas", Kind.HEADER_ROWS, Sum("total"), (wide, presence))
         status = TensorSpec("status", "int64", counts)
         self.header = Part("header", Kind.HEADER_ROWS, Sum("mean"), (row_spec, status))
+
+    def _check_holders(self) -> None:
+        """LocalError where no class can ever have enough holders: those of a round, or, stale-inclusive, all silos."""
+        fewest, cohort, silos = self.options.min_holders, self.setting.cohort_size, len(self.setting.silos)
+        if fewest > silos:
+            raise LocalError(f"fedssa: min_holders = {fewest}, but there are {silos} silos; lower it")
+        if fewest > cohort and not self.options.stale_inclusive:
+            raise LocalError(
+                f"fedssa: min_holders = {fewest}, but a round draws {cohort} of {silos} silos, so no row would ever be "
+                "published; lower it, raise participation, or set stale_inclusive = true"
+            )
 
     def _check_extractor(self, name: str) -> None:
         """LocalError unless the architecture takes the job's input and ends in the width of its classifier."""

@@ -51,6 +51,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ..errors import LocalError
 from ..files import Strict
 from .exchange import Gift, Gram, Kind, Mix, Part, TensorSpec
 from .method import Combined, CoordinatorState, Delivery, Facts, Latest, Method, Results, Row, Setting, SiloState, Stage
@@ -83,6 +84,11 @@ class PFedSim(Method):
         super().__init__(setting, options)
         rho = Fraction(str(self.options.rho))  # ρ as it is written: 0.29·100 is 29, in floats 28.999…
         self.warmup = floor(rho * setting.rounds)  # T_g
+        if setting.cohort_size == 1 and self.warmup < setting.rounds:
+            raise LocalError(
+                f"pfedsim: a round draws 1 of {len(setting.silos)} silos, so no two are ever compared and no extractor "
+                "is mixed; raise participation or min_cohort so that 2 are drawn, or set rho = 1"
+            )
         weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
         classes, width = weight.shape
         rows = (1, classes * width) if self.options.similarity == "mean" else (classes, width)

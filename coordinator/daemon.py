@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -43,6 +43,8 @@ from .round import (
     task_for,
 )
 from .store import JobStore, Spool, Upload
+
+T = TypeVar("T")
 
 LOST_AFTER_BEATS = 6
 FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSError is tried again
@@ -93,6 +95,10 @@ class JobRun:
         )
         self.store.clear_round()
         return metrics
+
+    def keep_result(self) -> None:
+        """Keep what the method's coordinator half knows after the last round."""
+        self.store.keep_result(self._method_state, self.job.silos)
 
 
 class Daemon:
@@ -235,15 +241,22 @@ class Daemon:
         self.apply(run, Folded(effect.round))
 
     async def _fold(self, run: JobRun, effect: Fold) -> Mapping[str, Tensor]:
-        """Fold in a thread; an exhausted disk or file table is waited for, folding again changes nothing."""
+        """Fold; after the last round also keep the result, before anybody hears of the job's end."""
+        metrics = await self._on_disk(run, effect, lambda: run.fold(effect.round, effect.members))
+        if effect.round + 1 == run.job.length:
+            await self._on_disk(run, effect, run.keep_result)
+        return metrics
+
+    async def _on_disk(self, run: JobRun, effect: Fold, work: Callable[[], T]) -> T:
+        """Work in a thread; an exhausted disk or file table is waited for, doing the work again changes nothing."""
         loop = asyncio.get_running_loop()
         for wait in FOLD_WAITS:
             try:
-                return await loop.run_in_executor(self._folding, run.fold, effect.round, effect.members)
+                return await loop.run_in_executor(self._folding, work)
             except OSError as error:
                 log.problem("fold.waits", job=run.job.name, round=effect.round, seconds=wait, why=str(error))
                 await asyncio.sleep(wait)
-        return await loop.run_in_executor(self._folding, run.fold, effect.round, effect.members)
+        return await loop.run_in_executor(self._folding, work)
 
     async def stop(self) -> None:
         """Let waiting polls go, finish the fold in hand."""

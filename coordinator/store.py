@@ -1,4 +1,4 @@
-"""The coordinator's disk: uploads in flight, uploads of the round, published results, Mix versions.
+"""The coordinator's disk: uploads in flight, uploads of the round, published results, Mix versions, what is left.
 
 ::
 
@@ -7,12 +7,14 @@
     <directory>/jobs/<job>/latest/<part>.safetensors
     <directory>/jobs/<job>/versions/<part>/<silo>.safetensors
     <directory>/jobs/<job>/mail/<part>/<silo>.safetensors    for silos that were away
+    <directory>/jobs/<job>/result.safetensors    what the method's coordinator half knows once the job is complete
 
 Files appear under their name complete: written aside, fsynced, renamed. Tensors are mapped, not read, so a fold holds
 one tensor of one silo at a time.
 """
 
 import errno
+import json
 import mmap
 import os
 import shutil
@@ -26,11 +28,13 @@ import safetensors.torch
 from torch import Tensor
 
 from ..algorithms.exchange import WEIGHT, all_finite, weight_fault
+from ..algorithms.method import CoordinatorState
 from ..errors import RefusedError
 from ..files import sync_directory
 from ..proto.wire import Item, tensor_from
 
 MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
+SILOS = "silos"  # in the header of a result: the job's silos as a JSON list, in the order of its rows
 
 
 class Spool:
@@ -182,18 +186,26 @@ class JobStore:
         for path in (self._folder / "mail").glob(f"*/{silo}.safetensors"):
             path.unlink()
 
+    # The end of the job.
+
+    def keep_result(self, state: CoordinatorState, silos: Sequence[str]) -> None:
+        """Keep what the method's coordinator half knows, and whose rows they are; no file where it knows nothing."""
+        if state:
+            own = {name: tensor.clone() for name, tensor in state.items()}  # the format takes no shared memory
+            self._write(self._folder / "result.safetensors", own, {SILOS: json.dumps(list(silos))})
+
     def _mail(self, part: str, silo: str) -> Path:
         return self._folder / "mail" / part / f"{silo}.safetensors"
 
     def _version(self, part: str, silo: str) -> Path:
         return self._folder / "versions" / part / f"{silo}.safetensors"
 
-    def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+    def _write(self, path: Path, tensors: Mapping[str, Tensor], header: dict[str, str] | None = None) -> None:
         temporary = path.with_name(f".{path.name}.tmp")
         temporary.unlink(missing_ok=True)
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         try:
-            safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, temporary)
+            safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, header)
         except safetensors.SafetensorError as error:  # what it raises for a full disk
             raise OSError(errno.EIO, f"cannot write {temporary.name}: {error}") from error
         descriptor = os.open(temporary, os.O_RDONLY)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from staddle.algorithms import data, partition
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange import PLAIN, WEIGHT, Gram, Sum
+from staddle.algorithms.exchange import PLAIN, WEIGHT, Gram, Kind, Sum
 from staddle.algorithms.fedaims import ADAPTER_WIDTH, FedAIMS, FedAIMSOptions, prototype_cross_entropy
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import facts_of, local_round, state_to_bytes, to_modules
@@ -486,7 +486,7 @@ def test_algorithm_2_never_compares_statistics(make, similarity):
         return {"extractor": Blocks(norms, (4, 6)), "classifier": nn.Linear(6, 3)}
 
     setting = replace(make().setting(), build=build, buffers="global")
-    method = FedAIMS(setting, FedAIMSOptions(sampling="algorithm2", similarity=similarity))
+    method = FedAIMS(setting, FedAIMSOptions(sampling="algorithm2", similarity=similarity, sketch=0))
     names = [spec.name for spec in method.backbone.tensors]
     assert [name for name in names if "running" in name] == [
         f"extractor.blocks.0.1.running_{n}" for n in ("mean", "var")
@@ -504,9 +504,12 @@ def test_algorithm_2_never_compares_statistics(make, similarity):
     assert given[0].shape == (1, count(build()["extractor"]))
 
 
-@pytest.mark.parametrize("similarity", ["update", "raw"])
-def test_algorithm_2_compares_unit_vectors_of_the_backbone(make, make_shards, similarity):
-    job = make({"sampling": "algorithm2", "similarity": similarity}, silos=list("abcd"), participation=0.5, rounds=3)
+@pytest.mark.parametrize(
+    ("similarity", "sketch", "error"), [("update", 0, 1e-4), ("raw", 0, 1e-4), ("update", 256, 0.25)]
+)
+def test_algorithm_2_compares_unit_vectors_of_the_backbone(make, make_shards, similarity, sketch, error):
+    options = {"sampling": "algorithm2", "similarity": similarity, "sketch": sketch}
+    job = make(options, silos=list("abcd"), participation=0.5, rounds=3)
     shards, method, backbone = make_shards(job), job.method(), None
     flat = lambda tensors: torch.cat([tensors[s.name].flatten() for s in method.backbone.tensors]).double()  # noqa: E731
     start = flat(method.flat(initial_state(method, "a"), "extractor"))
@@ -516,7 +519,7 @@ def test_algorithm_2_compares_unit_vectors_of_the_backbone(make, make_shards, si
         vectors = [flat(spool["backbone", s]) - (base if similarity == "update" else 0) for s in cohort]
         cosine = float(torch.cosine_similarity(vectors[0], vectors[1], dim=0))
         i, j = (job.silos.index(s) for s in cohort)
-        assert new["similarity"][i, j].item() == pytest.approx(cosine, abs=1e-4)
+        assert new["similarity"][i, j].item() == pytest.approx(cosine, abs=error)
         assert new["similarity"][i, j] == new["similarity"][j, i]
         untouched = torch.ones(4, 4, dtype=torch.bool)
         untouched[torch.tensor([[i], [j]]), torch.tensor([i, j])] = False
@@ -525,6 +528,61 @@ def test_algorithm_2_compares_unit_vectors_of_the_backbone(make, make_shards, si
         assert not any("received" in name for name in spool)
         backbone = flat(archive.latest("backbone"))
         assert round_ < 3
+
+
+def test_the_direction_is_sketched_where_that_is_shorter(make):
+    direction = lambda **options: make({"sampling": "algorithm2", **options}).method().up(0)[2]  # noqa: E731
+    whole = direction(sketch=0)
+    length = whole.tensors[0].elements
+    assert (whole.kind, whole.tensors[0].name) == (Kind.BACKBONE, "unit")
+    assert direction(sketch=length) == direction(sketch=65_536) == whole
+    for size, options in ((256, {}), (length - 1, {"sketch": length - 1})):
+        short = direction(**options)
+        assert (short.kind, short.exchange, short.tensors[0].shape) == (Kind.SKETCH, Gram(), (1, size))
+        assert short.tensors[0].name == "sketch"
+
+
+@pytest.mark.parametrize(("kinds", "blocks"), [("xyxy", [1, 2, 2, 1]), ("xyyx", [1, 2, 1, 2])])
+@pytest.mark.parametrize("seed", [7, 8, 9])
+def test_a_sketch_groups_as_the_whole_vector_where_silos_differ_clearly(make, kinds, blocks, seed):
+    """Updates of two kinds, cosine .8 within a kind: 0 → G1, 1 → G2, 2 → the group without its kind, 3 → the other."""
+    rng = torch.Generator().manual_seed(seed)
+    silos, spec = list("abcd"), make().method().backbone.tensors
+    drawn = {kind: [torch.randn(s.shape, generator=rng) for s in spec] for kind in (*"xy", *silos)}
+    found = []
+    for sketch in (0, 256):
+        method = make({"sampling": "algorithm2", "sketch": sketch}, silos=silos, seed=seed).method()
+        gave = {}
+        for silo, kind in zip(silos, kinds, strict=True):
+            state = method.deliver(initial_state(method, silo), {}, FACTS)
+            moved = {
+                s.name.removeprefix("extractor."): method.flat(state, "extractor")[s.name] + common + 0.5 * own
+                for s, common, own in zip(spec, drawn[kind], drawn[silo], strict=True)
+            }
+            after = SiloState({**state.parts, "extractor": {**state.parts["extractor"], **moved}}, state.extra)
+            facts = replace(FACTS, measured={"sums": torch.zeros(3, 32), "counts": torch.zeros(3)})
+            gave[silo] = PLAIN.give(method.direction, method.give(after, facts)["direction"])
+        results = {"direction": PLAIN.collect(method.direction, silos, lambda silo, name, gave=gave: gave[silo][name])}
+        results |= {"backbone": dict.fromkeys((s.name for s in spec), 0), "prototypes": {"mean": 0}}
+        state = method.combine(method.begin(), 0, tuple(silos), results).state
+        i = kinds.rindex(kinds[0])
+        assert state["similarity"][0, i].item() == pytest.approx(0.8, abs=0.01 if sketch == 0 else 0.2)
+        sent = [method.deliveries(state, 1, silo)[2].tensors["block"] for silo in silos]
+        found.append([int(block) for block in sent])
+    assert found == [blocks, blocks]
+
+
+@pytest.mark.parametrize("sampling", ["balanced", "algorithm2"])
+def test_of_fewer_silos_than_middle_blocks_the_shallow_blocks_are_nobodys(make, make_shards, sampling):
+    job = make({"sampling": sampling}, participation=0.1, min_cohort=1)
+    states = simulate(job, make_shards(job)).states
+    fresh = initial_state(job.method(), "a").parts
+    moved = lambda silo, part: any(  # noqa: E731
+        not torch.equal(states[silo].parts[part][name], value) for name, value in fresh[part].items()
+    )
+    trained = {silo for round_ in range(job.rounds) for silo in job.cohort(round_)}
+    assert {silo for silo in job.silos if moved(silo, "head2")} == trained
+    assert not any(moved(silo, part) for silo in job.silos for part in ("head1", "adapter1"))
 
 
 def test_the_coordinator_delivers_the_blocks_of_algorithm_2_to_the_drawn(make):
@@ -585,6 +643,8 @@ def test_a_block_that_the_model_lacks_is_refused(make, block):
         ({"sampling": "random"}, "sampling"),
         ({"aux_ce": "both"}, "aux_ce"),
         ({"lr_decay": 0}, "lr_decay"),
+        ({"sketch": -1}, "sketch"),
+        ({"sketch": 70_000}, "sketch"),
         ({"lambda": 0.5}, "lambda"),
     ],
 )

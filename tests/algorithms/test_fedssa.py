@@ -431,6 +431,16 @@ def test_bad_options_are_refused_at_admission(options, complaint):
         new_job(options).document()
 
 
+def test_more_holders_than_a_round_draws_are_refused_unless_silos_that_are_away_count():
+    drawn = {"silos": list("abcd"), "participation": 0.5}  # two of four
+    assert new_job({"min_holders": 2}, **drawn).document()
+    assert new_job({"min_holders": 4, "stale_inclusive": True}, **drawn).document()
+    with pytest.raises(LocalError, match=r"min_holders = 3, but a round draws 2 of 4 silos.*stale_inclusive = true"):
+        new_job({"min_holders": 3}, **drawn).document()
+    with pytest.raises(LocalError, match="min_holders = 5, but there are 4 silos"):
+        new_job({"min_holders": 5, "stale_inclusive": True}, **drawn).document()
+
+
 def test_extractors_of_another_width_are_refused():
     job = new_job({"extractors": ["fedssa-cnn-5", "lenet5"]}, model="fedssa-cnn-1")
     with pytest.raises(LocalError, match="extractor 'lenet5' ends in 84 units, the job's model in 500"):

@@ -16,6 +16,7 @@ from staddle.algorithms.method import Facts, Latest, Row, SiloState, initial_sta
 from staddle.algorithms.models import build
 from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT
 from staddle.algorithms.simulation import simulate
+from staddle.errors import LocalError
 
 FACTS = Facts("a", 0, 5, torch.tensor([2, 2, 1]))
 
@@ -408,3 +409,14 @@ def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_j
     assert mean["pfedsim"] > 0.9, means
     assert mean["pfedsim"] > mean["local"] + 0.02, means
     assert mean["pfedsim"] > mean["fedavg"] + 0.01, means
+
+
+def test_one_silo_a_round_is_refused_where_silos_should_meet(make_job):
+    def job(rho, **fields):
+        return make_job("pfedsim", {"rho": rho}, participation=0.1, **fields)
+
+    for rho in (0, 0.5, 0.99):
+        with pytest.raises(LocalError, match=r"draws 1 of 3 silos.*min_cohort.*rho = 1"):
+            job(rho, min_cohort=1).document()
+    assert job(1, min_cohort=1).document()  # FedAvg throughout
+    assert job(0.5, min_cohort=2).document()

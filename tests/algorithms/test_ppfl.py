@@ -377,6 +377,26 @@ def test_combinations_that_cannot_work_are_refused_at_construction(make, options
 
 
 @pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"participation": 0.5}, True),
+        ({"participation": 0.5, "min_cohort": 3}, True),
+        ({"participation": 0.5, "min_cohort": 4}, False),
+        ({"participation": 0.9}, False),  # rounded, all four are drawn
+    ],
+)
+def test_class_sums_over_changing_cohorts_are_refused(make_job, fields, refused):
+    """Label proportions are static: two sums over sets that differ by one silo are that silo's proportions."""
+    job = lambda lam: make_job("ppfl", {"lam": lam}, GLM, silos=list("abcd"), **fields)  # noqa: E731
+    assert "coupling" not in [part.name for part in job(0.0).method().up(0)]
+    if not refused:
+        assert "coupling" in [part.name for part in job(1e-9).method().up(0)]
+        return
+    with pytest.raises(LocalError, match=r"of 4 silos are drawn.*lam = 0.*participation = 1\.0.*min_cohort = 4"):
+        job(1e-9).document()
+
+
+@pytest.mark.parametrize(
     "options", [{"models": 0}, {"floor": 0.0}, {"lam": -1.0}, {"lam": math.inf}, {"p_theta": 1.0}, {"variant": "x"}]
 )
 def test_options_out_of_range_are_refused(make, options):
@@ -453,15 +473,16 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "participation"),
     [
-        {"release_membership": "always"},
-        {"variant": "ppfl2", "canonical": "mlp", "hidden": 8, "schedule": "rbcd"},
-        {"schedule": "theta_then_c", "membership_batches": True, "no_affinity": True, "double_exponential": True},
+        ({"release_membership": "always", "lam": 0.0}, 0.7),
+        ({"variant": "ppfl2", "canonical": "mlp", "hidden": 8, "schedule": "rbcd"}, 1.0),
+        ({"schedule": "theta_then_c", "membership_batches": True, "no_affinity": True, "double_exponential": True}, 1),
+        ({"schedule": "rbcd", "lam": 0.0}, 0.7),
     ],
 )
-def test_a_whole_job_twice_gives_the_same_bits(make_job, make_shards, options):
-    job = make_job("ppfl", options, {"norm": "batch"}, participation=0.7, silos=["a", "b", "c", "d"])
+def test_a_whole_job_twice_gives_the_same_bits(make_job, make_shards, options, participation):
+    job = make_job("ppfl", options, {"norm": "batch"}, participation=participation, silos=["a", "b", "c", "d"])
     job = Job.from_document(job.document(), "document")  # options and schema survive their document
     torch.manual_seed(1)
     one = simulate(job, make_shards(job))

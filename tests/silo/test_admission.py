@@ -194,6 +194,19 @@ def test_4_each_limit_of_the_policy_counts(refused, made, old, new):
     refused("POLICY", policy=made.policy(made.jobs["simple"], replace={old: new}))
 
 
+def test_4_memberships_are_released_only_where_the_policy_says_so(ask, refused, made):
+    """A rule for the class sums, of the same kind, does not let a silo's own membership out, nor does another kind."""
+    sums = made.job("sums", "ppfl")
+    for lam in (0.01, 0.0):
+        job = made.job(f"last-{lam:g}".replace(".", "-"), "ppfl", options={"lam": lam, "release_membership": "last"})
+        assert ask(signed=made.signed(job.name), policy=made.policy(job)).job.digest == job.digest
+        why = refused("POLICY", signed=made.signed(job.name), policy=made.policy(sums))
+        assert why.startswith("from round 3 on: ")
+        assert "membership/c" in why
+    other = made.policy(job, replace={'kinds = ["membership"]': 'kinds = ["sketch"]'})
+    assert "membership/c: rule" in refused("POLICY", signed=made.signed(job.name), policy=other)
+
+
 # (5) Our data fit the model.
 
 
