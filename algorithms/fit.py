@@ -1,7 +1,8 @@
 """Do a silo's records fit a job? Asked when a silo admits the job and before a simulation; nothing has trained then.
 
-What is refused is what no method can work with. A silo that lacks some classes, has one alone or a single training
-record fits: label skew is what the methods are for, and batch norm fills a batch with copies of the one record.
+What is refused is what no method can work with. A silo that lacks some classes or has one alone fits: label skew is
+what the methods are for. So does a single training record, but under batch norm: where the feature maps have shrunk to
+one pixel, as MobileNetV2's do, a batch of copies of it is normalised to zero, whatever the record.
 """
 
 import torch
@@ -12,6 +13,7 @@ from .data import Dataset
 from .exchange import all_finite
 from .job import Job
 from .models import input_shape
+from .training import batch_coupled
 
 MOST_LISTED = 100  # classes, in a line of the log
 
@@ -46,6 +48,15 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
             fault = names_differ(job.model.class_names, records.class_names)
         if fault:
             raise LocalError(f"{where}: {fault}")
+
+
+def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
+    """LocalError unless these records, which fit the job one by one, are enough for this silo to train on."""
+    if len(train) < 2 and batch_coupled(job.method().modules(silo)):
+        raise LocalError(
+            f"{where}: {len(train)} record to train on, which batch norm cannot tell from its batch; add records, or "
+            "have the operator choose another model.norm"
+        )
 
 
 def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object]:

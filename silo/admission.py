@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..algorithms.data import Dataset, load_npz, split
 from ..algorithms.exchange import Tensors
-from ..algorithms.fit import check_records
+from ..algorithms.fit import check_records, check_training
 from ..algorithms.job import Job
 from ..algorithms.weights import load_weights
 from ..errors import LocalError, PeerError, RefusedError
@@ -61,6 +61,7 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
         records = load_npz(config.data.file)
         check_records(job, records, str(config.data.file))
         train, test = split(records, key, config.data.test_fraction)
+        check_training(job, train, silo, str(config.data.file))
         # (6) So do the weights that we bring along.
         loaded = {
             own.part: load_weights(own.file, job.method(), silo, own.part, own.sha256)

@@ -7,7 +7,8 @@ from staddle.algorithms import simulation
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.data import Dataset
 from staddle.algorithms.exchange import all_finite
-from staddle.algorithms.fit import MOST_LISTED, check_records, counts_by_class
+from staddle.algorithms.fit import MOST_LISTED, check_records, check_training, counts_by_class
+from staddle.algorithms.models import ModelOptions, build
 from staddle.algorithms.simulation import simulate
 from staddle.errors import LocalError
 
@@ -155,10 +156,29 @@ def test_every_method_works_with_few_records_and_classes(make_job, method, case)
     assert_finite(simulate(*few(make_job, method, case)))
 
 
-@pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_works_with_one_training_record_under_each_norm(make_job, method, norm):
-    assert_finite(simulate(*few(make_job, method, "one training record", norm)))
+def test_batch_norm_needs_two_training_records_and_works_with_two(make_job, method):
+    assert_finite(simulate(*few(make_job, method, "one training record", "none")))
+    job, shards = few(make_job, method, "one training record", "batch")
+    with pytest.raises(LocalError, match=r"^silo 'a': 1 record to train on, .*; add records, or have the operator"):
+        simulate(job, shards)
+    assert_finite(simulate(job, {**shards, "a": (records_of([1, 2], 20), shards["a"][1])}))
+
+
+def test_one_training_record_is_judged_by_the_silos_own_architecture(make_job):
+    job = make_job("fedssa", {"extractors": ["cnn-digits"]}, {"norm": "batch"})
+    check_training(job, labelled([1]), "a", "here")
+    with pytest.raises(LocalError, match=r"^here: 1 record to train on"):
+        check_training(make_job("fedssa", model={"norm": "batch"}), labelled([1]), "a", "here")
+
+
+def test_at_one_pixel_a_batch_of_one_record_says_nothing_of_it():
+    """Why one training record is refused under batch norm, though not every network shrinks that far."""
+    extractor = build(ModelOptions(name="mobilenet-v2", classes=2, norm="batch"), 7)["extractor"].train()
+    records = torch.randn(2, 1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    alone = [extractor(record.expand(4, -1, -1, -1)) for record in records]
+    assert torch.allclose(*alone, atol=1e-4)
+    assert not torch.allclose(*extractor(records.flatten(0, 1)), atol=0.1)
 
 
 def test_every_method_works_with_two_classes(make_job, make_shards):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors.torch import save
 
+from staddle.algorithms.data import _draw
 from staddle.algorithms.job import DERIVED, Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.errors import RefusedError
@@ -279,6 +280,18 @@ def test_5_a_silo_that_lacks_a_class_is_admitted(ask, tmp_path, labels):
     y = np.resize(labels, 40)
     np.savez(tmp_path / "few.npz", x=np.zeros((40, 1, 8, 8), np.float32), y=y)
     assert sorted(set(ask(data=Data(file=tmp_path / "few.npz")).train.y.tolist())) == labels
+
+
+def test_5_one_training_record_is_refused_under_batch_norm_alone(ask, refused, made, signed_by, tmp_path):
+    np.savez(tmp_path / "two.npz", x=np.zeros((2, 1, 8, 8), np.float32), y=np.array([0, 1]))
+    data = Data(file=tmp_path / "two.npz", test_fraction=0.5)
+    key = next(k for k in (bytes([n]) * 32 for n in range(99)) if sum(_draw(k, i) >> 63 for i in (0, 1)) == 1)
+    assert len(ask(data=data, key=key).train) == 1
+    document = {k: v for k, v in made.jobs["simple"].document().items() if k not in DERIVED}
+    document["model"] = {**document["model"], "norm": "batch"}
+    job = Job.from_file(JobFile.model_validate(document), "job.toml")
+    why = refused("DATA", signed=signed_by(job.document()), data=data, key=key)
+    assert why.startswith(f"{tmp_path / 'two.npz'}: 1 record to train on, ")
 
 
 def test_5_a_split_without_test_records_is_refused(refused, data_file):
