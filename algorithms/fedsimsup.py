@@ -86,6 +86,7 @@ from .supervisors_fedsimsup import build_supervisor, supervisor_fault
 
 PAPER_C, PAPER_GAMMA, PAPER_ROUNDS = 40.0, 3 / 7, 1000
 FEWEST = 3  # participants whose mean an absent silo may get
+PROPORTIONS_TOLERANCE = 1e-6  # by which a silo's label proportions may miss a sum of one
 
 Supervisor: TypeAlias = Literal["lenet", "cnn", "transformer"]
 Epochs: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=10_000)]
@@ -138,7 +139,7 @@ class FedSimSup(Method):
             raise LocalError(f"method fedsimsup: {fault}")
         for name in self.options.supervisor:
             if fault := supervisor_fault(name, setting.input):
-                raise LocalError(f"method fedsimsup: supervisor {name!r} {fault}; choose another supervisor")
+                raise LocalError(f"method fedsimsup: supervisor {name!r} {fault}")
         samples = TensorSpec("samples", "int64", ())
         proportions = TensorSpec("proportions", "float64", (setting.classes,))
         self.labels = self.options.similarity == "labels"
@@ -257,8 +258,9 @@ class FedSimSup(Method):
         sane = given["samples"] > 0
         kept = {name: tensor.clone() for name, tensor in state.items()}
         if self.labels:
-            sane &= ((given["proportions"] >= 0) & given["proportions"].isfinite()).all(1)
-            kept["proportions"][index] = torch.where(sane[:, None], given["proportions"], 0.0)
+            shares = given["proportions"]
+            sane &= ((shares >= 0) & shares.isfinite()).all(1) & ((shares.sum(1) - 1).abs() <= PROPORTIONS_TOLERANCE)
+            kept["proportions"][index] = torch.where(sane[:, None], shares, 0.0)
         kept["samples"][index] = torch.where(sane, given["samples"], 0)
         return kept
 

@@ -148,14 +148,14 @@ class FedSSA(Method):
     def _check_extractor(self, name: str) -> None:
         """LocalError unless the architecture takes the job's input and ends in the width of its classifier."""
         if fault := NETWORKS[name].fault(self.setting.input):
-            raise LocalError(f"fedssa: extractor {name!r} {fault}")
+            raise LocalError(f"fedssa: extractor {name!r} {fault}; choose one for the job's model.input")
         with torch.device("meta"):
             classifier = NETWORKS[name].build(self.setting.input, self.setting.classes, norm_of(name))["classifier"]
         width = classifier.in_features if isinstance(classifier, nn.Linear) else None
         if width != self.width:
             raise LocalError(
                 f"fedssa: extractor {name!r} ends in {width} units, the job's model in {self.width}; "
-                "headers are exchangeable at one width only, choose models of the same"
+                "headers are exchangeable at one width only; choose models of the same"
             )
 
     def up(self, round_: int) -> tuple[Part, ...]:

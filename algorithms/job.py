@@ -163,6 +163,7 @@ class Job:
 
     def document(self) -> dict[str, Any]:
         """The document that is signed, hashed and sent: canonical JSON can hold it."""
+        schema = self._schema  # first: it says what a method cannot do with this job
         return {
             "version": 1,
             "name": self.name,
@@ -185,8 +186,8 @@ class Job:
                 "momentum": plain(self.optimiser.momentum),
                 "weight_decay": plain(self.optimiser.weight_decay),
             },
-            "schema": self._schema,
-            "method_digest": method_digest(self._method, self._schema),
+            "schema": schema,
+            "method_digest": method_digest(self._method, schema),
             "model_digest": model_digest(self.model, self._method),
         }
 
@@ -213,7 +214,10 @@ class Job:
 
     @cached_property
     def _schema(self) -> list[dict[str, Any]]:
-        return phases(self.length, self.up, self.down)
+        try:
+            return phases(self.length, self.up, self.down)
+        except LocalError as error:
+            raise LocalError(f"job {self.name!r} ({self.method_name} on {self.model.name}): {error}") from error
 
     @cached_property
     def phase_starts(self) -> tuple[int, ...]:
@@ -237,7 +241,8 @@ class Job:
         )
 
     def method(self) -> Method:
-        """The configured method; it holds no state, so all users of a job share one."""
+        """The configured method; it holds no state, so all users share one. LocalError where it cannot work."""
+        _ = self._schema
         return self._method
 
     @property

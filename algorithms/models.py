@@ -14,6 +14,7 @@ from torch import nn
 
 from ..errors import LocalError
 from ..files import Strict
+from .class_names import names_fault
 from .networks import NETWORKS, Norm, Shape
 from .streams import stream, uniform
 
@@ -47,7 +48,7 @@ class ModelOptions(Strict):
     def _fits(self) -> "ModelOptions":
         network = NETWORKS[self.name]
         if fault := network.fault(input_shape(self)):
-            raise ValueError(f"{self.name} {fault}")
+            raise ValueError(f"{self.name} {fault}; choose another model or model.input")
         if self.norm not in network.norms:
             raise ValueError(f"model {self.name!r} has norm {' or '.join(network.norms)}, not {self.norm!r}")
         if self.buffers == "global" and not any(
@@ -57,6 +58,15 @@ class ModelOptions(Strict):
                 f'buffers = "global", but model {self.name!r} with norm {self.norm!r} keeps no running statistics; '
                 "leave buffers out, or choose a model and norm that do"
             )
+        return self
+
+    class_names: tuple[str, ...] | None = None
+    """What the labels 0, 1, … mean; a silo whose data file says otherwise declines the job."""
+
+    @pydantic.model_validator(mode="after")
+    def _named(self) -> "ModelOptions":
+        if self.class_names is not None and (fault := names_fault(self.class_names, self.classes)):
+            raise ValueError(fault)
         return self
 
 

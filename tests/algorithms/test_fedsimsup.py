@@ -388,6 +388,34 @@ def test_the_transformer_knows_where_a_patch_lies():
 
 
 @pytest.mark.parametrize(
+    ("samples", "proportions", "kept"),
+    [
+        (10, [0.5, 0.25, 0.25], True),
+        (10, [0.5, 0.25, 0.25 + 9e-7], True),
+        (10, [0.5, 0.25, 0.25 + 2e-6], False),
+        (10, [0.5, 0.25, 0.2], False),
+        (10, [5.0, 2.0, 3.0], False),
+        (10, [0.0, 0.0, 0.0], False),
+        (10, [1.5, -0.5, 0.0], False),
+        (10, [float("inf"), 0.0, 0.0], False),
+        (10, [float("nan"), 0.5, 0.5], False),
+        (0, [0.5, 0.25, 0.25], False),
+        (-3, [0.5, 0.25, 0.25], False),
+    ],
+)
+def test_a_census_whose_counts_disagree_is_left_out(make, samples, proportions, kept):
+    method = make().method()
+    others = torch.tensor([[1.0, 0, 0]] * 4, dtype=torch.float64)
+    given = {
+        "samples": torch.tensor([samples, 7, 7, 7, 7]),
+        "proportions": torch.cat([torch.tensor([proportions], dtype=torch.float64), others]),
+    }
+    state = method.combine(method.begin(), 0, FIVE, {"census": given}).state
+    assert state["samples"].tolist() == [samples if kept else 0, 7, 7, 7, 7]
+    assert state["proportions"][0].tolist() == (proportions if kept else [0, 0, 0])
+
+
+@pytest.mark.parametrize(
     ("silos", "participation", "complaint"),
     [
         (FIVE, 1.0, "all 5 silos train in every round.*lower participation or min_cohort"),
@@ -414,14 +442,14 @@ def test_participation_that_works(make):
     ("options", "complaint"),
     [
         ({"supervisor": "resnet"}, "supervisor"),
-        ({"supervisor": []}, "at least 1 item"),
+        ({"supervisor": []}, "give a list of 1 or more"),
         ({"tau_s": 0}, "tau_s"),
         ({"tau_theta": 2.0}, "tau_theta"),
         ({"c": 40.0}, "c and gamma go together"),
         ({"gamma": 0.4}, "c and gamma go together"),
         ({"c": 40.0, "gamma": 0.5}, "gamma"),
         ({"c": float("nan"), "gamma": 0.4}, "c = nan"),
-        ({"c": 0.0, "gamma": 0.4}, "greater than 0"),
+        ({"c": 0.0, "gamma": 0.4}, "c = 0.0: give a value above 0.0"),
         ({"c": 40.0, "gamma": 0.4, "schedule": "paper"}, "leave them out"),
         ({"schedule": "fast"}, "schedule"),
         ({"similarity": "cosine"}, "similarity"),

@@ -594,10 +594,11 @@ def test_the_glm_learns_the_synthetic_population_and_its_mixtures(make_job):
 
 
 def digits_of(silos, cuts, train, relabel=lambda _, y: y):
-    """The first ``train`` records of each silo's share to train on, the rest to test on."""
+    """The first ``train`` records of each silo's share to train on, the rest to test on, one at least."""
     whole = data.digits()
+    cuts = [(cut[: min(train, len(cut) - 1)], cut[min(train, len(cut) - 1) :]) for cut in cuts]
     take = lambda i, index: Dataset(whole.x[index], relabel(i, whole.y[index]))  # noqa: E731
-    return {s: (take(i, cut[:train]), take(i, cut[train:])) for i, (s, cut) in enumerate(zip(silos, cuts, strict=True))}
+    return {s: (take(i, own), take(i, test)) for i, (s, (own, test)) in enumerate(zip(silos, cuts, strict=True))}
 
 
 DIGITS = {"name": "glm", "classes": 10, "input": [1, 8, 8]}

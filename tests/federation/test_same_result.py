@@ -7,6 +7,7 @@ import safetensors.torch
 import torch
 
 from staddle.algorithms.data import split
+from staddle.algorithms.fit import counts_by_class
 from staddle.algorithms.local_round import state_from_bytes
 from staddle.algorithms.simulation import simulate
 from staddle.errors import AbortedError
@@ -82,6 +83,16 @@ def test_every_method_gives_one_result(start, document):
             assert report["final"]["correct_trained"] == last.correct_trained
         check_result(running, job, expected.coordinator)
     check_ledgers(running)
+    check_logs(running, shards)
+
+
+def check_logs(running, shards):
+    """Each silo's own log says by class what it trains and tests on."""
+    for silo in SILOS:
+        events = [json.loads(line) for line in running.daemons[silo].log.read_text().splitlines()]
+        for job in running.jobs:
+            (said,) = (e for e in events if e["event"] == "job.records" and e["job"] == job.name)
+            assert counts_by_class(job, *shards[silo]).items() <= said.items()
 
 
 def check_result(running, job, known):
