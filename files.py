@@ -15,6 +15,30 @@ from .errors import LocalError
 
 MAX_FILE_BYTES = 16 * 1024 * 1024  # no configuration, roster or job comes near; a larger one is a mistake
 MAX_DEPTH = 64  # of canonical JSON: far above any format here, far below the interpreter's own limit
+WANTED = {  # pydantic's type of a fault → what to write instead
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "a text in quotes",
+    "string_pattern_mismatch": "a text that matches {pattern}",
+    "path_type": "a path in quotes",
+    "list_type": "a list in brackets",
+    "tuple_type": "a list in brackets",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "too_short": "a list of {min_length} or more, not of {actual_length}",
+    "too_long": "a list of {max_length} or fewer, not of {actual_length}",
+    "greater_than": "a value above {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "a value below {lt}",
+    "less_than_equal": "{le} or less",
+    "literal_error": "{expected}",
+}
 MAX_SAFE_INTEGER = 2**53 - 1  # RFC 8785 section 3.2.2.3: beyond it JSON numbers lose bits in other readers
 
 ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
@@ -116,7 +140,9 @@ def validate(document: Any, model: type[ModelT], origin: str) -> ModelT:
     try:
         return model.model_validate(document)
     except pydantic.ValidationError as error:
-        lines = [_explain(fault, model) for fault in error.errors(include_url=False)]
+        faults = error.errors(include_url=False)
+        deep = {fault["loc"][:-1] for fault in faults}  # a list with a wrong item is not too short as well
+        lines = [_explain(f, model) for f in faults if f["type"] != "too_short" or f["loc"] not in deep]
         raise LocalError(f"{origin}: " + "; ".join(lines)) from None
 
 
@@ -135,9 +161,10 @@ def _explain(fault: Any, model: type[pydantic.BaseModel]) -> str:
     if fault["type"] == "extra_forbidden":
         known = sorted(_known_keys(model))
         near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known) or 'none'}"
         return f"unknown key {key!r}; {hint}"
-    why = fault["msg"].removeprefix("Value error, ")
+    wanted = WANTED.get(fault["type"])
+    why = f"give {wanted.format_map(fault.get('ctx', {}))}" if wanted else fault["msg"].removeprefix("Value error, ")
     if isinstance(
         fault["input"], dict | list | tuple | pydantic.BaseModel
     ):  # a rule over several keys: the text names them itself

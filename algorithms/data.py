@@ -17,14 +17,16 @@ from ..errors import LocalError
 
 SPLIT_DOMAIN = b"staddle/split/1"
 FEWEST_RECORDS = 2  # one to train on, one to test on
+NAMES_FIX = "store numpy.array([…], dtype=str), one name a class"
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Records ``x`` [N, …] float32 and their labels ``y`` [N] int64."""
+    """Records ``x`` [N, …] float32, their labels ``y`` [N] int64 and, where known, the classes' names by label."""
 
     x: Tensor
     y: Tensor
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.x.dtype != torch.float32 or self.y.dtype != torch.int64:
@@ -38,35 +40,32 @@ class Dataset:
     def take(self, indices: NDArray[np.int64]) -> "Dataset":
         """The records at the given indices, in their order."""
         index = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
-        return Dataset(self.x[index], self.y[index])
+        return Dataset(self.x[index], self.y[index], self.class_names)
 
 
-def load_npz(path: Path, classes: int, input_shape: tuple[int, ...]) -> Dataset:
-    """Read arrays ``x`` and ``y`` of a .npz file and check them against the job's model; never unpickles."""
-    x, y = _read_arrays(path)
+def load_npz(path: Path) -> Dataset:
+    """Read arrays ``x`` and ``y``, and ``class_names`` if there is one, of a .npz file; never unpickles.
+
+    Whether they fit a job is for ``fit.check_records`` to say.
+    """
+    x, y, names = _read_arrays(path)
     if not np.issubdtype(x.dtype, np.floating):
         raise LocalError(f"{path}: x is {x.dtype}; store float32 (for images, divide by 255)")
     if not np.issubdtype(y.dtype, np.integer):
         raise LocalError(f"{path}: y is {y.dtype}; store class numbers as int64")
-    if x.shape[1:] != tuple(input_shape) or x.ndim == 0:
-        wanted = ", ".join(str(side) for side in input_shape)
-        raise LocalError(f"{path}: x is {list(x.shape)}, the job's model takes [N, {wanted}]; reshape it")
-    if y.shape != x.shape[:1]:
-        raise LocalError(f"{path}: y is {list(y.shape)}, x has {len(x)} records; give one label a record")
+    if x.ndim == 0 or y.shape != x.shape[:1]:
+        raise LocalError(f"{path}: x is {list(x.shape)} and y {list(y.shape)}; give one label a record")
     if len(x) < FEWEST_RECORDS:
-        raise LocalError(f"{path}: holds {len(x)} records; at least {FEWEST_RECORDS} are needed")
-    if int(y.min()) < 0 or int(y.max()) >= classes:
-        bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
-        raise LocalError(f"{path}: label {bad} in y, the job's model knows classes 0 to {classes - 1}")
-    with np.errstate(over="ignore"):
+        raise LocalError(f"{path}: holds {len(x)} records; at least {FEWEST_RECORDS} are needed, to train and to test")
+    if names is not None and (names.dtype.kind != "U" or names.ndim != 1):
+        raise LocalError(f"{path}: class_names is {names.dtype} {list(names.shape)}; {NAMES_FIX}")
+    with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
         x = x.astype(np.float32)
-    if not np.isfinite(x).all():
-        record = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
-        raise LocalError(f"{path}: x holds NaN or a value beyond float32 in record {record}; clean it first")
-    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64)))
+    known = None if names is None else tuple(names.tolist())
+    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64)), known)
 
 
-def _read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+def _read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
@@ -75,7 +74,7 @@ def _read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
             for name in ("x", "y"):
                 if name not in archive.files:
                     raise LocalError(f"{path}: has no array {name!r}, only {sorted(archive.files)}; save x and y")
-            return archive["x"], archive["y"]
+            return archive["x"], archive["y"], _read_names(path, archive)
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -84,11 +83,24 @@ def _read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
         ) from error
 
 
+def _read_names(path: Path, archive: Any) -> NDArray[Any] | None:
+    if "class_names" not in archive.files:
+        return None
+    try:
+        names: NDArray[Any] = archive["class_names"]
+    except ValueError as error:
+        raise LocalError(f"{path}: class_names is no plain array; {NAMES_FIX}") from error
+    return names
+
+
 def save_npz(path: Path, data: Dataset) -> None:
     """Write a data set so that ``load_npz`` reads it back."""
+    arrays: dict[str, Any] = {"x": data.x.numpy(), "y": data.y.numpy()}
+    if data.class_names is not None:
+        arrays["class_names"] = np.array(data.class_names, dtype=np.str_)
     try:
         with path.open("wb") as file:
-            np.savez_compressed(file, x=data.x.numpy(), y=data.y.numpy())
+            np.savez_compressed(file, **arrays)
     except OSError as error:
         raise LocalError(f"{path}: cannot write it: {error.strerror or error}") from error
 

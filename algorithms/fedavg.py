@@ -8,7 +8,7 @@ data", AISTATS 2017, arXiv:1602.05629, Algorithm 1.
 
 Where this differs from the paper:
 - ``weights = "equal"`` replaces n_k by 1, for jobs in which the sample counts must stay at the silos;
-- batch norm's running statistics are no parameters: they stay at each silo.
+- batch norm's running statistics are no parameters: they stay at each silo, unless ``model.buffers = "global"``.
 
 Wire list: ``model`` (whole model, Sum weighted by n_k) up and down in every round. The model of a silo in the end is
 the one delivered last.

@@ -11,7 +11,7 @@ The base layers W_B are the ``extractor``, the personalization layers W_P the ``
 Where this differs from the paper:
 - the sums run over the round's cohort, the paper's over all silos;
 - personalization layers start from one common initial value, the paper leaves their start open;
-- batch norm's running statistics stay at each silo.
+- batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``.
 
 Wire list: ``extractor`` (backbone, Sum weighted by samples) up and down in every round. The classifier never leaves.
 """

@@ -25,6 +25,9 @@ Where this differs from the paper:
 - Where Σ_j s_ij = 0 (no label in common) the paper divides by zero. Here θ_i stays; ``unmatched`` of the coordinator's
   state counts such rounds silo by silo, those that fewer than three silos completed included.
 - ``similarity = "samples"`` is the ablation of Fig. 3, plain averaging as in FedAvg: s_ij = m_j. No proportions leave.
+- N(t), M and K are those that completed the round and the census; who missed the census neither learns nor teaches.
+  m and the proportions are of the training records.
+- θ_i lives at its silo, where the paper's server holds all: an absent silo applies its rounds of Eq. 7 in one step.
 - All θ_i start equal (Algorithm 1 does not say); averaging independently initialised networks destroys them. The
   supervisors start apart.
 - Supervisors of several architectures are assigned in turn by job order; in the paper each silo draws one.
@@ -32,7 +35,8 @@ Where this differs from the paper:
   trains from scratch, so the paper's FedSimSup-T is no yardstick for it. A silo that has weights for its supervisor
   names their file in its own configuration (``[[weights]]``); a job holds no paths.
 - Sizes of θ and s, τ_s, τ_θ, rates and batch sizes are not in the paper's text; the defaults here are not from it.
-- θ's buffers (running statistics, where the job's model has batch norm) stay at each silo.
+- θ's buffers (running statistics, where the job's model has batch norm) stay at each silo; with ``model.buffers =
+  "global"`` they belong to θ in Eq. 7.
 
 Wire list:
 
@@ -82,6 +86,7 @@ from .supervisors_fedsimsup import build_supervisor, supervisor_fault
 
 PAPER_C, PAPER_GAMMA, PAPER_ROUNDS = 40.0, 3 / 7, 1000
 FEWEST = 3  # participants whose mean an absent silo may get
+PROPORTIONS_TOLERANCE = 1e-6  # by which a silo's label proportions may miss a sum of one
 
 Supervisor: TypeAlias = Literal["lenet", "cnn", "transformer"]
 Epochs: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=10_000)]
@@ -134,7 +139,7 @@ class FedSimSup(Method):
             raise LocalError(f"method fedsimsup: {fault}")
         for name in self.options.supervisor:
             if fault := supervisor_fault(name, setting.input):
-                raise LocalError(f"method fedsimsup: supervisor {name!r} {fault}; choose another supervisor")
+                raise LocalError(f"method fedsimsup: supervisor {name!r} {fault}")
         samples = TensorSpec("samples", "int64", ())
         proportions = TensorSpec("proportions", "float64", (setting.classes,))
         self.labels = self.options.similarity == "labels"
@@ -253,8 +258,9 @@ class FedSimSup(Method):
         sane = given["samples"] > 0
         kept = {name: tensor.clone() for name, tensor in state.items()}
         if self.labels:
-            sane &= ((given["proportions"] >= 0) & given["proportions"].isfinite()).all(1)
-            kept["proportions"][index] = torch.where(sane[:, None], given["proportions"], 0.0)
+            shares = given["proportions"]
+            sane &= ((shares >= 0) & shares.isfinite()).all(1) & ((shares.sum(1) - 1).abs() <= PROPORTIONS_TOLERANCE)
+            kept["proportions"][index] = torch.where(sane[:, None], shares, 0.0)
         kept["samples"][index] = torch.where(sane, given["samples"], 0)
         return kept
 

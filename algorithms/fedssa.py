@@ -123,8 +123,7 @@ class FedSSA(Method):
         classes, self.width = header["weight"].shape
         for name in dict.fromkeys(self.options.extractors):
             self._check_extractor(name)
-        if (fewest := self.options.min_holders) > len(setting.silos):
-            raise LocalError(f"fedssa: min_holders = {fewest}, but there are {len(setting.silos)} silos; lower it")
+        self._check_holders()
         rows, counts = (classes, self.width + 1), (classes,)
         dtype = header["weight"].dtype
         row_spec = TensorSpec("rows", dtype, rows)
@@ -135,17 +134,28 @@ class FedSSA(Method):
         status = TensorSpec("status", "int64", counts)
         self.header = Part("header", Kind.HEADER_ROWS, Sum("mean"), (row_spec, status))
 
+    def _check_holders(self) -> None:
+        """LocalError where no class can ever have enough holders: those of a round, or, stale-inclusive, all silos."""
+        fewest, cohort, silos = self.options.min_holders, self.setting.cohort_size, len(self.setting.silos)
+        if fewest > silos:
+            raise LocalError(f"fedssa: min_holders = {fewest}, but there are {silos} silos; lower it")
+        if fewest > cohort and not self.options.stale_inclusive:
+            raise LocalError(
+                f"fedssa: min_holders = {fewest}, but a round draws {cohort} of {silos} silos, so no row would ever be "
+                "published; lower it, raise participation, or set stale_inclusive = true"
+            )
+
     def _check_extractor(self, name: str) -> None:
         """LocalError unless the architecture takes the job's input and ends in the width of its classifier."""
         if fault := NETWORKS[name].fault(self.setting.input):
-            raise LocalError(f"fedssa: extractor {name!r} {fault}")
+            raise LocalError(f"fedssa: extractor {name!r} {fault}; choose one for the job's model.input")
         with torch.device("meta"):
             classifier = NETWORKS[name].build(self.setting.input, self.setting.classes, norm_of(name))["classifier"]
         width = classifier.in_features if isinstance(classifier, nn.Linear) else None
         if width != self.width:
             raise LocalError(
                 f"fedssa: extractor {name!r} ends in {width} units, the job's model in {self.width}; "
-                "headers are exchangeable at one width only, choose models of the same"
+                "headers are exchangeable at one width only; choose models of the same"
             )
 
     def up(self, round_: int) -> tuple[Part, ...]:

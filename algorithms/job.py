@@ -40,8 +40,8 @@ from ..errors import LocalError
 from ..files import Strict, canonical_json, read_toml, validate
 from .catalog import configure, method_class, method_options
 from .exchange import Part
-from .method import METRICS, Method, Optimiser, Setting
-from .models import ModelOptions, build, input_shape
+from .method import METRICS, Method, Optimiser, Setting, specs_of_buffers
+from .models import ModelOptions, build, input_shape, sketch
 from .schema import explain_difference, method_digest, model_digest, phases, plain
 from .streams import raw, stream
 
@@ -163,6 +163,7 @@ class Job:
 
     def document(self) -> dict[str, Any]:
         """The document that is signed, hashed and sent: canonical JSON can hold it."""
+        schema = self._schema  # first: it says what a method cannot do with this job
         return {
             "version": 1,
             "name": self.name,
@@ -185,8 +186,8 @@ class Job:
                 "momentum": plain(self.optimiser.momentum),
                 "weight_decay": plain(self.optimiser.weight_decay),
             },
-            "schema": self._schema,
-            "method_digest": method_digest(self._method, self._schema),
+            "schema": schema,
+            "method_digest": method_digest(self._method, schema),
             "model_digest": model_digest(self.model, self._method),
         }
 
@@ -197,11 +198,26 @@ class Job:
 
     @cached_property
     def _method(self) -> Method:
-        return configure(self.method_name, self.method_options, self.setting())
+        method = configure(self.method_name, self.method_options, self.setting())
+        if self.model.buffers == "global" and not self._gives_buffers(method):
+            raise LocalError(
+                f"model.buffers = 'global', but method {self.method_name!r} gives no running statistics in any round; "
+                "leave model.buffers out, or choose another method"
+            )
+        return method
+
+    def _gives_buffers(self, method: Method) -> bool:
+        modules = sketch(self.model)
+        buffers = {f"{part}.{spec.name}" for part, module in modules.items() for spec in specs_of_buffers(module)}
+        up = (part for round_ in range(self.rounds + method.census) for part in method.up(round_))
+        return any(spec.name in buffers for part in up for spec in part.tensors)
 
     @cached_property
     def _schema(self) -> list[dict[str, Any]]:
-        return phases(self.length, self.up, self.down)
+        try:
+            return phases(self.length, self.up, self.down)
+        except LocalError as error:
+            raise LocalError(f"job {self.name!r} ({self.method_name} on {self.model.name}): {error}") from error
 
     @cached_property
     def phase_starts(self) -> tuple[int, ...]:
@@ -221,10 +237,12 @@ class Job:
             self.seed,
             lambda: build(self.model, self.seed),
             self.cohort,
+            self.model.buffers,
         )
 
     def method(self) -> Method:
-        """The configured method; it holds no state, so all users of a job share one."""
+        """The configured method; it holds no state, so all users share one. LocalError where it cannot work."""
+        _ = self._schema
         return self._method
 
     @property

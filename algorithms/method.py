@@ -12,7 +12,7 @@ part and nothing trains.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
@@ -64,7 +64,8 @@ class Setting:
 
     ``build`` returns a freshly initialised model of the job as its two parts, ``extractor`` and ``classifier``; it
     gives the same values at every silo (seeded by the job). Other modules that a method needs come from
-    ``initialise``, by the same streams under a prefix of the method's choice.
+    ``initialise``, by the same streams under a prefix of the method's choice. ``buffers`` says whether floating-point
+    buffers, the running statistics of batch norm, stay at a silo or cross with the parameters of their part.
     """
 
     silos: tuple[str, ...]  # in job order: the order of every fold
@@ -77,6 +78,7 @@ class Setting:
     seed: int
     build: Callable[[], dict[str, nn.Module]]
     drawn: Callable[[int], tuple[str, ...]]  # the silos of a round, in job order; fewer may come
+    buffers: Literal["local", "global"]
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ class Method(ABC):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         self.setting = setting
         self.options = self.options_model() if options is None else options
-        self.template = {name: specs_of_parameters(m) for name, m in setting.build().items()}
+        self.template = self.crossing(setting.build())
 
     # The wire list.
 
@@ -265,7 +267,15 @@ class Method(ABC):
         """What this silo gets at the start of this round; by default the last value of each part of ``down``."""
         return tuple(Latest(part.name) for part in self.down(round_))
 
-    # For subclasses.
+    # For subclasses. What is said of parameters here holds for buffers too where the job's policy is "global".
+
+    def crossing(self, modules: Mapping[str, nn.Module]) -> dict[str, tuple[TensorSpec, ...]]:
+        """Specs by part of what may cross: the parameters, then under the policy "global" the buffers."""
+        buffers = self.setting.buffers == "global"
+        return {
+            name: specs_of_parameters(module) + (specs_of_buffers(module) if buffers else ())
+            for name, module in modules.items()
+        }
 
     def shared(self, name: str, kind: Kind, *parts: str) -> Part:
         """A Sum over the parameters of the named parts, weighted by samples; tensors are named ``part.parameter``."""
@@ -278,7 +288,7 @@ class Method(ABC):
         )
 
     def flat(self, state: SiloState, *parts: str) -> dict[str, Tensor]:
-        """Parameters of the named parts, without buffers, named ``part.parameter``."""
+        """Parameters of the named parts, named ``part.parameter``."""
         return {f"{part}.{spec.name}": state.parts[part][spec.name] for part in parts for spec in self.template[part]}
 
     def stage(self, *trains: str) -> Stage:
@@ -291,10 +301,17 @@ class Method(ABC):
 
 
 def specs_of_parameters(module: nn.Module) -> tuple[TensorSpec, ...]:
-    """Specs of a module's parameters (buffers stay local), in definition order."""
-    return tuple(
-        TensorSpec(name, str(p.dtype).removeprefix("torch."), tuple(p.shape)) for name, p in module.named_parameters()
-    )
+    """Specs of a module's parameters, in definition order."""
+    return _specs(module.named_parameters())
+
+
+def specs_of_buffers(module: nn.Module) -> tuple[TensorSpec, ...]:
+    """Specs of a module's floating-point buffers, in definition order: not batch norm's count of batches."""
+    return _specs((name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point())
+
+
+def _specs(tensors: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors)
 
 
 def initial_state(method: Method, silo: str, weights: Mapping[str, Tensors] | None = None) -> SiloState:

@@ -5,7 +5,7 @@ job's own streams, so neither the torch release nor its global generator changes
 """
 
 import difflib
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pydantic
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from ..errors import LocalError
 from ..files import Strict
+from .class_names import names_fault
 from .networks import NETWORKS, Norm, Shape
 from .streams import stream, uniform
 
@@ -28,6 +29,8 @@ class ModelOptions(Strict):
     name: str
     classes: Annotated[int, Field(strict=True, ge=2, le=100_000)]
     norm: Norm = "none"
+    buffers: Literal["local", "global"] = "local"
+    """Batch norm's running statistics: "local" ones never leave a silo, "global" ones cross with the parameters."""
     input: tuple[Size, Size, Size] | None = None
     """Channels, height, width; left out, the architecture's own, such as [3, 32, 32] for lenet5."""
 
@@ -45,9 +48,25 @@ class ModelOptions(Strict):
     def _fits(self) -> "ModelOptions":
         network = NETWORKS[self.name]
         if fault := network.fault(input_shape(self)):
-            raise ValueError(f"{self.name} {fault}")
+            raise ValueError(f"{self.name} {fault}; choose another model or model.input")
         if self.norm not in network.norms:
             raise ValueError(f"model {self.name!r} has norm {' or '.join(network.norms)}, not {self.norm!r}")
+        if self.buffers == "global" and not any(
+            b.is_floating_point() for m in sketch(self).values() for b in m.buffers()
+        ):
+            raise ValueError(
+                f'buffers = "global", but model {self.name!r} with norm {self.norm!r} keeps no running statistics; '
+                "leave buffers out, or choose a model and norm that do"
+            )
+        return self
+
+    class_names: tuple[str, ...] | None = None
+    """What the labels 0, 1, … mean; a silo whose data file says otherwise declines the job."""
+
+    @pydantic.model_validator(mode="after")
+    def _named(self) -> "ModelOptions":
+        if self.class_names is not None and (fault := names_fault(self.class_names, self.classes)):
+            raise ValueError(fault)
         return self
 
 
@@ -56,10 +75,15 @@ def input_shape(options: ModelOptions) -> Shape:
     return options.input or NETWORKS[options.name].default_input
 
 
+def sketch(options: ModelOptions) -> dict[str, nn.Module]:
+    """The model's modules by part, without values."""
+    with torch.device("meta"):  # construction draws nothing from torch's generator
+        return NETWORKS[options.name].build(input_shape(options), options.classes, options.norm)
+
+
 def build(options: ModelOptions, seed: int) -> dict[str, nn.Module]:
     """A freshly initialised model by part; the same options and seed give the same bits everywhere."""
-    with torch.device("meta"):  # construction draws nothing from torch's generator
-        parts = NETWORKS[options.name].build(input_shape(options), options.classes, options.norm)
+    parts = sketch(options)
     for part, module in parts.items():
         module.to_empty(device="cpu")
         initialise(module, seed, part)

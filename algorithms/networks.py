@@ -3,7 +3,7 @@
 lenet5 is the LeNet-5 of pFedSim (Tan et al., 2023, Table 5, as its authors' code reads): conv 5x5 to 6 and to 16
 channels, each with norm, ReLU and 2x2 max-pool, then 120 and 84 units. On 3x32x32 with norm "batch" and 10 classes:
 456 + 12 + 2,416 + 32 + 48,120 + 10,164 = 61,200 parameters in the extractor and 850 in the classifier; batch norm
-adds 46 numbers of running statistics, which never leave a silo. cnn-digits is a small network for the 8x8 digits.
+adds 44 numbers of running statistics and two counts of batches. cnn-digits is a small network for the 8x8 digits.
 """
 
 from collections import OrderedDict
@@ -16,6 +16,7 @@ from torch import nn
 from .networks_fedaims import convnet_3x64, convnet_4x128, convnet_digits, resnet18
 from .networks_fedsimsup import lenet, lenet_wide
 from .networks_fedssa import digits_cnn, fedssa_cnn
+from .networks_mobilenet import mobilenet_v2
 from .networks_ppfl import glm
 
 Norm: TypeAlias = Literal["none", "batch", "group"]
@@ -102,4 +103,5 @@ NETWORKS: dict[str, Network] = {
     "convnet-4x128": Network((3, 32, 32), at_least(16), convnet_4x128, ("batch", "group")),
     "convnet-digits": Network((1, 8, 8), exactly((1, 8, 8)), convnet_digits),
     "resnet18": Network((3, 32, 32), at_least(16), resnet18, ("batch", "group")),
+    "mobilenet-v2": Network((3, 32, 32), at_least(32), mobilenet_v2, ("batch", "group")),
 }

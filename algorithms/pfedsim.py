@@ -23,7 +23,9 @@ Where this differs from the paper:
 - A silo without a neighbour of positive weight keeps its own extractor, as in the code; Eq. 4 says the same.
 - A silo that has not given an extractor since the phase changed takes no part in Eq. 4's sum (the paper lets it stand
   in with the generalisation model) and starts from the last generalisation model when it first trains.
-- Batch norm's running statistics stay at each silo in both phases, its weight and bias are parameters of ω.
+- Batch norm's weight and bias are parameters of ω. Its running statistics follow the job's ``model.buffers``: "local"
+  ones stay at each silo in both phases, as in the authors' code of the paper's time; "global" ones are averaged and
+  mixed with ω, as that code does by default today.
 
 Wire list:
 
@@ -49,6 +51,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ..errors import LocalError
 from ..files import Strict
 from .exchange import Gift, Gram, Kind, Mix, Part, TensorSpec
 from .method import Combined, CoordinatorState, Delivery, Facts, Latest, Method, Results, Row, Setting, SiloState, Stage
@@ -81,6 +84,11 @@ class PFedSim(Method):
         super().__init__(setting, options)
         rho = Fraction(str(self.options.rho))  # ρ as it is written: 0.29·100 is 29, in floats 28.999…
         self.warmup = floor(rho * setting.rounds)  # T_g
+        if setting.cohort_size == 1 and self.warmup < setting.rounds:
+            raise LocalError(
+                f"pfedsim: a round draws 1 of {len(setting.silos)} silos, so no two are ever compared and no extractor "
+                "is mixed; raise participation or min_cohort so that 2 are drawn, or set rho = 1"
+            )
         weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
         classes, width = weight.shape
         rows = (1, classes * width) if self.options.similarity == "mean" else (classes, width)

@@ -21,7 +21,9 @@ Where this differs from the paper:
 - PPFL1 mixes probabilities, the values after the last non-linearity (Eq. 7). ``mixture = "logits"`` mixes scores before
   it, as the deep form of the paper's figure; for linear canonical models that is PPFL2, as in the authors' code.
 - λ is divided by the mean degree Σ_i d_i / N, since d_i grows with N; ``lam_scale = "literal"`` takes it as it stands.
-- The class sums run over the cohort of the round before: absent silos pull no one. All C^0 are equal, so L C^0 = 0.
+- The class sums run over the silos of the round before: who stayed away pulls no one. All C^0 are equal, so L C^0 = 0.
+  Eq. 12 is over the cohort too, in all rounds; in Algorithms 1 and O1 all silos take part.
+- Eq. 11 runs for E epochs with the job's optimiser; the paper counts τ plain steps.
 - h_i comes from training records only; the authors' code counts the test records too.
 - The last iterate is kept, not one drawn by Eq. 10; a silo keeps the averaged θ with its own c_i.
 - Schedules. "alternating" is Algorithm O1: c, then θ. "theta_then_c" is the authors' code: it moves c on the averaged
@@ -42,8 +44,11 @@ part            way   tensors                                              excha
 ``membership``  up    ``c`` [K], only with ``release_membership``          Each
 ==============  ====  ===================================================  ================================
 
-``b`` changes only with the cohort, so whoever sees its sums over two cohorts that differ by one silo has that silo's
-proportions; with participation below 1 and curious coordinators, set λ = 0.
+h_i is the same in every round, so whoever sees ``b`` over two sets of silos that differ by one has that silo's label
+proportions, and about its c_i. λ > 0 is therefore refused where a round draws some of the silos only. One that drops
+out of a round of a job with all silos is missing in that round's sums all the same, and these are delivered to every
+silo: ``min_cohort`` = the number of silos ends the job instead, λ = 0 has no such sums. Where the exchanges run in the
+clear, the coordinator sees h_i as it is.
 """
 
 from collections.abc import Mapping
@@ -69,7 +74,6 @@ from .method import (
     Setting,
     SiloState,
     Stage,
-    specs_of_parameters,
 )
 from .streams import stream, uniform
 
@@ -96,7 +100,7 @@ class PPFLOptions(Strict):
     floor: Annotated[Real, Field(gt=0, lt=1)] = 1e-4
     """Smallest entry of c_i (not from the paper)."""
     lam: Annotated[Real, Field(ge=0)] = 0.01
-    """λ (not from the paper, whose 1e-5 is literal)."""
+    """λ (not from the paper, whose 1e-5 is literal); 0 where not all silos are drawn in every round."""
     lam_scale: Literal["mean_degree", "literal"] = "mean_degree"
     weights: Literal["equal", "samples"] = "equal"
     """a_i of Eq. 12 (equal as in the code)."""
@@ -126,11 +130,17 @@ class PPFL(Method):
             )
         if self.options.mixture == "logits" and self.options.variant == "ppfl2":
             raise LocalError('ppfl: mixture = "logits" is for variant "ppfl1"; "ppfl2" mixes parameters; leave it out')
+        if self.options.lam > 0 and setting.cohort_size < len(setting.silos):
+            raise LocalError(
+                f"ppfl: lam = {self.options.lam} where {setting.cohort_size} of {len(setting.silos)} silos are drawn a "
+                "round: class sums over changing cohorts tell the label proportions of one silo; set lam = 0, or "
+                f"participation = 1.0 (or min_cohort = {len(setting.silos)}) to draw all"
+            )
         classifier = setting.build()["classifier"]
         if not isinstance(classifier, nn.Linear):
             raise LocalError(f"ppfl: canonical models stand for a Linear classifier, not {type(classifier).__name__}")
         self.width = classifier.in_features
-        self.template = {name: specs_of_parameters(m) for name, m in self.modules("").items()}
+        self.template = self.crossing(self.modules(""))
         self.theta = tuple(part for part in ("extractor", "canonical") if self.template[part])
         kind = Kind.WHOLE_MODEL if "extractor" in self.theta else Kind.CANONICAL_MODELS
         self.model = self.shared("model", kind, *self.theta)

@@ -71,7 +71,7 @@ def method_digest(method: Method, schema: list[dict[str, Any]]) -> str:
 
 
 def model_digest(options: ModelOptions, method: Method) -> str:
-    """SHA-256 of canonical JSON of a model's name, version, configuration and ordered parameters."""
+    """SHA-256 of canonical JSON of a model's name, version, configuration and ordered tensors of its template."""
     ordered = [
         [part, spec.name, spec.dtype, list(spec.shape)] for part, specs in method.template.items() for spec in specs
     ]
@@ -113,7 +113,12 @@ def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
         raise LocalError(f"round {round_}: parts {names} are not named apart")
     for part in parts:
         tensors = [spec.name for spec in part.tensors]
-        if not tensors or len(set(tensors)) != len(tensors) or any(n.startswith("@") for n in {*tensors} - {*ours}):
+        if not tensors:
+            raise LocalError(
+                f"part {part.name!r}, which crosses in round {round_}, is empty: the job's model has no parameters "
+                "there; choose a model that has, or a method that shares the whole model, such as fedavg"
+            )
+        if len(set(tensors)) != len(tensors) or any(n.startswith("@") for n in {*tensors} - {*ours}):
             raise LocalError(f"round {round_}: part {part.name!r} has tensors {tensors}: name each, apart, without @")
 
 

@@ -9,6 +9,7 @@ from ..errors import LocalError
 from .aggregation import MemoryArchive, close_round, deliver
 from .data import Dataset
 from .exchange import PLAIN, Tensors
+from .fit import check_records, check_training
 from .job import Job
 from .local_round import Report, final_round, local_round
 from .method import CoordinatorState, SiloState, initial_state
@@ -44,6 +45,10 @@ def simulate(
     """
     if set(shards) != set(job.silos):
         raise LocalError(f"data was given for silos {sorted(shards)}, the job names {sorted(job.silos)}")
+    for silo in job.silos:
+        for side, records in zip(("training", "test"), shards[silo], strict=True):
+            check_records(job, records, f"{side} records of silo {silo!r}")
+        check_training(job, shards[silo][0], silo, f"silo {silo!r}")
     method = job.method()
     archive, coordinator = MemoryArchive(), method.begin()
     own = weights or {}

@@ -117,10 +117,11 @@ SUPERVISORS: dict[str, Callable[[Shape, int], nn.Module]] = {
 def supervisor_fault(name: str, shape: Shape) -> str:
     """Why a supervisor cannot take an input; empty if it can."""
     if min(shape[1:]) < 4:
-        return f"needs at least 4 x 4 pixels, not {list(shape)}"
+        return f"needs at least 4 x 4 pixels, as all do, not {list(shape)}; choose another model.input or method"
     side = patch_side(shape)
     if name == "transformer" and (shape[1] % side or shape[2] % side):
-        return f"cuts images into patches of {side} x {side} pixels, which {list(shape)} does not divide into"
+        patches = f"patches of {side} x {side} pixels, which {list(shape)} does not divide into"
+        return f"cuts images into {patches}; choose lenet or cnn"
     return ""
 
 

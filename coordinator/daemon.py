@@ -48,6 +48,7 @@ from .round import (
 )
 from .store import JobStore, Spool, Upload
 
+
 LOST_AFTER_BEATS = 6
 FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSError is tried again
 
@@ -108,6 +109,8 @@ class JobRun:
         method, metrics = aggregation.close_round(
             self._method, self.exchanges, self._method_state, round_, members, self.job.up(round_), read, archive
         )
+        if round_ + 1 == self.job.length:
+            self.store.keep_result(method, self.job.silos)
         return FoldResult({name: int(value) for name, value in metrics.items()}, method, archive.changes)
 
     def commit(self, round_: int, result: FoldResult) -> None:

@@ -7,12 +7,14 @@
                                                              a Mix, else it goes after the fold
     <directory>/jobs/<job>/<round>.<part>.safetensors        what a round published
     <directory>/jobs/<job>/<round>.<part>.<silo>.safetensors what a round put aside for a silo that was away
+    <directory>/jobs/<job>/result.safetensors                what the method's coordinator half knows in the end
 
 Files appear under their name complete: written aside, fsynced, renamed. Tensors of uploads are mapped, not read, so a
 fold holds one tensor of one silo at a time. A published part may not be named like a silo's upload: the suffix differs.
 """
 
 import errno
+import json
 import mmap
 import os
 import shutil
@@ -25,12 +27,15 @@ import safetensors.torch
 from torch import Tensor
 
 from ..algorithms.exchange import WEIGHT, all_finite, weight_fault
+from ..algorithms.method import CoordinatorState
 from ..errors import RefusedError
 from ..files import sync_directory
 from ..proto.wire import Item, tensor_from
 from .database import Files, Place
 
 MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
+RESULT = "result.safetensors"
+SILOS = "silos"  # in the header of a result: the job's silos as a JSON list, in the order of its rows
 
 
 class Spool:
@@ -176,6 +181,12 @@ class JobStore:
         """An archive whose changes lie beside what is committed."""
         return Folding(self, round_)
 
+    def keep_result(self, state: CoordinatorState, silos: Sequence[str]) -> None:
+        """Keep what the method's coordinator half knows, and whose rows they are; no file where it knows nothing."""
+        if state:
+            own = {name: tensor.clone() for name, tensor in state.items()}  # the format takes no shared memory
+            self.write(RESULT, own, {SILOS: json.dumps(list(silos))})
+
     def commit(self, round_: int, changes: Mapping[Place, str | None]) -> None:
         """Turn to the files of a round that the database has committed; remove what nothing refers to any more."""
         with self._loading:
@@ -192,19 +203,19 @@ class JobStore:
 
     def clean(self, uploads: Collection[str]) -> None:
         """Remove every file but those that are referred to, and the given uploads of the open round."""
-        wanted = {*self._files.values(), *uploads}
+        wanted = {RESULT, *self._files.values(), *uploads}
         for path in self._folder.iterdir():
             if path.name not in wanted and path.suffix in (".upload", ".safetensors", ".tmp"):
                 path.unlink()
 
-    def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+    def write(self, name: str, tensors: Mapping[str, Tensor], header: dict[str, str] | None = None) -> None:
         """Write a file and make it durable; OSError where the disk does not take it."""
         path = self._folder / name
         temporary = path.with_name(f".{name}.tmp")
         temporary.unlink(missing_ok=True)
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         try:
-            safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, temporary)
+            safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, header)
         except safetensors.SafetensorError as error:  # what it raises for a full disk
             raise OSError(errno.EIO, f"cannot write {temporary.name}: {error}") from error
         descriptor = os.open(temporary, os.O_RDONLY)

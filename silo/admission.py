@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ..algorithms.data import Dataset, load_npz, split
 from ..algorithms.exchange import Tensors
+from ..algorithms.fit import check_records, check_training
 from ..algorithms.job import Job
-from ..algorithms.models import input_shape
 from ..algorithms.weights import load_weights
 from ..errors import LocalError, PeerError, RefusedError
 from ..files import parse_json
@@ -56,10 +56,12 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
         decision = policy.decide(job.method_name, releases, coordinator, readers_of(roster))
         if not decision.allow:
             raise RefusedError(coordinator, "POLICY", f"from round {phase} on: " + "; ".join(decision.reasons))
-    # (5) Our data fit the model.
+    # (5) Our data fit the job.
     try:
-        records = load_npz(config.data.file, job.model.classes, input_shape(job.model))
+        records = load_npz(config.data.file)
+        check_records(job, records, str(config.data.file))
         train, test = split(records, key, config.data.test_fraction)
+        check_training(job, train, silo, str(config.data.file))
         # (6) So do the weights that we bring along.
         loaded = {
             own.part: load_weights(own.file, job.method(), silo, own.part, own.sha256)

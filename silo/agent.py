@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 
 from .. import log
+from ..algorithms.fit import counts_by_class
 from ..errors import CancelledError, LocalError, PeerError, RefusedError, StaddleError
 from ..proto import federation_pb2 as pb
 from ..security.identity import ID_PATTERN
@@ -152,6 +153,7 @@ class Agent:
         log.event("job.accepted", job=job.name, method=job.method_name, signer=admitted.signer)
         for part in job.method().loadable:
             log.event("weights", job=job.name, part=part, sha256=admitted.digests.get(part, "none: from scratch"))
+        log.event("job.records", job=job.name, **counts_by_class(job, admitted.train, admitted.test))
         return Worked()
 
     def _admit(self, signed: bytes) -> Admitted:

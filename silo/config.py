@@ -16,7 +16,7 @@
     threshold = 1
 
     [data]
-    file = "data.npz"                 # arrays x [N, ...] and y [N]
+    file = "data.npz"                 # arrays x [N, ...], y [N]; if known, class_names [classes]
     test_fraction = 0.25
 
     [training]

@@ -1,9 +1,12 @@
 import json
 import os
+from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from staddle.errors import LocalError
 from staddle.files import (
@@ -116,8 +119,48 @@ def test_unknown_keys_name_the_nearest_known_one(tmp_path):
     )
     with pytest.raises(LocalError, match="known keys: limits, max_bytes, version"):
         validate({"version": 1, "limits": {"max_bytes": 1}, "qqq": 1}, File, "f")
-    with pytest.raises(LocalError, match="version = 'x': "):
+    with pytest.raises(LocalError, match=r"version = 'x': give a whole number$"):
         validate({"version": "x", "limits": {"max_bytes": 1}}, File, "f")
+
+
+class Shapes(Strict):
+    sides: Annotated[tuple[Annotated[int, Field(ge=1, le=9)], ...], Field(min_length=2, max_length=3)] = (1, 1)
+    name: Annotated[str, Field(pattern="^[a-z]{1,4}$")] = "a"
+    share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
+    mode: Literal["text", "json"] = "text"
+    place: Path = Path()
+    strict: bool = False
+    options: dict[str, int] = Field(default_factory=dict)
+    table: File | None = None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("sides", [1], "sides: give a list of 2 or more, not of 1"),
+        ("sides", [1, 1, 1, 1], "sides: give a list of 3 or fewer, not of 4"),
+        ("sides", "1", "sides = '1': give a list in brackets"),
+        ("sides", [0, 1, 1], "sides.0 = 0: give 1 or more"),
+        ("sides", [10, 1, 1], "sides.0 = 10: give 9 or less"),
+        ("sides", [0], "sides.0 = 0: give 1 or more"),
+        ("sides", [1.5, 1], "sides.0 = 1.5: give a whole number"),
+        ("name", 3, "name = 3: give a text in quotes"),
+        ("name", "A{}", "name = 'A{}': give a text that matches ^[a-z]{1,4}$"),
+        ("share", 0, "share = 0: give a value above 0.0"),
+        ("share", 1, "share = 1: give a value below 1.0"),
+        ("share", "x", "share = 'x': give a number"),
+        ("share", float("inf"), "share = inf: give a finite number"),
+        ("mode", "xml", "mode = 'xml': give 'text' or 'json'"),
+        ("place", 3, "place = 3: give a path in quotes"),
+        ("strict", "maybe", "strict = 'maybe': give true or false"),
+        ("options", 3, "options = 3: give a table"),
+        ("table", 3, "table = 3: give a table"),
+    ],
+)
+def test_a_value_that_will_not_do_is_named_with_what_to_give_instead(key, value, said):
+    with pytest.raises(LocalError) as caught:
+        validate({key: value}, Shapes, "f")
+    assert str(caught.value) == f"f: {said}"
 
 
 @pytest.mark.parametrize("data", [b"a = ", b"\xff", b"a = " + b"[" * 5000])

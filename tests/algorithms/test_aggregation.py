@@ -3,7 +3,7 @@ import torch
 
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver, in_job_order
 from staddle.algorithms.exchange import PLAIN, WEIGHT
-from staddle.algorithms.method import Facts, Latest, Row, initial_state
+from staddle.algorithms.method import KEEP, Combined, Facts, Latest, Post, Row, initial_state
 from staddle.errors import LocalError
 
 
@@ -116,3 +116,43 @@ def test_a_delivery_beyond_the_wire_list_is_refused(make_job, monkeypatch, wrong
     monkeypatch.setattr(method, "deliveries", lambda *_: wrong)
     with pytest.raises(LocalError, match="its wire list allows"):
         deliver(method, PLAIN, {}, 1, "a", MemoryArchive())
+
+
+@pytest.mark.parametrize(
+    ("combined", "complaint"),
+    [
+        (Combined({}, {"model": {"w": torch.tensor([1.0, torch.nan])}}), "not published"),
+        (Combined({}, posts=(Post("extractor", "a", {"b": 1.0}, keep=1.5),)), "with keep = 1.5"),
+        (Combined({}, posts=(Post("extractor", "x", {"b": 1.0}, keep=0.5),)), "to 'x'"),
+        (Combined({}, posts=(Post("rows", "a", {"b": 1.0}, keep=0.5),)), "posts 'rows'"),
+    ],
+)
+def test_what_a_method_makes_of_a_round_is_checked_first(make_job, monkeypatch, combined, complaint):
+    job, archive = make_job("pfedsim", {"rho": 0}), MemoryArchive()
+    method = job.method()
+    monkeypatch.setattr(method, "combine", lambda *_: combined)
+    with pytest.raises(LocalError, match=complaint):
+        close_round(method, PLAIN, method.begin(), 0, job.silos, job.up(0), gifts(job, 0), archive)
+    assert archive.latest("model") is None
+    assert archive.mail("extractor", "a") is None
+    assert not archive.has("extractor", "a")
+
+
+def test_mail_by_hand_over_three_rounds(make_job, monkeypatch):
+    """Away with θ = 8: keep ½ beside a row of 2, then ¼ beside 4: 8 → 5 → 4.25; gone once the silo gives again."""
+    job, archive = make_job("pfedsim", {"rho": 0}), MemoryArchive()
+    method, part, posts = job.method(), job.method().extractor, []
+    monkeypatch.setattr(method, "combine", lambda *_: Combined({}, posts=tuple(posts)))
+
+    def close(members, value, *posted):
+        posts[:] = posted
+        shapes = {(part.name, spec.name): spec.shape for part in method.up(0) for spec in part.tensors}
+        read = lambda part, _, name: torch.full(shapes[part, name], value)  # noqa: E731
+        close_round(method, PLAIN, {}, 0, members, method.up(0), read, archive)
+        mail = archive.mail("extractor", "c")
+        return mail and (mail[KEEP.name].item(), mail[part.tensors[0].name].unique().item())
+
+    assert close("ab", 2.0, Post("extractor", "c", {"a": 1.0}, keep=0.5)) == (0.5, 1.0)  # ½·8 + 1 = 5
+    assert close("ab", 4.0, Post("extractor", "c", {"a": 1.0, "b": 3.0}, keep=0.25)) == (0.125, 3.25)  # ⅛·8 + 3.25
+    assert close("ab", 4.0) == (0.125, 3.25)
+    assert close("abc", 4.0) is None

@@ -53,6 +53,30 @@ def test_integer_weights_give_the_remainder_to_the_earlier_silo():
     assert integer_weights([0, 5]) == (0, 2**MIX_BITS)
 
 
+def test_integer_weights_give_the_rest_to_the_largest_remainders():
+    """2^32/7 = 613,566,756.57 and five of it 3,067,833,782.86: the rest of 2 goes to .86 and to the earlier .57."""
+    assert integer_weights([1, 5, 1]) == (613_566_757, 3_067_833_783, 613_566_756)
+    assert integer_weights([1, 1, 5]) == (613_566_757, 613_566_756, 3_067_833_783)
+
+
+def test_folds_run_in_float64_and_round_once():
+    """(2^24 + 1)·x is no float32 product: each fold equals that in fractions, rounded to float32 at the end."""
+    values = {"a": 1 + 2**-23, "b": -1.0, "c": 2**-12}
+    given_ = {(s, "w"): torch.full((2,), v) for s, v in values.items()}
+    weights = {"a": 2.0**24 + 1, "b": 2.0**24 + 1, "c": 3.0}
+    given_ |= {(s, WEIGHT): torch.tensor(w, dtype=torch.float64) for s, w in weights.items()}
+    spec = (TensorSpec("w", "float32", (2,)),)
+    whole = sum(Fraction(w) for w in weights.values())
+    exact = sum(Fraction(weights[s]) * Fraction(v) for s, v in values.items()) / whole
+    read = lambda s, n: given_[s, n]  # noqa: E731
+    mean = PLAIN.collect(Part("m", Kind.WHOLE_MODEL, Sum("mean"), spec), SILOS, read)["w"]
+    assert mean.tolist() == [torch.tensor(float(exact)).item()] * 2
+    integers = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
+    exact = sum(Fraction(integers[s], 2**32) * Fraction(v) for s, v in values.items())
+    row = PLAIN.mix(Part("m", Kind.WHOLE_MODEL, Mix(), spec), weights, read)["w"]
+    assert row.tolist() == [torch.tensor(float(exact)).item()] * 2
+
+
 @pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -0.1], [float("nan")], [float("inf"), 1.0]])
 def test_integer_weights_refuse(weights):
     with pytest.raises(LocalError, match="positive sum"):
@@ -157,6 +181,7 @@ MEAN = Part("m", Kind.WHOLE_MODEL, Sum("mean"), TWO)
         (Gift({**GOOD, "b": torch.tensor([0.0, float("inf")])}, 1.0), "NaN or infinity"),
         (Gift(GOOD), "needs a weight"),
         (Gift(GOOD, -1.0), "negative"),
+        (Gift(GOOD, 2.0**53 + 2), "above"),
         (Gift(GOOD, float("nan")), "a weight is NaN or infinite"),
         (Gift(GOOD, float("inf")), "a weight is NaN or infinite"),
         (Gift(GOOD, torch.ones(2, dtype=torch.float64)), "@weight"),

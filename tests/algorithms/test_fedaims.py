@@ -6,13 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
 from staddle.algorithms import data, partition
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange import PLAIN, WEIGHT, Gram, Sum
-from staddle.algorithms.fedaims import ADAPTER_WIDTH, prototype_cross_entropy
+from staddle.algorithms.exchange import PLAIN, WEIGHT, Gram, Kind, Sum
+from staddle.algorithms.fedaims import ADAPTER_WIDTH, FedAIMS, FedAIMSOptions, prototype_cross_entropy
+from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import facts_of, local_round, state_to_bytes, to_modules
 from staddle.algorithms.method import Facts, Latest, SiloState, Value, initial_state
 from staddle.algorithms.models import ModelOptions, build
@@ -369,6 +371,59 @@ def test_prototypes_by_hand_over_two_silos(make, weights):
     assert torch.allclose(mean, torch.tensor([[first], [7.0], [0.0]]) * wide.float())
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 5)] * 3).filter(any), min_size=1, max_size=4))
+def test_the_weights_of_eq_4_sum_to_one_for_each_class_that_anyone_holds(method_by_weights, cohort):
+    """Where all silos have the same mean of a class, so has the prototype, whoever lacks the class."""
+    wide = torch.tensor([1.0, -2.0, 5.0], dtype=torch.float64)[:, None].expand(3, 32)
+    for method in method_by_weights:
+        state, part = initial_state(method, "a"), method.prototypes
+        given_ = []
+        for counts in torch.tensor(cohort, dtype=torch.float64):
+            facts = Facts("a", 1, int(counts.sum()), counts.long(), {"sums": counts[:, None] * wide, "counts": counts})
+            given_.append(PLAIN.give(part, method.give(state, facts)["prototypes"]))
+            assert not given_[-1]["mean"][counts == 0].any()
+        mean = PLAIN.collect(part, range(len(cohort)), lambda i, name, given_=given_: given_[i][name])["mean"]
+        held = torch.tensor(cohort).sum(0) > 0
+        assert torch.allclose(mean, (wide * held[:, None]).float(), atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def method_by_weights():
+    def method(weights):
+        options = {"prototype_weights": weights}
+        return Job.from_file(JobFile.model_validate({
+            "version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": ["a", "b", "c"],
+            "method": {"name": "fedaims", "options": options}, "model": {"name": "convnet-digits", "classes": 3},
+            "training": {"lr": 0.1},
+        }), "job.toml").method()  # fmt: skip
+
+    return [method("class_count"), method("paper_p")]
+
+
+def test_a_class_that_nobody_in_the_last_cohort_held_has_no_prototype_any_more(make):
+    method = make().method()
+    before = with_prototypes(initial_state(method, "a"), torch.full((3, 32), 9.0))
+    mean = torch.ones(3, 32)
+    mean[1] = 0
+    after = method.deliver(before, {"prototypes": {"mean": mean}}, FACTS)
+    assert torch.equal(after.extra["prototypes"], mean)
+    assert torch.equal(before.extra["prototypes"], torch.full((3, 32), 9.0))  # states are values
+    assert torch.equal(method.deliver(after, {}, FACTS).extra["prototypes"], mean)
+
+
+def test_the_coordinators_cosines_are_new_values_and_bought_by_no_longer_vector(make):
+    method = make({"sampling": "algorithm2"}, silos=list("abc")).method()
+    before = {"similarity": torch.full((3, 3), 0.25, dtype=torch.float64)}
+    direct = {name: {} for name in ("backbone", "prototypes")}
+    for part in (method.backbone, method.prototypes):
+        direct[part.name] = {spec.name: torch.zeros(spec.shape) for spec in part.tensors}
+    gram = torch.tensor([[[1.0, -50.0], [-50.0, 2500.0]]], dtype=torch.float64)
+    after = method.combine(before, 1, ("a", "c"), {**direct, "direction": {"gram": gram}}).state["similarity"]
+    assert after.tolist() == [[1, 0.25, -1], [0.25, 0.25, 0.25], [-1, 0.25, 1]]
+    assert torch.equal(before["similarity"], torch.full((3, 3), 0.25, dtype=torch.float64))
+
+
 def run_rounds(job, shards, rounds):
     """Yield (round, cohort, published before, states before, gifts) of a job played by hand."""
     method, archive, state = job.method(), MemoryArchive(), job.method().begin()
@@ -422,8 +477,39 @@ def test_backbone_weights_sum_to_one_over_the_cohort(make, make_shards):
 
 
 @pytest.mark.parametrize("similarity", ["update", "raw"])
-def test_algorithm_2_compares_unit_vectors_of_the_backbone(make, make_shards, similarity):
-    job = make({"sampling": "algorithm2", "similarity": similarity}, silos=list("abcd"), participation=0.5, rounds=3)
+def test_algorithm_2_never_compares_statistics(make, similarity):
+    """No network of the table has both blocks and running statistics; one that a job may name later could."""
+
+    def build():
+        torch.manual_seed(0)
+        norms = [nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), nn.Sequential(nn.Conv2d(4, 6, 3))]
+        return {"extractor": Blocks(norms, (4, 6)), "classifier": nn.Linear(6, 3)}
+
+    setting = replace(make().setting(), build=build, buffers="global")
+    method = FedAIMS(setting, FedAIMSOptions(sampling="algorithm2", similarity=similarity, sketch=0))
+    names = [spec.name for spec in method.backbone.tensors]
+    assert [name for name in names if "running" in name] == [
+        f"extractor.blocks.0.1.running_{n}" for n in ("mean", "var")
+    ]
+    start = initial_state(method, "a")
+    delivered = {"block": {"block": torch.tensor(1)}}
+    facts = replace(FACTS, measured={"sums": torch.ones(3, 6), "counts": torch.ones(3)})
+    state, given = method.deliver(start, delivered, facts), []
+    for shift in (0.0, 100.0):
+        parts = {k: v + 1 if "running" not in k else v + shift for k, v in state.parts["extractor"].items()}
+        gifts = method.give(SiloState({**state.parts, "extractor": parts}, state.extra), facts)
+        given.append(PLAIN.give(method.direction, gifts["direction"])["unit"])
+        assert torch.equal(gifts["backbone"].tensors["extractor.blocks.0.1.running_mean"], torch.full((4,), shift))
+    assert torch.equal(given[0], given[1])
+    assert given[0].shape == (1, count(build()["extractor"]))
+
+
+@pytest.mark.parametrize(
+    ("similarity", "sketch", "error"), [("update", 0, 1e-4), ("raw", 0, 1e-4), ("update", 256, 0.25)]
+)
+def test_algorithm_2_compares_unit_vectors_of_the_backbone(make, make_shards, similarity, sketch, error):
+    options = {"sampling": "algorithm2", "similarity": similarity, "sketch": sketch}
+    job = make(options, silos=list("abcd"), participation=0.5, rounds=3)
     shards, method, backbone = make_shards(job), job.method(), None
     flat = lambda tensors: torch.cat([tensors[s.name].flatten() for s in method.backbone.tensors]).double()  # noqa: E731
     start = flat(method.flat(initial_state(method, "a"), "extractor"))
@@ -433,7 +519,7 @@ def test_algorithm_2_compares_unit_vectors_of_the_backbone(make, make_shards, si
         vectors = [flat(spool["backbone", s]) - (base if similarity == "update" else 0) for s in cohort]
         cosine = float(torch.cosine_similarity(vectors[0], vectors[1], dim=0))
         i, j = (job.silos.index(s) for s in cohort)
-        assert new["similarity"][i, j].item() == pytest.approx(cosine, abs=1e-4)
+        assert new["similarity"][i, j].item() == pytest.approx(cosine, abs=error)
         assert new["similarity"][i, j] == new["similarity"][j, i]
         untouched = torch.ones(4, 4, dtype=torch.bool)
         untouched[torch.tensor([[i], [j]]), torch.tensor([i, j])] = False
@@ -444,6 +530,61 @@ def test_algorithm_2_compares_unit_vectors_of_the_backbone(make, make_shards, si
         assert round_ < 3
 
 
+def test_the_direction_is_sketched_where_that_is_shorter(make):
+    direction = lambda **options: make({"sampling": "algorithm2", **options}).method().up(0)[2]  # noqa: E731
+    whole = direction(sketch=0)
+    length = whole.tensors[0].elements
+    assert (whole.kind, whole.tensors[0].name) == (Kind.BACKBONE, "unit")
+    assert direction(sketch=length) == direction(sketch=65_536) == whole
+    for size, options in ((256, {}), (length - 1, {"sketch": length - 1})):
+        short = direction(**options)
+        assert (short.kind, short.exchange, short.tensors[0].shape) == (Kind.SKETCH, Gram(), (1, size))
+        assert short.tensors[0].name == "sketch"
+
+
+@pytest.mark.parametrize(("kinds", "blocks"), [("xyxy", [1, 2, 2, 1]), ("xyyx", [1, 2, 1, 2])])
+@pytest.mark.parametrize("seed", [7, 8, 9])
+def test_a_sketch_groups_as_the_whole_vector_where_silos_differ_clearly(make, kinds, blocks, seed):
+    """Updates of two kinds, cosine .8 within a kind: 0 → G1, 1 → G2, 2 → the group without its kind, 3 → the other."""
+    rng = torch.Generator().manual_seed(seed)
+    silos, spec = list("abcd"), make().method().backbone.tensors
+    drawn = {kind: [torch.randn(s.shape, generator=rng) for s in spec] for kind in (*"xy", *silos)}
+    found = []
+    for sketch in (0, 256):
+        method = make({"sampling": "algorithm2", "sketch": sketch}, silos=silos, seed=seed).method()
+        gave = {}
+        for silo, kind in zip(silos, kinds, strict=True):
+            state = method.deliver(initial_state(method, silo), {}, FACTS)
+            moved = {
+                s.name.removeprefix("extractor."): method.flat(state, "extractor")[s.name] + common + 0.5 * own
+                for s, common, own in zip(spec, drawn[kind], drawn[silo], strict=True)
+            }
+            after = SiloState({**state.parts, "extractor": {**state.parts["extractor"], **moved}}, state.extra)
+            facts = replace(FACTS, measured={"sums": torch.zeros(3, 32), "counts": torch.zeros(3)})
+            gave[silo] = PLAIN.give(method.direction, method.give(after, facts)["direction"])
+        results = {"direction": PLAIN.collect(method.direction, silos, lambda silo, name, gave=gave: gave[silo][name])}
+        results |= {"backbone": dict.fromkeys((s.name for s in spec), 0), "prototypes": {"mean": 0}}
+        state = method.combine(method.begin(), 0, tuple(silos), results).state
+        i = kinds.rindex(kinds[0])
+        assert state["similarity"][0, i].item() == pytest.approx(0.8, abs=0.01 if sketch == 0 else 0.2)
+        sent = [method.deliveries(state, 1, silo)[2].tensors["block"] for silo in silos]
+        found.append([int(block) for block in sent])
+    assert found == [blocks, blocks]
+
+
+@pytest.mark.parametrize("sampling", ["balanced", "algorithm2"])
+def test_of_fewer_silos_than_middle_blocks_the_shallow_blocks_are_nobodys(make, make_shards, sampling):
+    job = make({"sampling": sampling}, participation=0.1, min_cohort=1)
+    states = simulate(job, make_shards(job)).states
+    fresh = initial_state(job.method(), "a").parts
+    moved = lambda silo, part: any(  # noqa: E731
+        not torch.equal(states[silo].parts[part][name], value) for name, value in fresh[part].items()
+    )
+    trained = {silo for round_ in range(job.rounds) for silo in job.cohort(round_)}
+    assert {silo for silo in job.silos if moved(silo, "head2")} == trained
+    assert not any(moved(silo, part) for silo in job.silos for part in ("head1", "adapter1"))
+
+
 def test_the_coordinator_delivers_the_blocks_of_algorithm_2_to_the_drawn(make):
     job = make({"sampling": "algorithm2"}, silos=list("abcde"))
     method = job.method()
@@ -452,6 +593,37 @@ def test_the_coordinator_delivers_the_blocks_of_algorithm_2_to_the_drawn(make):
     assert all(isinstance(value, Value) for value in sent)
     assert [int(value.tensors["block"]) for value in sent] == [1, 2, 1, 2, 2]
     assert len(method.deliveries({"similarity": s}, job.rounds, "a")) == 2  # the final delivery trains nothing
+
+
+def test_algorithm_2_takes_the_cosines_of_the_drawn_silos(make):
+    """Of three drawn, the third joins the second, to which it is less similar; a, b and c would be dealt otherwise."""
+    job = make({"sampling": "algorithm2"}, silos=list("abcde"), participation=0.6, rounds=9)
+    round_ = next(r for r in range(9) if job.cohort(r) != ("a", "b", "c"))
+    first, second, third = (job.silos.index(silo) for silo in job.cohort(round_))
+    s = cosines(5, {(0, 2): 0.1, (1, 2): 0.5, (first, third): 0.9, (second, third): 0.1})
+    assert supervision_sampling(s[:3, :3], 2) == [2, 1, 2]
+    sent = [job.method().deliveries({"similarity": s}, round_, silo) for silo in job.silos]
+    blocks = {silo: int(d[2].tensors["block"]) for silo, d in zip(job.silos, sent, strict=True) if len(d) > 2}
+    assert blocks == dict(zip(job.cohort(round_), [1, 2, 2], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "known", "trained"),
+    [
+        ({"mu": 0, "aux_ce": "prototype"}, True, True),  # the logits need it
+        ({"mu": 0, "aux_ce": "head"}, True, False),  # weight decay would move it
+        ({"mu": 0.1, "aux_ce": "none"}, True, True),
+        ({"mu": 0.1, "aux_ce": "none"}, False, False),
+    ],
+)
+def test_the_adapter_trains_where_the_loss_has_it(make, options, known, trained):
+    method = make(options).method()
+    state = initial_state(method, "a")
+    if known:
+        state = with_prototypes(state, torch.eye(3, 32))
+    (stage,) = method.stages(state, FACTS)
+    (j,) = method.supervised(state, FACTS)
+    assert {part for part in stage.trains if "adapter" in part} == ({f"adapter{j}"} if trained else set())
 
 
 @pytest.mark.parametrize("block", [None, 0, 3, -1])
@@ -471,6 +643,8 @@ def test_a_block_that_the_model_lacks_is_refused(make, block):
         ({"sampling": "random"}, "sampling"),
         ({"aux_ce": "both"}, "aux_ce"),
         ({"lr_decay": 0}, "lr_decay"),
+        ({"sketch": -1}, "sketch"),
+        ({"sketch": 70_000}, "sketch"),
         ({"lambda": 0.5}, "lambda"),
     ],
 )

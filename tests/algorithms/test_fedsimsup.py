@@ -1,3 +1,4 @@
+import math
 import statistics
 from dataclasses import replace
 
@@ -15,10 +16,12 @@ from staddle.algorithms.fedsimsup import beta, class_sums, from_class_sums, part
 from staddle.algorithms.fedsimsup import share_of_others as share
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import local_round, state_to_bytes
-from staddle.algorithms.method import Facts, initial_state
+from staddle.algorithms.method import Facts, Optimiser, initial_state
 from staddle.algorithms.models import ModelOptions, build
 from staddle.algorithms.simulation import simulate
+from staddle.algorithms.streams import stream
 from staddle.algorithms.supervisors_fedsimsup import SUPERVISORS, Attention, build_supervisor
+from staddle.algorithms.training import train
 from staddle.errors import LocalError
 
 FIVE = ("a", "b", "c", "d", "e")
@@ -214,6 +217,40 @@ def test_who_missed_the_census_or_lied_in_it_neither_learns_nor_teaches(make):
     assert coordinator.model(2, "a", 1.0) == pytest.approx((1 - lam) * 1 + lam * 3, rel=1e-6)
 
 
+def test_in_the_ablation_who_missed_the_census_learns_from_nobody_either(make):
+    """Without its m_i, λ_i = M / M: the silo would lose its own model."""
+    coordinator = Coordinator(make(similarity="samples").method(), {s: c for s, c in COUNTS.items() if s != "e"})
+    coordinator.train(1, a=1.0, b=2.0, c=3.0)
+    assert coordinator.model(2, "e", 7.0) == 7.0
+    assert coordinator.state["unmatched"].tolist() == [0, 0, 0, 0, 1]
+
+
+def test_a_round_leaves_the_coordinators_earlier_state_as_it_was(make):
+    """A round is closed again after a crash: what it counts must not have been counted into the state before."""
+    coordinator = Coordinator(make().method(), {**COUNTS, "e": [0, 0, 40]})
+    states = [coordinator.method.begin(), coordinator.state]
+    copies = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+    samples = torch.tensor([1, 2, 3])
+    census = {"census": {"samples": samples, "proportions": torch.full((3, 3), 1 / 3, dtype=torch.float64)}}
+    coordinator.method.combine(states[0], 0, ("a", "b", "c"), census)
+    coordinator.train(1, a=1.0, b=2.0, c=3.0)
+    assert coordinator.state["unmatched"].tolist() == [0, 0, 0, 0, 1]
+    for state, copy in zip(states, copies, strict=True):
+        assert all(torch.equal(state[name], value) for name, value in copy.items())
+
+
+@given(st.integers(2, 3000), st.integers(1, 3000), st.integers(1, 3000), st.integers(3, 20), st.data())
+def test_alpha_is_a_share_that_only_falls(rounds, total, own, givers, draw):
+    """0 < β ≤ 1 and never rises, without a jump where decay sets in; 0 < λ < 1; so Eq. 7 is a convex combination."""
+    schedule = scaled_c(rounds), 3 / 7
+    t = draw.draw(st.integers(1, rounds - 1))
+    assert 0 < beta(t + 1, rounds, *schedule) <= beta(t, rounds, *schedule) <= 1
+    onset = schedule[0] * rounds ** schedule[1]
+    assert beta(onset, rounds, *schedule) == 1 >= beta(onset * (1 + 1e-9), rounds, *schedule) > 1 - 1e-8
+    assert 0 < share(total, givers, own) < 1
+    assert share(givers * own, givers, own) == 0.5  # as many records as the mean of those who trained
+
+
 def test_the_census_by_hand(make, make_data):
     job = make()
     method = job.method()
@@ -260,6 +297,34 @@ def test_one_round_of_a_silo_by_hand(make, make_data):
         for name, value in module.named_parameters():
             assert torch.allclose(after[part][name], value, atol=1e-6), (part, name)
             assert not torch.equal(after[part][name], state.parts[part][name])
+
+
+def test_three_points_by_hand(make):
+    """Records x = 1, 2, 3 with labels 0, 1, 1, weights s and θ of two classes, all 0 at first, lr 0.3, one batch.
+
+    ∇_k = mean (p_k − [y = k]) x. For s every p is ½: (−1 + 2 + 3)/6 = 2/3 for class 0, so s = (−.2, .2). For θ, which
+    is still 0, the logits differ by .4 x, so p_1 = σ(.4), σ(.8), σ(1.2): what s knows is not learned again.
+    """
+    method = make(tau_s=1, tau_theta=1).method()
+    parts = {"extractor": nn.Flatten(), **{name: nn.Linear(1, 2, bias=False) for name in ("classifier", "supervisor")}}
+    for part in ("classifier", "supervisor"):
+        nn.init.zeros_(parts[part].weight)
+    records = data.Dataset(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 1]))
+    stages = method.stages(None, Facts("a", 1, 3, torch.tensor([1, 2, 0])))
+    for number, stage in enumerate(stages):
+        train(parts, replace(stage, optimiser=Optimiser(0.3)), records, 3, stream(0, "a", 1, f"train/{number}"))
+    assert parts["supervisor"].weight.flatten().tolist() == pytest.approx([-0.2, 0.2])
+    sigma = lambda z: 1 / (1 + math.exp(-z))  # noqa: E731
+    gradient = (sigma(0.4) + 2 * (sigma(0.8) - 1) + 3 * (sigma(1.2) - 1)) / 3
+    assert parts["classifier"].weight.flatten().tolist() == pytest.approx([0.3 * gradient, -0.3 * gradient])
+
+
+def test_the_supervisor_trains_tau_s_epochs_and_then_theta_tau_theta(make):
+    method = make(tau_s=2, tau_theta=7).method()
+    facts = Facts("a", 1, 3, torch.tensor([1, 2, 0]))
+    stages = [(stage.trains, stage.epochs) for stage in method.stages(None, facts)]
+    assert stages == [(("supervisor",), 2), (("extractor", "classifier"), 7)]
+    assert method.stages(None, replace(facts, round=0)) == ()
 
 
 def test_theta_starts_equal_and_supervisors_apart_and_of_their_own_architecture(make):
@@ -323,6 +388,34 @@ def test_the_transformer_knows_where_a_patch_lies():
 
 
 @pytest.mark.parametrize(
+    ("samples", "proportions", "kept"),
+    [
+        (10, [0.5, 0.25, 0.25], True),
+        (10, [0.5, 0.25, 0.25 + 9e-7], True),
+        (10, [0.5, 0.25, 0.25 + 2e-6], False),
+        (10, [0.5, 0.25, 0.2], False),
+        (10, [5.0, 2.0, 3.0], False),
+        (10, [0.0, 0.0, 0.0], False),
+        (10, [1.5, -0.5, 0.0], False),
+        (10, [float("inf"), 0.0, 0.0], False),
+        (10, [float("nan"), 0.5, 0.5], False),
+        (0, [0.5, 0.25, 0.25], False),
+        (-3, [0.5, 0.25, 0.25], False),
+    ],
+)
+def test_a_census_whose_counts_disagree_is_left_out(make, samples, proportions, kept):
+    method = make().method()
+    others = torch.tensor([[1.0, 0, 0]] * 4, dtype=torch.float64)
+    given = {
+        "samples": torch.tensor([samples, 7, 7, 7, 7]),
+        "proportions": torch.cat([torch.tensor([proportions], dtype=torch.float64), others]),
+    }
+    state = method.combine(method.begin(), 0, FIVE, {"census": given}).state
+    assert state["samples"].tolist() == [samples if kept else 0, 7, 7, 7, 7]
+    assert state["proportions"][0].tolist() == (proportions if kept else [0, 0, 0])
+
+
+@pytest.mark.parametrize(
     ("silos", "participation", "complaint"),
     [
         (FIVE, 1.0, "all 5 silos train in every round.*lower participation or min_cohort"),
@@ -349,14 +442,14 @@ def test_participation_that_works(make):
     ("options", "complaint"),
     [
         ({"supervisor": "resnet"}, "supervisor"),
-        ({"supervisor": []}, "at least 1 item"),
+        ({"supervisor": []}, "give a list of 1 or more"),
         ({"tau_s": 0}, "tau_s"),
         ({"tau_theta": 2.0}, "tau_theta"),
         ({"c": 40.0}, "c and gamma go together"),
         ({"gamma": 0.4}, "c and gamma go together"),
         ({"c": 40.0, "gamma": 0.5}, "gamma"),
         ({"c": float("nan"), "gamma": 0.4}, "c = nan"),
-        ({"c": 0.0, "gamma": 0.4}, "greater than 0"),
+        ({"c": 0.0, "gamma": 0.4}, "c = 0.0: give a value above 0.0"),
         ({"c": 40.0, "gamma": 0.4, "schedule": "paper"}, "leave them out"),
         ({"schedule": "fast"}, "schedule"),
         ({"similarity": "cosine"}, "similarity"),

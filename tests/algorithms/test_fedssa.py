@@ -1,6 +1,8 @@
+import math
 import statistics
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.exchange import PLAIN, WEIGHT, Kind
 from staddle.algorithms.fedssa import FedSSA, norm_of, rows_of
 from staddle.algorithms.job import Job, JobFile
-from staddle.algorithms.local_round import state_to_bytes
+from staddle.algorithms.local_round import local_round, state_to_bytes
 from staddle.algorithms.method import Facts, SiloState, initial_state
 from staddle.algorithms.models import ModelOptions, build
 from staddle.algorithms.networks import NETWORKS
@@ -30,7 +32,7 @@ def new_job(options=None, *, model="digits-cnn-a", method="fedssa", training=Non
             "rounds": 4,
             "silos": ["a", "b", "c"],
             "method": {"name": method, "options": options or {}},
-            "model": {"name": model, "classes": classes},
+            "model": {"classes": classes, **({"name": model} if isinstance(model, str) else model)},
             "training": {"epochs": 1, "batch_size": 8, "lr": 0.1, **(training or {})},
             **fields,
         }),
@@ -147,6 +149,69 @@ def test_without_training_seen_rows_grow_by_one_plus_mu_a_round(make_shards):
     assert torch.allclose(result.coordinator["rows"], 2.0**6 * job.method().initial, rtol=1e-5)
 
 
+def test_the_schedule_starts_at_mu_0_and_only_falls():
+    for mu_0, t_stable in [(0.5, 20), (1.0, 7), (0.3, 1)]:
+        values = [new_method(mu_0=mu_0, t_stable=t_stable).mu(t) for t in range(3 * t_stable)]
+        assert values[0] == mu_0
+        assert values[:t_stable] == sorted(set(values[:t_stable]), reverse=True)
+        assert values[t_stable:] == [0.0] * 2 * t_stable
+
+
+def test_the_first_holder_of_a_class_starts_from_the_initial_row():
+    """Nobody has given class 1 (status 0): its global row is the initial one, and Eq. 4 holds for who has records."""
+    before = with_rows(initial_state(new_method(), "a"), [1, 2, 3])
+    after = new_method(mu_0=0.5, t_stable=9).deliver(before, header([10, 20, 30], (2, 0, 1)), facts(0, (1, 1, 1)))
+    assert row_values(after) == [10.5, 21, 3]  # class 2 is withheld
+
+
+def test_three_points_by_hand():
+    """One round of one batch on a linear model: Eq. 4, then softmax regression on both weights and bias, all C rows.
+
+    The silo has no class 2: Eq. 4 leaves that row, training does not, and the row that it gives is zero.
+    """
+    x, y = [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], [0, 1, 1]
+    job = new_job({"mu_0": 0.5, "t_stable": 4}, model={"name": "glm", "input": [1, 1, 2]}, training={"lr": 0.3})
+    method, records = job.method(), data.Dataset(torch.tensor(x)[:, None, None], torch.tensor(y))
+    local, common = np.array([[1.0, -1, 2], [0, 1, 0], [3, 2, 1]]), np.array([[2.0, 0, 1], [1, 1, -1], [0, 5, 5]])
+    start = initial_state(method, "a")
+    classifier = {"weight": torch.tensor(local[:, :2]).float(), "bias": torch.tensor(local[:, 2]).float()}
+    start = SiloState({**start.parts, "classifier": classifier}, start.extra)
+    down = {"header": {"rows": torch.tensor(common).float(), "status": torch.tensor([2, 2, 2])}}
+    outcome = local_round(method, job, start, 2, down, records, records, "a")
+    fused = np.array([*(common[:2] + 0.5 * math.cos(math.pi / 4) * local[:2]), local[2]])
+    inputs = np.hstack([x, np.ones((3, 1))])
+    odds = np.exp(inputs @ fused.T)
+    slope = (odds / odds.sum(1, keepdims=True) - np.eye(3)[y]).T @ inputs / 3
+    rows = fused - 0.3 * slope
+    assert np.allclose(rows_of(outcome.state.parts["classifier"]), rows, atol=1e-6)
+    assert np.allclose(outcome.gifts["rows"].tensors["rows"], rows * [[1], [1], [0]], atol=1e-6)
+    assert outcome.gifts["rows"].weight.tolist() == [1, 1, 0]
+
+
+NUMBERS = st.lists(st.floats(-5, 5, width=32), min_size=3, max_size=3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(NUMBERS, NUMBERS, st.tuples(*[st.integers(0, 3)] * 3), st.tuples(*[st.integers(0, 2)] * 3), st.integers(0, 30))
+def test_rows_of_unseen_and_of_withheld_classes_do_not_change_by_a_bit(method, own, common, counts, status, round_):
+    before = with_rows(initial_state(method, "a"), own)
+    after = method.deliver(before, header(common, status), facts(round_, counts)).parts["classifier"]
+    for s in range(3):
+        same = torch.equal(after["weight"][s], before.parts["classifier"]["weight"][s])
+        expected = torch.tensor(common[s]) + method.mu(round_) * torch.tensor(own[s])
+        if counts[s] and status[s] != 1:
+            assert torch.allclose(after["weight"][s], expected, atol=1e-5)
+            assert torch.allclose(after["bias"][s], expected, atol=1e-5)
+        else:
+            assert same
+            assert torch.equal(after["bias"][s], before.parts["classifier"]["bias"][s])
+
+
+@pytest.fixture(scope="module")
+def method():
+    return new_method()
+
+
 # The server step.
 
 
@@ -162,6 +227,38 @@ def test_eq_3_by_hand_counts_each_holder_once():
     down = deliver(bench.method, PLAIN, bench.coordinator, 2, "a", bench.archive)
     assert down.keys() == {"header"}
     assert row_values(bench.method.deliver(bench.silos["a"], down, facts(2))) == [4, 9, 6]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(NUMBERS, st.tuples(*[st.integers(0, 3)] * 3)), min_size=1, max_size=3), st.integers(1, 3))
+def test_the_header_from_zero_filled_rows_is_the_mean_over_the_holders(silos, fewest):
+    """For any class sets, and without a row that fewer than ``min_holders`` gave."""
+    bench = Bench(new_method(min_holders=fewest))
+    gave = dict(zip("abc", silos, strict=False))
+    initial = bench.coordinator["rows"]
+    bench.play(0, gave)
+    for s in range(3):
+        held = [rows[s] for rows, counts in gave.values() if counts[s]]
+        enough, row = len(held) >= fewest, bench.coordinator["rows"][s]
+        assert torch.allclose(row, torch.tensor(statistics.mean(held)) if enough else initial[s], atol=1e-5)
+        assert bench.coordinator["status"][s] == (2 if enough else bool(held))
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_round_leaves_the_states_before_it_as_they_were(stale):
+    """Both halves' states are values: a round is closed again after a crash, and a silo may have to repeat its own."""
+    bench = Bench(new_method(stale_inclusive=stale))
+    everyone = {"a": ([1, 4, 0], (1, 1, 0)), "b": ([3, 0, 5], (1, 0, 1))}
+    bench.play(0, everyone)
+    before = [bench.coordinator, bench.silos["a"].extra]
+    copies = [{name: tensor.clone() for name, tensor in state.items()} for state in before]
+    silo = state_to_bytes(bench.silos["a"])
+    kept = bench.silos["a"]
+    bench.play(1, everyone | {"a": ([7, 7, 7], (1, 0, 1))})
+    assert state_to_bytes(kept) == silo
+    for state, copy in zip(before, copies, strict=True):
+        assert state.keys() == copy.keys()
+        assert all(torch.equal(state[name], value) for name, value in copy.items())
 
 
 def test_what_crosses_does_not_depend_on_the_classes_held():
@@ -332,6 +429,16 @@ def test_each_architecture_has_the_norm_that_its_extractor_gets():
 def test_bad_options_are_refused_at_admission(options, complaint):
     with pytest.raises(LocalError, match=complaint):
         new_job(options).document()
+
+
+def test_more_holders_than_a_round_draws_are_refused_unless_silos_that_are_away_count():
+    drawn = {"silos": list("abcd"), "participation": 0.5}  # two of four
+    assert new_job({"min_holders": 2}, **drawn).document()
+    assert new_job({"min_holders": 4, "stale_inclusive": True}, **drawn).document()
+    with pytest.raises(LocalError, match=r"min_holders = 3, but a round draws 2 of 4 silos.*stale_inclusive = true"):
+        new_job({"min_holders": 3}, **drawn).document()
+    with pytest.raises(LocalError, match="min_holders = 5, but there are 4 silos"):
+        new_job({"min_holders": 5, "stale_inclusive": True}, **drawn).document()
 
 
 def test_extractors_of_another_width_are_refused():

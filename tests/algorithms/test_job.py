@@ -2,9 +2,11 @@ import copy
 
 import pytest
 
+from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.exchange import WEIGHT
 from staddle.algorithms.job import Job
 from staddle.algorithms.method import METRICS
+from staddle.algorithms.networks import NETWORKS
 from staddle.errors import LocalError
 from staddle.files import canonical_json, parse_json
 
@@ -52,16 +54,28 @@ def test_a_job_file_fills_in_its_defaults(tmp_path):
         ("seed = 7", "", "missing key 'seed'"),
         ("version = 1", "version = 2", "version = 2"),
         ("version = 1", "version = true", "version = True: .*give a number"),
-        ("seed = 7", "seed = -1", "seed = -1"),
+        ("seed = 7", "seed = -1", "seed = -1: give 0 or more$"),
         ("seed = 7", f"seed = {2**53}", "seed"),
         ("seed = 7", 'seed = "7"', "seed = '7'"),
         ("rounds = 10", "rounds = 0", "rounds = 0"),
         ("rounds = 10", "rounds = 100001", "rounds = 100001"),
-        ("rounds = 10", "rounds = true", "rounds = True"),
+        ("rounds = 10", "rounds = true", "rounds = True: give a whole number$"),
+        ("rounds = 10", "rounds = 1.5", "rounds = 1.5: give a whole number$"),
+        ("[training]", "[trainin]", "missing key 'training'; add it; unknown key 'trainin'; did you mean 'training'"),
+        ("[model]", "[[model]]", "model: give a table$"),
+        ("rho = 0.35", "roh = 0.35", r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'"),
+        ("rho = 0.35", "rho = 1.35", r"\[method.options\] of pfedsim: rho = 1.35: give 1.0 or less$"),
+        ("rho = 0.35", 'similarity = "men"', "similarity = 'men': give 'mean' or 'per_class'$"),
+        ('norm = "batch"', 'norm = "bach"', "model.norm = 'bach': give 'none', 'batch' or 'group'$"),
+        ("classes = 10", "classes = 2.0", "model.classes = 2.0: give a whole number$"),
+        ("classes = 10", 'classes = 10\nclass_names = "a"', "model.class_names = 'a': give a list in brackets$"),
+        ("classes = 10", 'classes = 10\nclass_names = ["a"]', "model: 1 class_names for 10 classes; give one a class"),
+        ("classes = 10", "classes = 10\ninput = [1, 8, 8]", "at least 16 x 16 pixels.*; choose another model"),
         ('"digits"', '"Digits"', "name = 'Digits'"),
         ('"digits"', '"digits\\n"', "name = 'digits"),
         ('"digits"', f'"{"x" * 65}"', "name = "),
-        ('["a", "b", "c"]', '["a"]', "silos"),
+        ('["a", "b", "c"]', '["a"]', "silos: give a list of 2 or more, not of 1$"),
+        ('["a", "b", "c"]', '["a", 3]', "silos.1 = 3: give a text in quotes$"),
         ('["a", "b", "c"]', '["a", "b", "a"]', "names a more than once"),
         ('["a", "b", "c"]', '["a", "b", "C"]', "silos.2 = 'C'"),
         ("participation = 0.5", "participation = 0", "participation = 0"),
@@ -116,6 +130,41 @@ def test_the_digest_follows_every_choice(make_job):
     assert len({job.digest for job in jobs}) == len(jobs)
     same = {job.document()["model_digest"] for job in jobs}
     assert len(same) == 2
+
+
+def test_the_policy_of_buffers_enters_the_model_digest(make_job):
+    local, written, shared = (
+        make_job("fedavg", model={"norm": "batch", **buffers}).document()
+        for buffers in ({}, {"buffers": "local"}, {"buffers": "global"})
+    )
+    assert local == written
+    assert local["model"]["buffers"] == "local"
+    assert local["model_digest"] != shared["model_digest"]
+    assert not any("running" in tensor["name"] for tensor in local["schema"][0]["up"][0]["tensors"])
+    assert any("running" in tensor["name"] for tensor in shared["schema"][0]["up"][0]["tensors"])
+
+
+def test_a_job_of_this_policy_goes_round_through_canonical_json(make_job):
+    job = make_job("pfedsim", model={"norm": "batch", "buffers": "global"})
+    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire").digest == job.digest
+
+
+@pytest.mark.parametrize("method", ["local", "fedssa"])
+def test_a_policy_of_buffers_that_would_do_nothing_is_refused(make_job, method):
+    with pytest.raises(
+        LocalError, match=f"model.buffers = 'global', but method '{method}' gives no running statistics"
+    ):
+        make_job(method, model={"norm": "batch", "buffers": "global"}).document()
+    make_job(method, model={"norm": "batch", "buffers": "local"}).document()
+
+
+def test_buffers_may_first_cross_after_a_census_or_in_a_late_round(make_job):
+    model = {"norm": "batch", "buffers": "global"}
+    make_job("fedsimsup", model=model, silos=list("abcd"), participation=0.7, rounds=1).document()
+    job = make_job("ppfl", {"schedule": "rbcd", "p_theta": 0.1}, model=model, rounds=40)
+    assert [part.name for part in job.up(0)] == ["coupling", "metrics"]
+    with pytest.raises(LocalError, match="in any round"):
+        make_job("ppfl", {"schedule": "rbcd", "p_theta": 0.1}, model=model, rounds=1).document()
 
 
 def test_the_schema_writes_out_what_crosses(tmp_path):
@@ -184,6 +233,51 @@ def test_a_document_must_be_whole(make_job):
             Job.from_document({k: v for k, v in document.items() if k != key}, "from afar")
     with pytest.raises(LocalError, match="a JSON object"):
         Job.from_document([], "from afar")
+
+
+def test_class_names_are_in_the_document_and_change_nothing_that_crosses(make_job):
+    plain, named = make_job("pfedsim"), make_job("pfedsim", model={"class_names": ["a", "b", "ç"]})
+    document = parse_json(canonical_json(named.document()), "wire")
+    assert document["model"]["class_names"] == ["a", "b", "ç"]
+    assert Job.from_document(document, "wire").model.class_names == ("a", "b", "ç")
+    assert named.document()["schema"] == plain.document()["schema"]
+    assert named.digest != plain.digest
+    assert named.digest != make_job("pfedsim", model={"class_names": ["b", "a", "ç"]}).digest
+
+
+BLOCKS = {"convnet-3x64", "convnet-4x128", "convnet-digits", "resnet18"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_takes_each_network_or_says_why_not_and_what_to_do(make_job, method):
+    for name, network in NETWORKS.items():
+        model = {"name": name, "norm": network.norms[0]}
+        job = make_job(method, model=model, silos=list("abcd"), participation=0.75 if method == "fedsimsup" else 1.0)
+        if (name == "glm" and method in {"fedper", "pfedsim", "fedsimsup"}) or (
+            name not in BLOCKS and method == "fedaims"
+        ):
+            with pytest.raises(LocalError, match=rf"^job 'test' \({method} on {name}\): .*; choose [^;]*$"):
+                job.document()
+        else:
+            job.document()
+
+
+@pytest.mark.parametrize("extractor", NETWORKS)
+def test_fedssa_takes_each_extractor_or_says_why_not_and_what_to_do(make_job, extractor):
+    job = make_job("fedssa", {"extractors": [extractor]}, {"name": "digits-cnn-a", "input": [1, 16, 16]})
+    if extractor in {"digits-cnn-a", "digits-cnn-b", "digits-cnn-c", "convnet-3x64"}:
+        job.document()
+    else:
+        text = rf"^job 'test' \(fedssa on digits-cnn-a\): fedssa: extractor '{extractor}' .*; choose [^;]*$"
+        with pytest.raises(LocalError, match=text):
+            job.document()
+
+
+def test_a_method_that_never_sends_the_missing_part_takes_the_network(make_job):
+    make_job("pfedsim", {"rho": 1.0}, model={"name": "glm"}).document()
+    job = make_job("pfedsim", {"rho": 0.5}, model={"name": "glm"})
+    with pytest.raises(LocalError, match="part 'extractor', which crosses in round 2, is empty"):
+        job.method()
 
 
 def test_cohorts_are_drawn_once_for_all_methods_in_job_order(make_job):

@@ -60,6 +60,27 @@ def test_a_delivery_that_the_schema_lacks_is_the_coordinators_fault(make_job, ma
         )
 
 
+def test_what_is_measured_is_of_the_training_records_and_the_model_as_delivered(make_job, make_data, monkeypatch):
+    """A method may keep it in ``extra``, which training leaves alone; classes without a record count 0."""
+    job, seen = make_job("fedavg", model={"classes": 5}), []
+    method, train_data, test_data = job.method(), make_data(21), make_data(30, 9)
+    norm = lambda parts: parts["classifier"].weight.detach().norm().double()  # noqa: E731
+    monkeypatch.setattr(
+        method, "measure", lambda parts, x, _: {"count": torch.tensor(len(x)), "norm": norm(parts)}, raising=True
+    )
+    give = method.give
+    monkeypatch.setattr(method, "give", lambda state, facts: seen.append((state, facts)) or give(state, facts))
+    state = SiloState(initial_state(method, "a").parts, {"kept": torch.tensor(4)})
+    model = {spec.name: torch.full(spec.shape, 0.01) for spec in job.down(1)[0].tensors}
+    outcome = local_round(method, job, state, 1, {"model": model}, train_data, test_data, "a")
+    ((trained, facts),) = seen
+    assert facts.measured["count"].item() == 21
+    assert facts.measured["norm"].item() == pytest.approx(model["classifier.weight"].norm().item())
+    assert facts.class_counts.tolist() == [*torch.bincount(train_data.y, minlength=3).tolist(), 0, 0]
+    assert trained is outcome.state
+    assert outcome.state.extra["kept"] == 4
+
+
 def test_divergence_names_round_and_silo(make_job, make_data):
     job = make_job(training={"lr": 1e30, "epochs": 20})
     with pytest.raises(LocalError, match="round 2 at silo 'a': the training loss is"):
@@ -110,6 +131,20 @@ def test_the_final_delivery_keeps_the_methods_product(make_job, make_data):
             assert (outcome.report.round, outcome.report.samples, outcome.report.loss) == (job.rounds, 0, None)
 
 
+def test_the_final_report_holds_the_accuracy_of_both_models(make_job, make_data):
+    job, test_data = make_job("fedavg"), make_data(30, 3)
+    method, part = job.method(), job.down(job.rounds)[0]
+    votes = lambda label: torch.eye(3)[label]  # noqa: E731
+    down = {spec.name: torch.zeros(spec.shape) for spec in part.tensors} | {"classifier.bias": votes(2)}
+    start = initial_state(method, "a")
+    parts = {name: {k: torch.zeros_like(v) for k, v in tensors.items()} for name, tensors in start.parts.items()}
+    own = SiloState({**parts, "classifier": {**parts["classifier"], "bias": votes(1)}})
+    report = final_round(method, job, own, {"model": down}, make_data(9), test_data, "a").report
+    counts = torch.bincount(test_data.y, minlength=3).tolist()
+    assert counts[1] != counts[2]
+    assert [report.correct_delivered, report.correct_trained] == [counts[2], counts[1]]
+
+
 def test_a_state_goes_round_through_bytes(make_job):
     job = make_job(model={"norm": "batch"})
     weights = torch.arange(6.0)
@@ -136,5 +171,10 @@ def test_a_damaged_state_is_named(make_job, make_data):
     job, other = make_job(), make_job(model={"classes": 4})
     with pytest.raises(LocalError, match="does not fit the job's model"):
         local_round(other.method(), other, initial_state(job.method(), "a"), 0, {}, make_data(9), make_data(9), "a")
+    state = initial_state(job.method(), "a")
+    for head in ({}, {"weight": state.parts["classifier"]["weight"]}):
+        lacking = SiloState({**state.parts, "classifier": head})
+        with pytest.raises(LocalError, match="the saved state"):
+            local_round(job.method(), job, lacking, 0, {}, make_data(9), make_data(9), "a")
     with pytest.raises(LocalError, match="the saved state has parts"):
         local_round(job.method(), job, SiloState({}), 0, {}, make_data(9), make_data(9), "a")

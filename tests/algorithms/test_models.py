@@ -52,10 +52,20 @@ def test_group_norm_has_its_own_groups():
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
+        ({"name": "lenet5", "class_names": ("a", "b")}, "2 class_names for 10 classes"),
+        ({"name": "lenet5", "classes": 2, "class_names": ("a", "a")}, "both named 'a'"),
+        ({"name": "lenet5", "classes": 2, "class_names": ("a", 1)}, "class_names"),
         ({"name": "cnn-digits", "input": (1, 28, 28)}, "cnn-digits takes input"),
         ({"name": "lenet5", "input": (3, 15, 32)}, "at least 16 x 16"),
         ({"name": "lenet5", "classes": 1}, "classes"),
         ({"name": "resnet"}, "lenet5"),
+        ({"name": "lenet5", "buffers": "shared"}, "buffers"),
+        (
+            {"name": "lenet5", "buffers": "global"},
+            "'lenet5' with norm 'none' keeps no running statistics; leave buffers",
+        ),
+        ({"name": "lenet5", "buffers": "global", "norm": "group"}, "norm 'group' keeps no running statistics"),
+        ({"name": "convnet-3x64", "buffers": "global", "norm": "batch"}, "norm 'batch' keeps no running statistics"),
     ],
 )
 def test_options_that_make_no_model_are_refused(fields, complaint):

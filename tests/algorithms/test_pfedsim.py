@@ -1,13 +1,22 @@
 import math
+import statistics
 from dataclasses import replace
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 
+from staddle.algorithms import data, partition, simulation
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange import PLAIN, Gram, Mix, Sum
+from staddle.algorithms.exchange import PLAIN, Gram, Mix, Plain, Sum
+from staddle.algorithms.job import Job, JobFile
+from staddle.algorithms.local_round import local_round
 from staddle.algorithms.method import Facts, Latest, Row, SiloState, initial_state
+from staddle.algorithms.models import build
 from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT
+from staddle.algorithms.simulation import simulate
+from staddle.errors import LocalError
 
 FACTS = Facts("a", 0, 5, torch.tensor([2, 2, 1]))
 
@@ -116,6 +125,42 @@ def test_self_weight_defaults_and_is_an_option(make):
     assert make(self_weight=0.25).self_weight == 0.25
     state = {"phi": torch.full((3, 3), 0.5, dtype=torch.float64), "gave": torch.ones(3, dtype=torch.int64)}
     assert make(self_weight=0.0, rho=0).weights(state, "b").keys() == {"a", "c"}
+    for similarity in ("mean", "per_class"):
+        assert make(self_weight=0.25, rho=0, similarity=similarity).weights(state, "b")["b"] == 0.25
+
+
+unit_rows = st.lists(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3), min_size=3, max_size=3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(unit_rows, min_size=2, max_size=4), st.booleans())
+def test_similarities_are_symmetric_bounded_and_leave_no_trace_on_the_diagonal(method_by_form, silos, per_class):
+    method = method_by_form[per_class]
+    cohort = tuple("abcd"[: len(silos)])
+    gram = gram_of(method, 0, *(with_rows(method, rows) for rows in silos))
+    state = method.combine(method.begin(), 0, cohort, {"rows": gram}).state
+    phi, copy = state["phi"], state["phi"].clone()
+    assert torch.equal(phi, phi.T)
+    assert not phi.diagonal().any()
+    assert 0 <= phi.min() <= phi.max() <= (CODE_SELF_WEIGHT * (1 + 1e-9) if per_class else 1 - 1e-4)
+    for silo in cohort:
+        weights = method.weights(state, silo)
+        assert weights[silo] == method.self_weight
+        assert all(0 < weight < CODE_SELF_WEIGHT * (1 + 1e-9) for weight in weights.values())
+    assert torch.equal(phi, copy)  # weights reads the state and changes nothing in it
+
+
+@pytest.fixture(scope="module")
+def method_by_form():
+    def method(form):
+        options = {"rho": 0, "similarity": form}
+        return Job.from_file(JobFile.model_validate({
+            "version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": ["a", "b", "c", "d"],
+            "method": {"name": "pfedsim", "options": options}, "model": {"name": "cnn-digits", "classes": 3},
+            "training": {"lr": 0.1},
+        }), "job.toml").method()  # fmt: skip
+
+    return [method("mean"), method("per_class")]
 
 
 def set_phi(method, pairs, gave):
@@ -141,6 +186,44 @@ def test_eq_4_mixes_last_given_extractors_with_integer_weights(make):
     after = method.deliver(initial_state(method, "a"), {"extractor": down}, FACTS)
     assert torch.equal(after.parts["extractor"]["conv1.weight"], down["extractor.conv1.weight"])
     assert torch.equal(after.parts["classifier"]["weight"], initial_state(method, "a").parts["classifier"]["weight"])
+
+
+def test_one_personal_round_of_a_silo_with_three_points_by_hand(make_job, make_data):
+    """The mixed extractor under the silo's own classifier; one batch moves both; the rows given are trained rows."""
+    job, points = make_job("pfedsim", {"rho": 0}, training={"lr": 0.05}), make_data(3, 1)
+    method = job.method()
+    start = initial_state(method, "b")
+    head = {name: value + 0.1 for name, value in start.parts["classifier"].items()}
+    start = SiloState({**start.parts, "classifier": head}, start.extra)
+    mixed = {f"extractor.{name}": 0.9 * value for name, value in start.parts["extractor"].items()}
+    outcome = local_round(method, job, start, 1, {"extractor": mixed}, points, make_data(4), "b")
+    model = build(job.model, job.seed)
+    model["extractor"].load_state_dict({name.removeprefix("extractor."): value for name, value in mixed.items()})
+    model["classifier"].load_state_dict(head)
+    loss = torch.nn.functional.cross_entropy(model["classifier"](model["extractor"](points.x)), points.y)
+    parameters = {f"{part}.{name}": p for part, module in model.items() for name, p in module.named_parameters()}
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        part, _, leaf = name.partition(".")
+        parameter.data -= 0.05 * gradient
+        assert torch.allclose(outcome.state.parts[part][leaf], parameter, atol=1e-6), name
+        assert gradient.any()
+    given_ = outcome.gifts["extractor"].tensors
+    assert given_.keys() == mixed.keys()
+    assert all(torch.allclose(value, parameters[name], atol=1e-6) for name, value in given_.items())
+    unit = torch.nn.functional.normalize(parameters["classifier.weight"]).flatten() / 3**0.5
+    assert torch.allclose(outcome.gifts["rows"].tensors["rows"][0], unit, atol=1e-6)
+
+
+def test_in_the_generalisation_phase_a_silo_gives_its_model_weighed_by_its_records(make):
+    method = make(rounds=4, rho=0.5)
+    state = initial_state(method, "a")
+    for round_, parts in ((0, {"model"}), (1, {"model"}), (2, {"extractor", "rows"})):
+        facts = replace(FACTS, round=round_)
+        (stage,) = method.stages(state, facts)
+        assert stage.trains == ("extractor", "classifier")  # in both phases
+        assert method.give(state, facts).keys() == parts
+    assert method.give(state, FACTS)["model"].weight == 5.0
 
 
 def test_only_pairs_of_the_same_round_move_and_older_entries_stay(make):
@@ -188,6 +271,9 @@ def test_deliveries_by_phase(make):
 def test_the_phase_switches_at_floor_rho_t(make, rho, rounds, warmup):
     method = make(rounds=rounds, rho=rho)
     kinds = [[type(part.exchange) for part in method.up(r)] for r in range(rounds)]
+    down = [[part.name for part in method.down(r)] for r in range(rounds + 1)]
+    generalised = ["model"] if warmup else []
+    assert down == ([["model"]] * (warmup + 1) if warmup else [[]]) + [["extractor", *generalised]] * (rounds - warmup)
     assert kinds == [[Sum]] * warmup + [[Mix, Gram]] * (rounds - warmup)
     assert all("classifier" not in s.name for part in method.up(rounds - 1) for s in part.tensors) or rho == 1
 
@@ -214,3 +300,123 @@ def test_running_statistics_are_in_no_part(make_job):
         names = [spec.name for part in (*method.up(round_), *method.down(round_)) for spec in part.tensors]
         assert "extractor.norm1.weight" in names
         assert not any("running" in name or "tracked" in name for name in names)
+
+
+class Recorder(Plain):
+    """The exchanges in the clear, with a list of all that a silo gave."""
+
+    def __init__(self):
+        self.given = []
+
+    def give(self, part, gift):
+        self.given.append((part.name, super().give(part, gift)))
+        return self.given[-1][1]
+
+
+def played(monkeypatch, job, shards):
+    """What was given, what was delivered by round and silo, and the result of a simulated job."""
+    recorder, delivered = Recorder(), {}
+
+    def recorded(method, exchanges, state, round_, silo, archive):
+        delivered[round_, silo] = deliver(method, exchanges, state, round_, silo, archive)
+        return delivered[round_, silo]
+
+    monkeypatch.setattr(simulation, "PLAIN", recorder)
+    monkeypatch.setattr(simulation, "deliver", recorded)
+    return recorder.given, delivered, simulation.simulate(job, shards)
+
+
+STATISTICS = [f"extractor.norm{i}.running_{what}" for i in (1, 2) for what in ("mean", "var")]
+
+
+def test_local_statistics_are_in_no_upload_and_differ_from_silo_to_silo(make_job, make_shards, monkeypatch):
+    job = make_job("pfedsim", model={"norm": "batch"})
+    given, delivered, result = played(monkeypatch, job, make_shards(job))
+    assert {part for part, _ in given} == {"model", "extractor", "rows", "metrics"}
+    crossed = [*(t for _, t in given), *(t for parts in delivered.values() for t in parts.values())]
+    assert not any("running" in name or "tracked" in name for tensors in crossed for name in tensors)
+    for name in STATISTICS:
+        one, *others = (state.parts["extractor"][name.removeprefix("extractor.")] for state in result.states.values())
+        assert not any(torch.equal(one, other) for other in others)
+
+
+def test_global_statistics_are_averaged_in_the_first_phase_and_mixed_in_the_second(make_job, make_shards, monkeypatch):
+    job = make_job("pfedsim", model={"norm": "batch", "buffers": "global"}, rounds=4)
+    shards = make_shards(job)
+    given, delivered, _ = played(monkeypatch, job, shards)
+    assert not any("tracked" in name for _, tensors in given for name in tensors)
+    samples = torch.tensor([float(len(shards[silo][0])) for silo in job.silos])
+    models = [tensors for part, tensors in given if part == "model"]
+    extractors = [tensors for part, tensors in given if part == "extractor"]
+    for name in STATISTICS:
+        for round_ in (1, 2):  # the phase changes at round 2; its model comes down there
+            means = [delivered[round_, silo]["model"][name] for silo in job.silos]
+            values = torch.stack([tensors[name] for tensors in models[3 * (round_ - 1) : 3 * round_]])
+            assert all(torch.equal(mean, means[0]) for mean in means)
+            assert torch.allclose(means[0], (samples / samples.sum()) @ values, atol=1e-6)
+        mixed = torch.stack([delivered[4, silo]["extractor"][name] for silo in job.silos])
+        last = torch.stack([tensors[name] for tensors in extractors[-3:]])
+        assert len(mixed.unique(dim=0)) == 3
+        assert bool(((last.amin(0) < mixed) & (mixed < last.amax(0))).all())  # each a mean of all, one's own included
+
+
+@pytest.mark.parametrize("buffers", ["local", "global"])
+def test_a_short_job_on_mobilenet_v2_mixes_extractors(make_job, make_data, monkeypatch, buffers):
+    model = {"name": "mobilenet-v2", "norm": "batch", "buffers": buffers}
+    job = make_job("pfedsim", rounds=2, model=model, training={"batch_size": 4, "lr": 0.01})
+    shards = {
+        silo: tuple(make_data(n, seed, shape=(3, 32, 32)) for n, seed in ((8 + 2 * i, i), (4, 100 + i)))
+        for i, silo in enumerate(job.silos)
+    }
+    given, delivered, result = played(monkeypatch, job, shards)
+    assert [part for part, _ in given] == ["model", "metrics"] * 3 + ["extractor", "rows", "metrics"] * 3
+    assert all(bool(value.isfinite().all()) for _, tensors in given for value in tensors.values())
+    assert all(
+        bool(v.isfinite().all()) for s in result.states.values() for part in s.parts.values() for v in part.values()
+    )
+    first, *others = (delivered[1, silo]["model"] for silo in job.silos)
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    extractors = [tensors for part, tensors in given if part == "extractor"]
+    assert any("running" in name for name in extractors[0]) == (buffers == "global")
+    for silo in job.silos:
+        weights = job.method().weights(result.coordinator, silo)
+        assert list(weights) == list(job.silos)
+        shares = torch.tensor(list(weights.values()), dtype=torch.float64) / sum(weights.values())
+        for name, mixed in delivered[2, silo]["extractor"].items():
+            oracle = sum(share * tensors[name].double() for share, tensors in zip(shares, extractors, strict=True))
+            assert torch.allclose(mixed.double(), oracle, atol=1e-6, rtol=1e-6)
+            assert not torch.equal(mixed, extractors[job.silos.index(silo)][name])
+
+
+def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_job):
+    """800 digits, Dirichlet 0.3 over four silos, 10 rounds of 2 epochs; mean over silos and draws 1 and 2.
+
+    Seen over draws 7, 1 and 2: local 0.887, FedAvg's one model 0.899 and 0.914 as trained on at each silo, pFedSim
+    0.930, 0.944 with ``similarity = "per_class"``. Not asserted, because it does not hold: FedPer has 0.936, so at four
+    silos it is the private classifier that helps; whose extractors are mixed by which weights hardly matters.
+    """
+    digits, silos, means = data.digits(), ["silo-0", "silo-1", "silo-2", "silo-3"], {}
+    digits = data.Dataset(digits.x[:800], digits.y[:800])
+    training = {"epochs": 2, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
+    for seed in (1, 2):
+        parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
+        shards = {s: data.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+        for name in ("local", "fedavg", "pfedsim"):
+            job = make_job(name, silos=silos, rounds=10, seed=seed, model={"classes": 10}, training=training)
+            accuracy = simulate(job, shards).accuracy(job.method().product)
+            means.setdefault(name, []).append(statistics.mean(accuracy.values()))
+    mean = {name: statistics.mean(values) for name, values in means.items()}
+    assert mean["pfedsim"] > 0.9, means
+    assert mean["pfedsim"] > mean["local"] + 0.02, means
+    assert mean["pfedsim"] > mean["fedavg"] + 0.01, means
+
+
+def test_one_silo_a_round_is_refused_where_silos_should_meet(make_job):
+    def job(rho, **fields):
+        return make_job("pfedsim", {"rho": rho}, participation=0.1, **fields)
+
+    for rho in (0, 0.5, 0.99):
+        with pytest.raises(LocalError, match=r"draws 1 of 3 silos.*min_cohort.*rho = 1"):
+            job(rho, min_cohort=1).document()
+    assert job(1, min_cohort=1).document()  # FedAvg throughout
+    assert job(0.5, min_cohort=2).document()

@@ -187,6 +187,75 @@ def test_a_silo_takes_one_step_on_all_its_records_by_hand(make):
     assert torch.equal(modules["canonical"][0].bias, odds["0.bias"])  # θ stood still
 
 
+def test_one_round_of_two_silos_with_three_points_each_by_hand(make):
+    """PPFL2 under Algorithm O1 with both weights of Eq. 12: Eq. 14 with the dense Laplacian, Eq. 11 with the new c.
+
+    u = Σ_k c_k u_k, G = mean (softmax(u z) − y) zᵀ is the gradient in u, so ⟨G, u_k⟩ that in c_k and c_k G that in u_k.
+    """
+    x = {"a": [[1.0, 0.0], [0.0, 1.0], [1.0, 2.0]], "b": [[2.0, 1.0], [-1.0, 1.0], [0.0, -1.0]]}
+    y, c = {"a": [0, 1, 1], "b": [1, 1, 1]}, {"a": np.array([0.2, 0.8]), "b": np.array([0.7, 0.3])}
+    u = np.array([[[1.0, -1, 0.5], [0, 1, 0]], [[0.3, 0.2, -1], [1, 1, 1]]])  # [K, C, weights and bias]
+    h = np.array([[1, 2] / np.sqrt(5), [0, 1]])
+    W, C = h @ h.T, np.stack([c["a"], c["b"]])
+    pull = dict(zip("ab", 2 * 0.05 * (np.diag(W.sum(1)) - W) @ C, strict=True))  # 2 λ [L C]_i
+    options = {"models": 2, "variant": "ppfl2", "lam": 0.05, "lam_scale": "literal", "membership_lr": 0.7}
+    model = {"name": "glm", "classes": 2, "input": [1, 1, 2]}
+    moved = {}
+    for weights in ("equal", "samples"):
+        job = make(model, {"lr": 0.4, "epochs": 1}, silos=["a", "b"], weights=weights, **options)
+        method, archive, gave = job.method(), MemoryArchive(), {}
+        sums = {"b": h.sum(0), "m": h.T @ C, "silos": np.array(2.0)}
+        down = {"coupling": {name: torch.tensor(value) for name, value in sums.items()}}
+        for silo, number in (("a", 3), ("b", 6)):  # b holds its records twice: the same means, another weight
+            theta = {f"{k}.weight": torch.tensor(u[k, :, :2]).float() for k in (0, 1)}
+            theta |= {f"{k}.bias": torch.tensor(u[k, :, 2]).float() for k in (0, 1)}
+            start = with_membership(initial_state(method, silo), c[silo].tolist())
+            start = SiloState({**start.parts, "canonical": theta}, start.extra)
+            points = torch.tensor(x[silo])[:, None, None].repeat(number // 3, 1, 1, 1)
+            records = Dataset(points, torch.tensor(y[silo]).repeat(number // 3))
+            outcome = local_round(method, job, start, 1, down, records, records, silo)
+            z, one_hot = np.hstack([x[silo], np.ones((3, 1))]), np.eye(2)[y[silo]]
+
+            def gradient(c, z=z, one_hot=one_hot):
+                odds = np.exp(z @ np.tensordot(c, u, 1).T)
+                return (odds / odds.sum(1, keepdims=True) - one_hot).T @ z / 3
+
+            steps = [(gradient(c[silo]) * u[k]).sum() + pull[silo][k] for k in (0, 1)]
+            fresh = c[silo] * np.exp(-0.7 * np.array(steps))
+            fresh /= fresh.sum()
+            assert outcome.state.parts["membership"]["c"].tolist() == pytest.approx(fresh.tolist(), abs=1e-6)
+            moved[silo] = np.stack([u[k] - 0.4 * fresh[k] * gradient(fresh) for k in (0, 1)])
+            got = outcome.state.parts["canonical"]
+            assert np.allclose(np.stack([got["0.weight"], got["1.weight"]]), moved[silo][..., :2], atol=1e-6)
+            assert np.allclose(np.stack([got["0.bias"], got["1.bias"]]), moved[silo][..., 2], atol=1e-6)
+            gave |= {(part.name, silo): PLAIN.give(part, outcome.gifts[part.name]) for part in job.up(1)}
+        read = lambda part, silo, name, gave=gave: gave[part, silo][name]  # noqa: E731
+        close_round(method, PLAIN, {}, 1, ("a", "b"), job.up(1), read, archive)
+        share = 1 / 2 if weights == "equal" else 1 / 3
+        mean = share * moved["a"] + (1 - share) * moved["b"]  # Eq. 12
+        assert np.allclose(archive.latest("model")["canonical.0.weight"], mean[0, :, :2], atol=1e-6)
+        assert np.allclose(archive.latest("model")["canonical.1.bias"], mean[1, :, 2], atol=1e-6)
+
+
+def test_one_step_on_all_records_whatever_the_epochs_and_the_codes_way_to_step(make):
+    def membership(**options):
+        method = make(training={"epochs": 3}, floor=0.02, **options).method()
+        (stage,) = (s for s in method.stages(initial_state(method, "a"), FACTS) if s.trains == ("membership",))
+        return stage.epochs, stage.full_batch, stage.optimiser.rule, stage.optimiser.floor
+
+    assert membership() == (1, True, "mirror", 0.02)
+    assert membership(membership_batches=True) == (3, False, "mirror", 0.02)
+    assert membership(double_exponential=True) == (1, True, "mirror-double-exponential", 0.02)
+
+
+def test_the_theta_step_moves_the_extractor_and_all_canonical_models(make):
+    method = make({"classes": 2}, {"epochs": 3}).method()
+    (stage,) = (s for s in method.stages(initial_state(method, "a"), FACTS) if "membership" not in s.trains)
+    assert (stage.trains, stage.epochs, stage.full_batch) == (("extractor", "canonical"), 3, False)
+    (alone,) = (s for s in make().method().stages(initial_state(method, "a"), FACTS) if "membership" not in s.trains)
+    assert alone.trains == ("canonical",)  # a GLM has no v
+
+
 # The two variants: Eqs. 7 and 8.
 
 
@@ -308,6 +377,26 @@ def test_combinations_that_cannot_work_are_refused_at_construction(make, options
 
 
 @pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"participation": 0.5}, True),
+        ({"participation": 0.5, "min_cohort": 3}, True),
+        ({"participation": 0.5, "min_cohort": 4}, False),
+        ({"participation": 0.9}, False),  # rounded, all four are drawn
+    ],
+)
+def test_class_sums_over_changing_cohorts_are_refused(make_job, fields, refused):
+    """Label proportions are static: two sums over sets that differ by one silo are that silo's proportions."""
+    job = lambda lam: make_job("ppfl", {"lam": lam}, GLM, silos=list("abcd"), **fields)  # noqa: E731
+    assert "coupling" not in [part.name for part in job(0.0).method().up(0)]
+    if not refused:
+        assert "coupling" in [part.name for part in job(1e-9).method().up(0)]
+        return
+    with pytest.raises(LocalError, match=r"of 4 silos are drawn.*lam = 0.*participation = 1\.0.*min_cohort = 4"):
+        job(1e-9).document()
+
+
+@pytest.mark.parametrize(
     "options", [{"models": 0}, {"floor": 0.0}, {"lam": -1.0}, {"lam": math.inf}, {"p_theta": 1.0}, {"variant": "x"}]
 )
 def test_options_out_of_range_are_refused(make, options):
@@ -384,15 +473,16 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "participation"),
     [
-        {"release_membership": "always"},
-        {"variant": "ppfl2", "canonical": "mlp", "hidden": 8, "schedule": "rbcd"},
-        {"schedule": "theta_then_c", "membership_batches": True, "no_affinity": True, "double_exponential": True},
+        ({"release_membership": "always", "lam": 0.0}, 0.7),
+        ({"variant": "ppfl2", "canonical": "mlp", "hidden": 8, "schedule": "rbcd"}, 1.0),
+        ({"schedule": "theta_then_c", "membership_batches": True, "no_affinity": True, "double_exponential": True}, 1),
+        ({"schedule": "rbcd", "lam": 0.0}, 0.7),
     ],
 )
-def test_a_whole_job_twice_gives_the_same_bits(make_job, make_shards, options):
-    job = make_job("ppfl", options, {"norm": "batch"}, participation=0.7, silos=["a", "b", "c", "d"])
+def test_a_whole_job_twice_gives_the_same_bits(make_job, make_shards, options, participation):
+    job = make_job("ppfl", options, {"norm": "batch"}, participation=participation, silos=["a", "b", "c", "d"])
     job = Job.from_document(job.document(), "document")  # options and schema survive their document
     torch.manual_seed(1)
     one = simulate(job, make_shards(job))
@@ -504,10 +594,11 @@ def test_the_glm_learns_the_synthetic_population_and_its_mixtures(make_job):
 
 
 def digits_of(silos, cuts, train, relabel=lambda _, y: y):
-    """The first ``train`` records of each silo's share to train on, the rest to test on."""
+    """The first ``train`` records of each silo's share to train on, the rest to test on, one at least."""
     whole = data.digits()
+    cuts = [(cut[: min(train, len(cut) - 1)], cut[min(train, len(cut) - 1) :]) for cut in cuts]
     take = lambda i, index: Dataset(whole.x[index], relabel(i, whole.y[index]))  # noqa: E731
-    return {s: (take(i, cut[:train]), take(i, cut[train:])) for i, (s, cut) in enumerate(zip(silos, cuts, strict=True))}
+    return {s: (take(i, own), take(i, test)) for i, (s, (own, test)) in enumerate(zip(silos, cuts, strict=True))}
 
 
 DIGITS = {"name": "glm", "classes": 10, "input": [1, 8, 8]}

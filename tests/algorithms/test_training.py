@@ -8,7 +8,7 @@ from torch import nn
 from staddle.algorithms.data import Dataset
 from staddle.algorithms.method import Optimiser, Stage
 from staddle.algorithms.streams import stream
-from staddle.algorithms.training import batch_coupled, batches, evaluate, plain, sgd_step, train
+from staddle.algorithms.training import batch_coupled, batches, clipped, evaluate, measure, plain, sgd_step, train
 from staddle.errors import CancelledError, LocalError
 
 
@@ -80,6 +80,64 @@ def test_sgd_step_is_torchs_sgd_bit_for_bit(momentum, decay, dtype):
         sgd_step(ours, gradients, velocity, Optimiser(0.1, momentum, decay))
     assert all(torch.equal(gradient, copy) for gradient, copy in handed)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_clipped_is_torchs_clipping_over_all_tensors_together():
+    generator = torch.Generator().manual_seed(1)
+    gradients = [torch.randn(shape, generator=generator) for shape in ((4, 3), (3,))]
+    whole = float(torch.cat([g.flatten() for g in gradients]).norm())
+    theirs = [nn.Parameter(torch.zeros_like(g)) for g in gradients]
+    for limit in (0.3 * whole, 1.5 * whole):
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        nn.utils.clip_grad_norm_(theirs, limit)
+        ours = clipped(gradients, limit)
+        assert all(torch.allclose(a, p.grad, rtol=1e-5) for a, p in zip(ours, theirs, strict=True))
+    assert all(a is b for a, b in zip(clipped(gradients, None), gradients, strict=True))
+    assert clipped([torch.tensor([3.0]), torch.tensor([4.0])], 2.5) == [torch.tensor([1.5]), torch.tensor([2.0])]
+    data, parts, by_hand = records(4), linear_parts(), linear_parts()
+    train(parts, Stage(("classifier",), 1, cross_entropy, Optimiser(0.1, clip=1e-3)), data, 4, rng())
+    step = (parts["classifier"].weight - by_hand["classifier"].weight).square().sum()
+    step = step + (parts["classifier"].bias - by_hand["classifier"].bias).square().sum()
+    assert step.sqrt().item() == pytest.approx(0.1 * 1e-3, rel=1e-3)
+
+
+def test_a_trained_part_that_the_loss_does_not_touch_decays_only():
+    parts = {**linear_parts(), "adapter": nn.Linear(2, 2)}
+    before = {name: value.clone() for name, value in parts["adapter"].state_dict().items()}
+    stage = Stage(("classifier", "adapter"), 1, cross_entropy, Optimiser(0.1, weight_decay=0.5))
+    train(parts, stage, records(4), 4, rng())
+    assert all(torch.allclose(v, 0.95 * before[name]) for name, v in parts["adapter"].state_dict().items())
+
+
+def test_measure_adds_up_over_chunks_and_touches_no_running_statistics(make_job):
+    class Counting:
+        def measure(self, parts, x, y):
+            features = parts["extractor"](x)
+            assert not any(module.training for module in parts.values())
+            return {"sum": features.sum(0), "count": torch.tensor(len(y))}
+
+    parts, data = linear_parts(norm=True), records(1100)
+    for module in parts.values():
+        module.train()
+    found = measure(Counting(), parts, data)
+    assert found["count"].item() == 1100
+    assert not parts["extractor"][2].num_batches_tracked
+    assert torch.allclose(found["sum"], parts["extractor"](data.x).double().sum(0), rtol=1e-4)
+    assert found["sum"].dtype == torch.float64
+    assert measure(make_job().method(), parts, data) == {}
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_full_batch_is_one_step_an_epoch_on_all_records(epochs):
+    parts, oracle, data = linear_parts(), linear_parts(), records(21)
+    train(parts, Stage(("classifier",), epochs, cross_entropy, Optimiser(0.1), full_batch=True), data, 4, rng())
+    optimiser = torch.optim.SGD(oracle["classifier"].parameters(), lr=0.1)
+    for _ in range(epochs):
+        optimiser.zero_grad()
+        cross_entropy(oracle, data.x, data.y, {}).mean().backward()
+        optimiser.step()
+    assert torch.equal(parts["classifier"].weight, oracle["classifier"].weight)
 
 
 @pytest.mark.parametrize("norm", [False, True])

@@ -370,6 +370,31 @@ def test_a_disk_that_stays_full_ends_the_job(serving, monkeypatch):
     assert len(asked) == 3
 
 
+@pytest.mark.parametrize("failures", [0, 1, 9])
+def test_the_result_is_kept_before_the_end_is_told_and_a_full_disk_is_waited_for(serving, monkeypatch, failures):
+    monkeypatch.setattr(daemons, "FOLD_WAITS", (0.02, 0.02))
+    asked, kept = breaking(monkeypatch), []
+
+    def keep(self, state, silos):
+        kept.append((serving.state().stage, dict(state), silos))
+        if len(kept) <= failures:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(daemons.JobStore, "keep_result", keep)
+
+    async def scenario():
+        async with serving() as callers:
+            for round_ in range(3):
+                for silo in callers:
+                    assert (await silo.told("round")).round == round_
+                    await silo.give(round_)
+            assert (await callers[0].told("finish")).completed == (failures < 3)
+
+    asyncio.run(scenario())
+    assert kept == [("folding", {}, SILOS)] * min(failures + 1, 3)
+    assert asked == [(0, SILOS), (1, SILOS), *[(2, SILOS)] * len(kept)]
+
+
 # Deliveries.
 
 

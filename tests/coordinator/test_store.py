@@ -397,3 +397,32 @@ def test_an_upload_that_would_fill_the_disk_is_refused_beforehand(job, monkeypat
     with pytest.raises(RefusedError, match="1001") as caught:
         job.store.check_space("silo-a", 1001)
     assert caught.value.code == "STORAGE"
+
+
+# The end of the job.
+
+
+def test_the_result_keeps_the_state_bit_by_bit_with_the_names_of_its_rows(folder):
+    whole = torch.randn(4, 3)
+    state = {"memberships": whole[:3], "rest": whole[2:].T, "again": whole[1:], "n": torch.tensor(7)}  # of one memory
+    JobStore(folder, lambda _: ITEMS, {}).keep_result(state, ("b", "a"))
+    path = folder / "result.safetensors"
+    assert path.stat().st_mode & 0o077 == 0
+    found = safetensors.torch.load_file(path)
+    assert {k: bits(v) for k, v in found.items()} == {k: bits(v.contiguous()) for k, v in state.items()}
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata() == {"silos": '["b", "a"]'}
+
+
+def test_a_method_that_knows_nothing_leaves_no_result(folder):
+    JobStore(folder, lambda _: ITEMS, {}).keep_result({}, ("a",))
+    assert not (folder / "result.safetensors").exists()
+
+
+def test_a_result_that_cannot_be_written_leaves_the_earlier_one(folder, monkeypatch):
+    job = JobStore(folder, lambda _: ITEMS, {})
+    job.keep_result({"n": torch.tensor(1)}, ("a",))
+    monkeypatch.setattr(store.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="full"):
+        job.keep_result({"n": torch.tensor(2)}, ("a",))
+    assert int(safetensors.torch.load_file(folder / "result.safetensors")["n"]) == 1

@@ -54,7 +54,7 @@ def test_demo_does_not_overwrite(tmp_path):
     assert (tmp_path / "precious").read_text() == "x"
 
 
-@pytest.mark.parametrize("noun", ["keys", "roster", "job", "coordinator", "silo", "ledger", "demo"])
+@pytest.mark.parametrize("noun", ["keys", "roster", "job", "coordinator", "silo", "ledger", "membership", "demo"])
 def test_help_reads(noun):
     done = staddle(noun, "--help")
     assert done.returncode == 0

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import safetensors.torch
 import torch
 
 from staddle.algorithms.data import split
+from staddle.algorithms.fit import counts_by_class
 from staddle.algorithms.local_round import state_from_bytes
 from staddle.algorithms.simulation import simulate
 from staddle.errors import AbortedError
@@ -20,31 +22,33 @@ from staddle.silo.state import split_key
 SILOS = ("north", "east", "south", "west")
 
 
+PARTIAL = 0.75  # three of four silos a round
 JOBS = (
-    ("local", "cnn-digits", {}),
-    ("fedavg", "cnn-digits", {}),
-    ("fedper", "cnn-digits", {}),
-    ("pfedsim", "cnn-digits", {"rho": 0.4, "similarity": "per_class"}),
-    ("fedsimsup", "cnn-digits", {"tau_theta": 1, "supervisor": ["lenet", "cnn", "transformer"]}),
-    ("fedssa", "cnn-digits", {"t_stable": 3, "stale_inclusive": True}),
-    ("ppfl", "cnn-digits", {"models": 2, "release_membership": "last"}),
-    ("fedaims", "convnet-digits", {"sampling": "algorithm2"}),
+    ("local", "cnn-digits", {}, PARTIAL),
+    ("fedavg", "cnn-digits", {}, PARTIAL),
+    ("fedper", "cnn-digits", {}, PARTIAL),
+    ("pfedsim", "cnn-digits", {"rho": 0.4, "similarity": "per_class"}, PARTIAL),
+    ("fedsimsup", "cnn-digits", {"tau_theta": 1, "supervisor": ["lenet", "cnn", "transformer"]}, PARTIAL),
+    ("fedssa", "cnn-digits", {"t_stable": 3, "stale_inclusive": True}, PARTIAL),
+    ("ppfl", "cnn-digits", {"models": 2, "lam": 0.0, "release_membership": "last"}, PARTIAL),
+    ("ppfl", "cnn-digits", {"models": 2, "release_membership": "always"}, 1.0),
+    ("fedaims", "convnet-digits", {"sampling": "algorithm2"}, PARTIAL),
 )
 
 
 @pytest.mark.timeout(400)
 def test_every_method_gives_one_result(start, document):
-    """Over the network and in the simulator, with a cohort of three of four silos a round."""
+    """Over the network and in the simulator: what each silo keeps, and what the coordinator knows in the end."""
     torch.set_num_threads(1)
     running = start(*SILOS)
-    for method, model, options in JOBS:
+    for number, (method, model, options, participation) in enumerate(JOBS):
         running.job(
             document(
-                f"run-{method}",
+                f"run-{number}-{method}",
                 SILOS,
                 method,
                 rounds=4,
-                participation=0.75,
+                participation=participation,
                 min_cohort=3,
                 model=model,
                 options=options,
@@ -77,7 +81,28 @@ def test_every_method_gives_one_result(start, document):
             last = expected.history[silo][-1]
             assert report["final"]["correct_delivered"] == last.correct_delivered
             assert report["final"]["correct_trained"] == last.correct_trained
+        check_result(running, job, expected.coordinator)
     check_ledgers(running)
+    check_logs(running, shards)
+
+
+def check_logs(running, shards):
+    """Each silo's own log says by class what it trains and tests on."""
+    for silo in SILOS:
+        events = [json.loads(line) for line in running.daemons[silo].log.read_text().splitlines()]
+        for job in running.jobs:
+            (said,) = (e for e in events if e["event"] == "job.records" and e["job"] == job.name)
+            assert counts_by_class(job, *shards[silo]).items() <= said.items()
+
+
+def check_result(running, job, known):
+    """The coordinator's file holds what the simulator's coordinator half knows, bit for bit."""
+    path = running.federation.state("coordinator") / "jobs" / job.name / "result.safetensors"
+    assert path.exists() == bool(known)
+    found = safetensors.torch.load_file(path) if known else {}
+    assert found.keys() == known.keys()
+    for name, value in known.items():
+        assert torch.equal(found[name], value), (job.name, name)
 
 
 def check_ledgers(running):

@@ -40,7 +40,7 @@ class Made:
     coordinator: Keys
     jobs: dict[str, Job] = field(default_factory=dict)
 
-    def job(self, name, method="fedper", silos=SILOS, **changes) -> Job:
+    def job(self, name, method="fedper", silos=SILOS, options=None, **changes) -> Job:
         """A job that the operator has signed."""
         document = {
             "version": 1,
@@ -49,7 +49,7 @@ class Made:
             "rounds": 4,
             "silos": list(silos),
             **changes,
-            "method": {"name": method, "options": {"rho": 0.5} if method == "pfedsim" else {}},
+            "method": {"name": method, "options": options or ({"rho": 0.5} if method == "pfedsim" else {})},
             "model": {"name": "cnn-digits", "classes": 3},
             "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
         }

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from safetensors.torch import save
 
+from staddle.algorithms.data import _draw
+from staddle.algorithms.job import DERIVED, Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.errors import RefusedError
 from staddle.files import canonical_json
@@ -18,6 +20,7 @@ from staddle.silo.config import Data, SiloConfig, Weights
 
 KEY = bytes(32)
 BAD_DATA = "nowhere.npz"
+NAMES = ["benign", "malignant", "other"]
 
 
 @pytest.fixture
@@ -152,6 +155,31 @@ def test_2_a_schema_with_one_tensor_more_is_refused(refused, made, signed_by):
     assert "schema" in refused("JOB_INVALID", signed=signed_by(document))
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"method": {"name": "fedsimsup", "version": 1, "options": {}}, "participation": "1.0"},
+            "job 'simple' (fedsimsup on cnn-digits): method fedsimsup: all 3 silos train in every round",
+        ),
+        (
+            {"model": {"name": "glm", "classes": 3, "norm": "none", "input": None, "class_names": None}},
+            "job 'simple' (fedper on glm): part 'extractor', which crosses in round 0, is empty",
+        ),
+        ({"method": {"name": "fedaims", "version": 1, "options": {}}}, "and the job's model has none; choose"),
+        (
+            {"model": {"name": "cnn-digits", "classes": 3, "class_names": ["a", "b", "a"]}},
+            "classes 0 and 2 are both named 'a'; name them apart",
+        ),
+        ({"model": {"name": "cnn-digits", "classes": 3, "class_names": ["a", "b"]}}, "2 class_names for 3 classes"),
+        ({"method": {"name": "fedper", "version": 1, "options": {"rho": "0.5"}}}, "of fedper: unknown key 'rho'"),
+    ],
+)
+def test_2_a_signed_job_that_cannot_work_is_refused(refused, made, signed_by, change, said):
+    document = {**made.jobs["simple"].document(), **change}
+    assert said in refused("JOB_INVALID", signed=signed_by(document))
+
+
 # (3) We are one of its silos.
 
 
@@ -194,6 +222,19 @@ def test_4_each_limit_of_the_policy_counts(refused, made, old, new):
     refused("POLICY", policy=made.policy(made.jobs["simple"], replace={old: new}))
 
 
+def test_4_memberships_are_released_only_where_the_policy_says_so(ask, refused, made):
+    """A rule for the class sums, of the same kind, does not let a silo's own membership out, nor does another kind."""
+    sums = made.job("sums", "ppfl")
+    for lam in (0.01, 0.0):
+        job = made.job(f"last-{lam:g}".replace(".", "-"), "ppfl", options={"lam": lam, "release_membership": "last"})
+        assert ask(signed=made.signed(job.name), policy=made.policy(job)).job.digest == job.digest
+        why = refused("POLICY", signed=made.signed(job.name), policy=made.policy(sums))
+        assert why.startswith("from round 3 on: ")
+        assert "membership/c" in why
+    other = made.policy(job, replace={'kinds = ["membership"]': 'kinds = ["sketch"]'})
+    assert "membership/c: rule" in refused("POLICY", signed=made.signed(job.name), policy=other)
+
+
 # (5) Our data fit the model.
 
 
@@ -205,7 +246,10 @@ def test_5_missing_data_is_refused(refused, tmp_path):
     ("x", "y", "said"),
     [
         (np.zeros((9, 1, 8, 7), np.float32), np.zeros(9, np.int64), "takes"),
-        (np.zeros((9, 1, 8, 8), np.float32), np.full(9, 3), "label 3"),
+        (np.zeros((9, 1, 8, 8), np.float32), np.full(9, 3), "label 3 in 9 of 9 records"),
+        (np.zeros((9, 1, 8, 8), np.float32), np.full(9, -1), "label -1 in 9 of 9 records"),
+        (np.zeros((9, 1, 8, 8), np.float32), np.zeros(8, np.int64), "one label a record"),
+        (np.zeros((0, 1, 8, 8), np.float32), np.zeros(0, np.int64), "0 records"),
         (np.full((9, 1, 8, 8), np.nan, np.float32), np.zeros(9, np.int64), "NaN"),
         (np.zeros((1, 1, 8, 8), np.float32), np.zeros(1, np.int64), "1 records"),
     ],
@@ -213,6 +257,54 @@ def test_5_missing_data_is_refused(refused, tmp_path):
 def test_5_data_that_do_not_fit_are_refused(refused, tmp_path, x, y, said):
     np.savez(tmp_path / "bad.npz", x=x, y=y)
     assert said in refused("DATA", data=Data(file=tmp_path / "bad.npz"))
+
+
+@pytest.mark.parametrize(
+    ("in_job", "in_data", "said"),
+    [
+        (None, None, ""),
+        (NAMES, None, ""),
+        (None, NAMES, ""),
+        (NAMES, NAMES, ""),
+        (NAMES, ["benign", "other", "malignant"], "class 1 is 'malignant' in the job and 'other' here; reorder"),
+        (NAMES, ["benign", "malign", "other"], "class 1 is 'malignant' in the job and 'malign' here; rename it"),
+        (NAMES, NAMES[:2], "2 class_names for 3 classes"),
+        (None, NAMES[:2], "2 class_names for 3 classes"),
+        (None, [*NAMES, "fourth"], "4 class_names for 3 classes"),
+        (None, ["a", "a", "b"], "classes 0 and 1 are both named 'a'"),
+    ],
+)
+def test_5_class_names_must_agree_in_order(ask, refused, made, signed_by, tmp_path, in_job, in_data, said):
+    document = {**made.jobs["simple"].document()}
+    document = {key: value for key, value in document.items() if key not in DERIVED}
+    document = {**document, "model": {**document["model"], "class_names": in_job}}
+    job = Job.from_file(JobFile.model_validate(document), "job.toml")
+    names = {} if in_data is None else {"class_names": np.array(in_data)}
+    np.savez(tmp_path / "named.npz", x=np.zeros((40, 1, 8, 8), np.float32), y=np.arange(40) % 3, **names)
+    asked = {"signed": signed_by(job.document()), "data": Data(file=tmp_path / "named.npz")}
+    if said:
+        assert f"{tmp_path / 'named.npz'}: {said}" in refused("DATA", **asked)
+    else:
+        assert ask(**asked).job.model.class_names == (in_job and tuple(in_job))
+
+
+@pytest.mark.parametrize("labels", [[0], [1, 2]], ids=["one class", "a class less"])
+def test_5_a_silo_that_lacks_a_class_is_admitted(ask, tmp_path, labels):
+    y = np.resize(labels, 40)
+    np.savez(tmp_path / "few.npz", x=np.zeros((40, 1, 8, 8), np.float32), y=y)
+    assert sorted(set(ask(data=Data(file=tmp_path / "few.npz")).train.y.tolist())) == labels
+
+
+def test_5_one_training_record_is_refused_under_batch_norm_alone(ask, refused, made, signed_by, tmp_path):
+    np.savez(tmp_path / "two.npz", x=np.zeros((2, 1, 8, 8), np.float32), y=np.array([0, 1]))
+    data = Data(file=tmp_path / "two.npz", test_fraction=0.5)
+    key = next(k for k in (bytes([n]) * 32 for n in range(99)) if sum(_draw(k, i) >> 63 for i in (0, 1)) == 1)
+    assert len(ask(data=data, key=key).train) == 1
+    document = {k: v for k, v in made.jobs["simple"].document().items() if k not in DERIVED}
+    document["model"] = {**document["model"], "norm": "batch"}
+    job = Job.from_file(JobFile.model_validate(document), "job.toml")
+    why = refused("DATA", signed=signed_by(job.document()), data=data, key=key)
+    assert why.startswith(f"{tmp_path / 'two.npz'}: 1 record to train on, ")
 
 
 def test_5_a_split_without_test_records_is_refused(refused, data_file):

@@ -1,0 +1,79 @@
+import pytest
+from typer.testing import CliRunner
+
+from staddle.commands import local_federation
+from staddle.commands.job import app
+from staddle.errors import LocalError
+
+JOB = """
+version = 1
+name = "first"
+seed = 7
+rounds = 4
+silos = ["a", "b", "c", "d"]
+
+[method]
+name = "fedper"
+
+[model]
+name = "cnn-digits"
+classes = 2
+class_names = ["benign", "malignant"]
+
+[training]
+lr = 0.1
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return local_federation.make(tmp_path_factory.mktemp("sign") / "federation", ["a", "b", "c", "d"]).folder
+
+
+@pytest.fixture
+def sign(folder, tmp_path):
+    def call(*changes):
+        text = JOB
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "job.toml").write_text(text)
+        options = {"--keys": folder / "operator", "--roster": folder / "roster.json", "--out": tmp_path / "job.json"}
+        arguments = ["sign", tmp_path / "job.toml", *(word for pair in options.items() for word in pair)]
+        return CliRunner().invoke(app, [str(argument) for argument in arguments]), tmp_path / "job.json"
+
+    return call
+
+
+def test_a_good_job_is_signed(sign, folder):
+    result, out = sign()
+    assert result.exit_code == 0, result.exception
+    assert "job 'first', method fedper" in result.output
+    shown = CliRunner().invoke(app, ["show", str(out), "--roster", str(folder / "roster.json")])
+    assert '"malignant"' in shown.output
+
+
+FEDPER = 'name = "fedper"'
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([(FEDPER, 'name = "fedsimsup"')], "(fedsimsup on cnn-digits): method fedsimsup: all 4 silos train in every"),
+        ([('"cnn-digits"', '"glm"')], "(fedper on glm): part 'extractor', which crosses in round 0, is empty"),
+        ([(FEDPER, 'name = "fedaims"')], "(fedaims on cnn-digits): method 'fedaims' supervises the blocks"),
+        (
+            [(FEDPER, 'name = "fedssa"\noptions = { extractors = ["lenet5"] }')],
+            "(fedssa on cnn-digits): fedssa: extractor 'lenet5' needs at least 16 x 16 pixels, not [1, 8, 8]; choose",
+        ),
+        ([("classes = 2", "classes = 3")], "job.toml: model: 2 class_names for 3 classes; give one a class"),
+        ([('"malignant"', '"benign"')], "job.toml: model: classes 0 and 1 are both named 'benign'"),
+        ([("lr = 0.1", "lr = 0.1\nepoch = 3")], "job.toml: unknown key 'training.epoch'; did you mean 'epochs'?"),
+        ([('"d"]', '"e"]')], "job.toml: silos names 'e', which is no silo of"),
+    ],
+)
+def test_a_job_that_cannot_work_is_not_signed(sign, changes, said):
+    result, out = sign(*changes)
+    assert isinstance(result.exception, LocalError), (result.output, result.exception)
+    assert said in str(result.exception)
+    assert not out.exists()

@@ -1,0 +1,64 @@
+"""The membership heat map as an operator and a silo get it: real processes, the real command."""
+
+import subprocess
+import sys
+
+import safetensors.torch
+import torch
+from PIL import Image
+
+from staddle.algorithms.data import split
+from staddle.algorithms.simulation import simulate
+from staddle.silo.state import split_key
+
+SILOS = ("north", "east", "south")
+
+
+def show(*arguments):
+    command = [sys.executable, "-P", "-m", "staddle.commands", "membership", "show", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def cells(row):
+    return [f"{value:.4f}" for value in row.tolist()]
+
+
+def test_what_was_released_is_shown_and_nothing_else_is_there(start, document, tmp_path):
+    """One job releases at its end, the other never."""
+    torch.set_num_threads(1)
+    running = start(*SILOS)
+    for release in ("last", "never"):
+        options = {"models": 2, "membership_lr": 2.0, "release_membership": release}
+        running.job(document(f"ppfl-{release}", SILOS, "ppfl", options=options))
+    coordinator = running.start_coordinator()
+    for silo in SILOS:
+        running.write_silo(silo)
+        running.start_silo(silo)
+    for job in running.jobs:
+        ended = coordinator.wait_for("job.ended", 120)
+        assert (ended["job"], ended["outcome"]) == (job.name, "completed")
+    running.stop()
+    last, never = running.jobs
+    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    expected = simulate(last, shards)
+    jobs = running.federation.state("coordinator") / "jobs"
+    found = safetensors.torch.load_file(jobs / last.name / "result.safetensors")
+    assert found.keys() == {"memberships"}
+    assert torch.equal(found["memberships"], expected.coordinator["memberships"])
+    drawn = tmp_path / "map.png"
+    shown = show(jobs / last.name / "result.safetensors", "--png", drawn)
+    assert shown.returncode == 0, shown.stderr
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert rows[0] == ["silo", "0", "1"]
+    assert rows[1:4] == [[silo, *cells(found["memberships"][i])] for i, silo in enumerate(SILOS)]
+    assert Image.open(drawn).format == "PNG"
+    # The silent job: no membership anywhere at the coordinator, the command says why, and a silo still has its own.
+    for path in (jobs / never.name).rglob("*.safetensors"):
+        assert not any("membership" in name or name == "c" for name in safetensors.torch.load_file(path)), path
+    shown = show(jobs / never.name / "result.safetensors")
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert 'release_membership = "last"' in shown.stderr
+    assert "Traceback" not in shown.stderr
+    own = running.federation.state("east") / "jobs" / never.name / "model.safetensors"
+    kept = simulate(never, shards).states["east"].parts["membership"]["c"]
+    assert show(own).stdout.splitlines()[1].split() == ["east", *cells(kept)]
