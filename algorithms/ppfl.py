@@ -244,7 +244,7 @@ class PPFL(Method):
     def rate(self, round_: int) -> float:
         """Factor of both learning rates in a round."""
         T = self.setting.rounds
-        return 0.1 ** ((round_ >= T // 2) + (round_ >= 3 * T // 4)) if self.options.decay else 1.0
+        return 0.1 ** ((round_ >= T / 2) + (round_ >= 3 * T / 4)) if self.options.decay else 1.0
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """What this round's wire list names."""

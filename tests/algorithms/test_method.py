@@ -18,9 +18,13 @@ SHARING = ("fedavg", "fedper", "pfedsim", "fedsimsup", "ppfl")
 @pytest.fixture
 def make(make_job):
     """A job with batch norm and a policy for its buffers, in which one of four silos is away."""
-    return lambda method, buffers, **fields: make_job(
-        method, model={"norm": "batch", "buffers": buffers}, silos=list("abcd"), participation=0.7, **fields
-    )
+
+    def job(method, buffers, **fields):
+        options = {"lam": 0} if method == "ppfl" else {}  # refused where cohorts vary
+        model = {"norm": "batch", "buffers": buffers}
+        return make_job(method, options, model=model, silos=list("abcd"), participation=0.7, **fields)
+
+    return job
 
 
 def names_in(parts):

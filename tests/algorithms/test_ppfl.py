@@ -461,6 +461,8 @@ def test_the_decay_falls_at_half_and_at_three_quarters(make):
     assert [r[0] for r in rates] == pytest.approx([2.0 * f for f in expected])
     assert [r[1] for r in rates] == pytest.approx([0.1 * f for f in expected])
     assert make(rounds=8).method().rate(7) == 1.0
+    short = [[make(rounds=rounds, decay=True).method().rate(r) for r in range(rounds)] for rounds in (1, 2, 3)]
+    assert [rate for rates in short for rate in rates] == pytest.approx([1, 1, 0.1, 1, 1, 0.1])
 
 
 # Whole jobs.

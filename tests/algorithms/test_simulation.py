@@ -61,9 +61,8 @@ def test_pfedsim_without_personalisation_is_fedavg(make_job, make_shards):
 def test_running_statistics_are_in_no_part_and_count_a_silos_own_batches_only(make_job, make_shards, method):
     """What is frozen does not count either: in FedSimSup θ under its supervisor, in PPFL θ while c moves."""
     epochs = {"fedsimsup": 5}.get(method, 2)  # of FedSimSup's θ by default
-    job = make_job(
-        method, silos=["a", "b", "c", "d"], participation=0.75, model={"norm": "batch"}, training={"epochs": 2}
-    )
+    fields = {"silos": ["a", "b", "c", "d"], "participation": 0.75, "model": {"norm": "batch"}}
+    job = make_job(method, {"lam": 0} if method == "ppfl" else {}, training={"epochs": 2}, **fields)
     crossing = [spec for r in range(job.length + 1) for part in (*job.up(r), *job.down(r)) for spec in part.wire]
     assert not any("running" in spec.name or "tracked" in spec.name for spec in crossing)
     shards = make_shards(job)
