@@ -113,7 +113,7 @@ def our_rounds(silos: int, rounds: int, side: int) -> tuple[list[float], int, fl
         )
         payload = sum(spec.nbytes for part in job.up(0) for spec in part.wire)
         local_federation.write_coordinator(federation, ["bench"], TIMING)
-        coordinator = Daemon("coordinator", "staddle.coordinator", federation.coordinator_config)
+        coordinator = Daemon("coordinator", ("-m", "staddle.coordinator"), federation.coordinator_config)
         try:
             address = str(coordinator.wait_for("listening", 60)["address"])
             idle = memory(coordinator.pid, "VmRSS")

@@ -48,7 +48,6 @@ from .round import (
 )
 from .store import JobStore, Spool, Upload
 
-
 LOST_AFTER_BEATS = 6
 FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSError is tried again
 

@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from .. import log
 from ..algorithms.job import Job
-from ..errors import LocalError
+from ..errors import LocalError, StaddleError
 from ..files import parse_json, read_bytes
 from ..proto.channel import SERVER_OPTIONS, require_tls13
 from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
@@ -44,7 +44,7 @@ async def serve(config: configs.CoordinatorConfig) -> None:
         log.event("stopping")
     log.event("stopped")
     if broken:
-        raise LocalError(f"the coordinator stopped because of a bug in it: {broken}")
+        raise LocalError(f"the coordinator stopped: {broken}")
 
 
 @asynccontextmanager
@@ -156,8 +156,10 @@ async def stop_signal() -> str:
             stopped.set_result(why)
 
     def bug(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        why = f"{context['message']}: {context.get('exception')!r}"
-        log.problem("bug", why=why)
+        error = context.get("exception")
+        ours = isinstance(error, StaddleError)  # such as a full disk; anything else is a bug
+        why = str(error) if ours else f"this is a bug in Staddle: {context['message']}: {error!r}"
+        log.problem("broken", why=why)
         stop(why)
 
     loop.set_exception_handler(bug)

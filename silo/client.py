@@ -13,6 +13,7 @@ from ..proto.channel import ERROR_METADATA, OPTIONS, require_tls13, transfer_sec
 from ..proto.federation_pb2_grpc import FederationStub
 
 CALL_SECONDS = 20.0
+RECONNECT_MS = (500, 10_000)  # first and longest wait between two attempts of the channel
 HOLD_GRACE_SECONDS = 15.0  # on top of the coordinator's hold time
 
 
@@ -43,8 +44,9 @@ class Client:
             options=[
                 *OPTIONS,
                 ("grpc.ssl_target_name_override", f"{coordinator}.staddle"),
-                ("grpc.initial_reconnect_backoff_ms", 500),
-                ("grpc.max_reconnect_backoff_ms", 10_000),
+                ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
+                ("grpc.min_reconnect_backoff_ms", RECONNECT_MS[0]),
+                ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
             ],
         )
         self._stub = cast("Any", FederationStub)(self._channel)

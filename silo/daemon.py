@@ -36,6 +36,8 @@ async def serve(config: SiloConfig) -> None:
     ledger_folder = config.directory / "ledger"
     ledger_folder.mkdir(parents=True, exist_ok=True)
     with locked(config.directory), Ledger.open(ledger_folder / "egress.jsonl", entry.id) as ledger:
+        for left in config.directory.rglob(".*.tmp"):  # of a process that died while it wrote
+            left.unlink()
         ledger.start(f"staddle {version('staddle')}", rosters.digest(roster), policy.digest)
         gate = Gate(open_client(address, keys, roster), ledger, policy, roster)
         agent = Agent(config, entry.id, roster, policy, gate)

@@ -33,7 +33,9 @@ def fails(*arguments):
 
 
 def result(folder, state=RELEASED, silos=SILOS):
-    JobStore(folder, lambda _: (), {}).keep_result({"memberships": state} if isinstance(state, torch.Tensor) else state, silos)
+    JobStore(folder, lambda _: (), {}).keep_result(
+        {"memberships": state} if isinstance(state, torch.Tensor) else state, silos
+    )
     return folder / "result.safetensors"
 
 

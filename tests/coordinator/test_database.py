@@ -112,10 +112,13 @@ def test_a_transaction_that_fails_changes_nothing(database, path):
     class Stop(BaseException):
         pass
 
-    with pytest.raises(Stop), database.transaction():
+    def fails():
         database.save_state(replace(job(), stage="ended"))
         database.add_submission("j", GIVEN)
         raise Stop
+
+    with pytest.raises(Stop), database.transaction():
+        fails()
     assert database.jobs()[0].state == job()
     assert again(database, path).submission("j", 1, "a") is None
 

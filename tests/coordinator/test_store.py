@@ -179,6 +179,10 @@ def test_a_weight_may_be_any_number_of_records(tmp_path, weight):
 # A job's files.
 
 
+def nothing(fold):
+    del fold
+
+
 class Rounds:
     """A job's store, and the places that a database would have committed."""
 
@@ -190,12 +194,12 @@ class Rounds:
         spool = spooled(tmp_path / f"{silo}.part", values(seed))
         return self.store.keep(silo, round_, spool.finished())
 
-    def fold(self, round_, act=lambda fold: None):
+    def fold(self, round_, act=nothing):
         fold = self.store.folding(round_)
         act(fold)
         return fold.changes
 
-    def close(self, round_, act=lambda fold: None):
+    def close(self, round_, act=nothing):
         changes = self.fold(round_, act)
         self.places = {k: v for k, v in {**self.places, **changes}.items() if v is not None}
         self.store.commit(round_, changes)

@@ -5,13 +5,15 @@ says; the parent then forks the next. A child that ends by itself ends the paren
 
 ``every``: each durable step (fsync, rename, removal, COMMIT) is died at once, right before it and, for a COMMIT, also
 right after it; steps are told apart by the file and what it holds, so the n-th child gets further than the one before.
-``seed:S:N``: N children die after a random time of at most two seconds, drawn from the seed S; the next one lives.
+``never``: it is left alone.
+``seed:S:N``: N children die after a random time of at most 1.5 seconds, drawn from the seed S; the next one lives.
 """
 
 import asyncio
 import json
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -28,10 +30,10 @@ import torch  # noqa: E402
 
 from staddle.coordinator import config as coordinator_configs  # noqa: E402
 from staddle.coordinator import database, server  # noqa: E402
-from staddle.silo import agent, daemon  # noqa: E402
+from staddle.silo import agent, client, daemon  # noqa: E402
 from staddle.silo import config as silo_configs  # noqa: E402
 
-LONGEST_SECONDS = 2.0
+LONGEST_SECONDS = 1.5
 
 
 def die() -> None:
@@ -55,12 +57,15 @@ class Steps:
 
     def arm(self) -> None:
         """Watch every durable step of this process."""
-        fsync, replace, unlink, connect = os.fsync, Path.replace, Path.unlink, database.sqlite3.connect
+        replace, unlink, connect = Path.replace, Path.unlink, database.sqlite3.connect
         steps = self
 
-        def watched_fsync(descriptor):
-            steps.step(f"fsync {described(Path(os.readlink(f'/proc/self/fd/{descriptor}')))}")
-            fsync(descriptor)
+        def watched(sync):
+            def run(descriptor):
+                steps.step(f"sync {described(Path(f'/proc/self/fd/{descriptor}').readlink())}")
+                sync(descriptor)
+
+            return run
 
         def watched_replace(path, target):
             steps.step(f"rename {Path(target).name}")
@@ -71,26 +76,33 @@ class Steps:
             unlink(path, missing_ok=missing_ok)
 
         class Connection(database.sqlite3.Connection):
-            changes = ""
+            changes = "a new job"
 
             def execute(self, sql, *args):
                 if sql != "COMMIT":
-                    self.changes += f"{sql.split()[0]} {args[0][0] if args else ''}\n"
+                    if sql.startswith("UPDATE jobs SET state"):
+                        self.changes = transition(json.loads(args[0][0]))
                     return super().execute(sql, *args)
-                steps.step(f"before COMMIT of {self.changes}".replace("\n", "; "))
+                steps.step(f"before COMMIT of {self.changes}")
                 done = super().execute(sql, *args)
-                steps.step(f"after COMMIT of {self.changes}".replace("\n", "; "))
-                self.changes = ""
+                steps.step(f"after COMMIT of {self.changes}")
                 return done
 
-        os.fsync, Path.replace, Path.unlink = watched_fsync, watched_replace, watched_unlink
+        os.fsync, os.fdatasync = watched(os.fsync), watched(os.fdatasync)
+        Path.replace, Path.unlink = watched_replace, watched_unlink
         database.sqlite3.connect = lambda path, **options: connect(path, factory=Connection, **options)
+
+
+def transition(state: dict) -> str:
+    """A state in short; who came first does not matter."""
+    sizes = " ".join(f"{name} {len(state[name])}" for name in ("answers", "given", "failed", "done"))
+    return f"{state['job']} {state['stage']} {state['round']}: {sizes}"
 
 
 def described(path: Path) -> str:
     """A file and, for a ledger, what its last record is about."""
     if path.suffix != ".jsonl":
-        return path.name.strip(".")
+        return re.sub(r"[0-9a-f]{12}", "*", path.name.strip("."))  # of a temporary name
     record = json.loads(path.read_bytes().splitlines()[-1])
     return f"{path.name} {record['type']} {record.get('job', '')} {record.get('round', '')} {record.get('status', '')}"
 
@@ -105,8 +117,9 @@ def die_after(seconds: float) -> None:
 
 def run(role: str, config: Path) -> None:
     torch.set_num_threads(1)
-    agent.FIRST_WAIT_SECONDS = 0.05
+    agent.FIRST_WAIT_SECONDS = agent.LONGEST_WAIT_SECONDS = 0.05
     agent.PAUSE_SECONDS = 0.02
+    client.RECONNECT_MS = (20, 100)
     if role == "coordinator":
         loaded = coordinator_configs.load(config)
         log.setup(loaded.log)
@@ -120,7 +133,7 @@ def run(role: str, config: Path) -> None:
 def main(role: str, plan: str, config: Path) -> int:
     died: set[str] = set()
     delays: list[float] = []
-    if plan != "every":
+    if plan.startswith("seed"):
         _, seed, number = plan.split(":")
         rng = random.Random(int(seed))
         delays = [rng.uniform(0, LONGEST_SECONDS) for _ in range(int(number))]
@@ -145,7 +158,8 @@ def main(role: str, plan: str, config: Path) -> int:
             return os.waitstatus_to_exitcode(status)
         died.update(told)
         life += 1
-        print(json.dumps({"event": "killed", "life": life, "at": told}), file=sys.stderr, flush=True)
+        sys.stderr.write(json.dumps({"event": "killed", "life": life, "at": told}) + "\n")
+        sys.stderr.flush()
 
 
 if __name__ == "__main__":
