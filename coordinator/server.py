@@ -66,8 +66,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         await health_service.set("", health_pb2.HealthCheckResponse.SERVING)
         address = f"{config.listen.rpartition(':')[0]}:{port}"
         log.event("listening", address=address, roster=roster.version, jobs=[job.name for job, _ in jobs])
-        for job, kept in stored:
-            daemon.restore(job, kept)
+        daemon.restore(stored)
         for job, signed in jobs:
             if job.name not in known:
                 daemon.add(job, signed)
