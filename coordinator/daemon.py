@@ -149,14 +149,20 @@ class Daemon:
         for run in self.runs:
             self._run(run, resumed(run.state))
 
-    def add(self, job: Job, signed: bytes) -> None:
-        """Queue a job; the first one begins at once."""
+    def add(self, job: Job, signed: bytes) -> JobRun:
+        """Queue a job; it begins at once where none runs."""
         state = JobState(job.name, job.silos, job.length, job.min_cohort, job.quorum)
         method = job.method().begin()
         with self._database.transaction():
             self._database.add_job(signed, state, method)
-        self.runs.append(JobRun(job, StoredJob(signed, state, dict(method), {}), self._folder(job)))
+        run = JobRun(job, StoredJob(signed, state, dict(method), {}), self._folder(job))
+        self.runs.append(run)
         self._begin_next()
+        return run
+
+    def rounds(self, run: JobRun) -> list[tuple[int, list[str], dict[str, int]]]:
+        """Number, members and metrics of a job's closed rounds."""
+        return self._database.rounds(run.job.name)
 
     def _folder(self, job: Job) -> Path:
         return self.config.directory / "jobs" / job.name

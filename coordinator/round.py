@@ -16,8 +16,9 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
                deadline; who comes back later is still told
     stopped    an operator resumes it (Resumed)                     queued
 
-An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when the fold is done. What
-was given in the open round stays given. A silo that did not answer in time may still do so: it is drawn from then on.
+An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when the fold is done;
+what was given in the open round stays given. A silo that did not answer in time may still do so: it is drawn from then
+on.
 
 ``task_for`` says what a silo should do now; it depends on the state alone, so a task that was lost on the way is
 simply told again. Events that come too late (an upload for a closed round) change nothing.
@@ -212,14 +213,8 @@ def advance(state: JobState, event: Event) -> Step:
             state = replace(state, answers={**state.answers, silo: code or "accepted"})
             told = Report("job.accepted", {"silo": silo}) if code is None else _declined(silo, code)
             return _then(state, (told,), _admit_if_complete)
-        case Stopped() if state.stage in ("queued", "admitting", "drawing", "round"):
-            return replace(state, stage="stopped"), (Report("job.stopped", {"round": state.round}),)
-        case Stopped() if state.stage == "folding":
-            return replace(state, stopping=True), ()
-        case Resumed() if state.stage == "stopped":
-            return replace(state, stage="queued", failed={}), (Report("job.resumed", {"round": state.round}),)
-        case Resumed():
-            return replace(state, stopping=False), ()
+        case Stopped() | Resumed():
+            return _operated(state, event)
         case Drawn(round_, cohort) if state.stage == "drawing" and round_ == state.round:
             return _start_round(state, cohort)
         case Given(silo, round_, digest) if _expected(state, silo, round_):
@@ -247,6 +242,21 @@ def advance(state: JobState, event: Event) -> Step:
             return _then(replace(state, done=state.done | {silo}), (), _end_if_complete)
         case Deadline(stage, round_) if stage == state.stage and round_ == state.round:
             return _deadline(state)
+        case _:
+            return state, ()
+
+
+def _operated(state: JobState, event: Stopped | Resumed) -> Step:
+    """What operators ask."""
+    match event:
+        case Stopped() if state.stage in ("queued", "admitting", "drawing", "round"):
+            return replace(state, stage="stopped"), (Report("job.stopped", {"round": state.round}),)
+        case Stopped() if state.stage == "folding":
+            return replace(state, stopping=True), ()
+        case Resumed() if state.stage == "stopped":
+            return replace(state, stage="queued", failed={}), (Report("job.resumed", {"round": state.round}),)
+        case Resumed():
+            return replace(state, stopping=False), ()
         case _:
             return state, ()
 
