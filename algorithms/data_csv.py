@@ -91,9 +91,7 @@ def read_csv(table: Csv) -> Dataset:
         places = {name: _place(table, header, name) for name in (*table.features, table.label, table.id) if name}
         for line, row in rows:
             if len(row) != len(header):
-                raise LocalError(
-                    f"{table.file}, line {line}: {len(row)} columns, not {len(header)}; quote or correct it"
-                )
+                raise LocalError(f"{table.file}, line {line}: {len(row)} columns, not {len(header)}; correct it")
             cells = {name: row[place].strip() for name, place in places.items()}
             for name in table.features:
                 x.extend(_value(table, line, name, cells[name]))
@@ -137,10 +135,10 @@ def _place(table: Csv, header: list[str], name: str) -> int:
         raise LocalError(f"{table.file}: data.columns has no {name!r}; add it where it stands in the file")
     if len(header) == 1:
         fix = f"its first line has no {table.delimiter!r}: is data.delimiter another?"
+    elif not {*table.features, table.label, table.id}.intersection(header):  # it may be a record: nothing of it is told
+        fix = "nor any other that is declared; where a file has no line with the columns' names, give data.columns"
     elif near := difflib.get_close_matches(name, header, n=1):
         fix = f"did you mean {near[0]!r}?"
-    elif any(NUMBER.fullmatch(text) for text in header):  # a record: nothing of it is told
-        fix = "its first line has numbers; where a file has no line with the columns' names, give data.columns"
     else:
         fix = f"its columns: {', '.join(header[:MOST_LISTED])}{' …' if len(header) > MOST_LISTED else ''}"
     raise LocalError(f"{table.file}: has no column {name!r}; {fix}")
@@ -151,34 +149,26 @@ def _value(table: Csv, line: int, name: str, text: str) -> Cell:
     known, value = table.categories.get(name), table.missing.get(name)
     if text not in table.missing_marks:
         if known is None and not NUMBER.fullmatch(text):
-            raise LocalError(
-                f"{_at(table, line, name)}: is no number; write it like -3.5, or declare its categories or missing_marks"
-            )
+            raise _fault(table, line, name, "is no number; write it like -3.5, or declare its categories")
         value = float(text) if known is None else text
     elif value is None:
-        raise LocalError(
-            f"{_at(table, line, name)}: is missing; complete it, or declare what it counts as in data.missing"
-        )
+        raise _fault(table, line, name, "is missing; complete it, or declare what it counts as in data.missing")
     if known is None:
         return ((float(value) - table.center.get(name, 0.0)) / table.scale.get(name, 1.0),)
     if value not in known:
-        raise LocalError(
-            f"{_at(table, line, name)}: is none of its categories ({', '.join(known)}); correct it or add one"
-        )
+        raise _fault(table, line, name, f"is none of its categories ({', '.join(known)}); correct it or add one")
     return tuple(float(value == category) for category in known)
 
 
 def _class(table: Csv, line: int, text: str) -> int:
     if table.classes is not None:
         if text not in table.classes:
-            raise LocalError(
-                f"{_at(table, line, table.label)}: is none of data.classes ({', '.join(table.classes)}); correct one of them"
+            raise _fault(
+                table, line, table.label, f"is none of data.classes ({', '.join(table.classes)}); correct one of them"
             )
         return table.classes.index(text)
     if not CLASS_NUMBER.fullmatch(text):
-        raise LocalError(
-            f"{_at(table, line, table.label)}: is no class number; declare what stands there in order: classes = […]"
-        )
+        raise _fault(table, line, table.label, "is no class number; declare what stands there in order: classes = […]")
     return int(text)
 
 

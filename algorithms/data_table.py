@@ -44,8 +44,8 @@ class Pixels(Table):
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
                 raise LocalError(
-                    f"{where}: data.{name} has {len(values)} numbers, the records {channels} channels; "
-                    f"give {channels} numbers, or one for all"
+                    f"{where}: data.{name} has {len(values)} numbers for {channels} channels; give "
+                    "one a channel, or one for all"
                 )
         return x.sub_(torch.tensor(self.mean)[:, None, None]).div_(torch.tensor(self.std)[:, None, None])
 

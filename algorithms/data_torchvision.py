@@ -105,9 +105,7 @@ def _binary(files: list[Path], label_bytes: int) -> Arrays:
         try:
             read = np.fromfile(file, np.uint8)
         except OSError as error:
-            raise LocalError(
-                f"{file}: cannot read it: {error.strerror or error}; put the official file there"
-            ) from error
+            raise LocalError(f"{file}: cannot read it: {error.strerror or error}; fetch it again") from error
         if not len(read) or len(read) % row:
             raise LocalError(f"{file}: {len(read)} bytes are no whole number of records; fetch the official file again")
         rows.append(read.reshape(-1, row))

@@ -107,8 +107,6 @@ def check_present(source: Source) -> None:
         case Npz() | Csv() if not source.file.is_file():
             raise LocalError(f"{source.file}: no such file; data.file in the configuration names the silo's records")
         case Images() | Torchvision() if not source.folder.is_dir():
-            raise LocalError(
-                f"{source.folder}: no such folder; data.folder in the configuration has the silo's records"
-            )
+            raise LocalError(f"{source.folder}: no such folder; data.folder in the configuration holds the records")
         case _:
             return
