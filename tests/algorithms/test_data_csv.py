@@ -172,6 +172,7 @@ def test_what_float32_cannot_hold_is_infinity_for_the_fit_to_find(read):
         ({"categories": {"sex": ["f"]}}, "categories: 'sex' is not in features"),
         ({"categories": {"age": ["f", "f"]}}, "categories: 'f' is there twice for 'age'"),
         ({"categories": {"age": ["f"]}, "center": {"age": 1}}, "'age' has categories, which are not centred or scaled"),
+        ({"categories": {"age": ["f"]}, "scale": {"age": 1}}, "'age' has categories, which are not centred or scaled"),
         ({"missing": {"sex": 1}}, "missing: 'sex' is not in features"),
         ({"missing": {"age": "1"}}, "missing: age = '1'; give a number, or declare the column's categories"),
         ({"categories": {"age": ["f"]}, "missing": {"age": "m"}}, "missing: age = 'm'; give one of its categories: f"),

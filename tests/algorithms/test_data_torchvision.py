@@ -132,7 +132,11 @@ def test_svhn_and_cifars_other_layout(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "found",
-    [{"data": np.zeros((2, 16, 16), np.uint8)}, {"data": np.zeros((1, 28, 28), np.uint8)}, {"data": [[0.0]] * 2}],
+    [
+        {"data": np.zeros((2, 16, 16), np.uint8)},
+        {"data": np.zeros((1, 28, 28), np.uint8)},
+        {"data": np.zeros((2, 28, 28), np.float32)},
+    ],
 )
 def test_records_of_another_shape_are_refused(tmp_path, monkeypatch, found):
     monkeypatch.setattr(data_torchvision, "torchvision", lambda *_: Fake(**found, targets=[1, 0]))
