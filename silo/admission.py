@@ -4,7 +4,8 @@ import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..algorithms.data import Dataset, load_npz, split
+from ..algorithms import sources
+from ..algorithms.data import Dataset, split
 from ..algorithms.exchange import Tensors
 from ..algorithms.fit import check_records, check_training
 from ..algorithms.job import Job
@@ -58,10 +59,11 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
             raise RefusedError(coordinator, "POLICY", f"from round {phase} on: " + "; ".join(decision.reasons))
     # (5) Our data fit the job.
     try:
-        records = load_npz(config.data.file)
-        check_records(job, records, str(config.data.file))
+        where = sources.where(config.data)
+        records = sources.load(config.data, job.model)
+        check_records(job, records, where)
         train, test = split(records, key, config.data.test_fraction)
-        check_training(job, train, silo, str(config.data.file))
+        check_training(job, train, silo, where)
         # (6) So do the weights that we bring along.
         loaded = {
             own.part: load_weights(own.file, job.method(), silo, own.part, own.sha256)
