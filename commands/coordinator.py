@@ -8,13 +8,16 @@ import typer
 
 from .. import log
 from ..proto.channel import require_tls13
+from . import examples
 
 app = typer.Typer(no_args_is_help=True, help="Run the coordinator daemon.")
 
 
-@app.callback()
-def _noun() -> None:
-    """Keep ``run`` a command of its own."""
+@app.command("init")
+def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as coordinator.toml.")]) -> None:
+    """Write a commented example of the coordinator's configuration."""
+    examples.write(file, examples.text("coordinator"), 0o600)
+    typer.echo(f"{file}: edit it, then run: staddle coordinator check --config {file}")
 
 
 @app.command("run")

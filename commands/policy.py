@@ -14,7 +14,8 @@ from ..files import read_bytes
 from ..security import policy as policies
 from ..security import roster as rosters
 from ..security.identity import ENTRY_FILE, load_entry
-from ..security.policy import DEFAULT_DENY, Policy, Verdict
+from ..security.policy import Policy, Verdict
+from . import examples
 
 if TYPE_CHECKING:
     from ..algorithms.job import Job
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 
-app = typer.Typer(no_args_is_help=True, help="Say what a silo's policy lets leave.")
+app = typer.Typer(no_args_is_help=True, help="Write a silo's policy, and say what it lets leave.")
 
 
-@app.callback()
-def _noun() -> None:
-    """Keep ``check`` a command of its own."""
+@app.command("init")
+def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as policy.toml.")]) -> None:
+    """Write a commented example of a policy, which lets nothing leave as it stands."""
+    examples.write(file, examples.text("policy"), 0o644)
+    typer.echo(f"{file}: edit it, then run: staddle policy check JOB.json --config SILO.toml")
 
 
 @app.command("check")
@@ -107,12 +110,11 @@ def _rounds(outflow: "Outflow") -> str:
 
 
 def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow") -> Iterator[str]:
-    """One part: its rule, which is the same for all its tensors, then a line a tensor."""
-    rule, kind, readers = verdicts[0].rule, verdicts[0].release.kind, ", ".join(outflow.readers)
+    """One part, a line a tensor."""
+    kind, readers = verdicts[0].release.kind, ", ".join(outflow.readers)
     size = sum(verdict.release.nbytes for verdict in verdicts)
-    by = "no rule" if rule == DEFAULT_DENY else f"rule {rule!r}"
-    yield f"  part {part!r} ({kind}), {size:,} bytes, read by {readers}: {by}"
-    cells = [_cells(verdict, rule) for verdict in verdicts]
+    yield from _wrapped(f"part {part!r} ({kind}), {size:,} bytes, read by {readers}", "  ")
+    cells = [_cells(verdict) for verdict in verdicts]
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
     for verdict, (name, dtype, shape, size_, said) in zip(verdicts, cells, strict=True):
         row = f"    {name:<{widths[0]}}  {dtype:<{widths[1]}}  {shape:<{widths[2]}}  {size_:>{widths[3]}}"
@@ -125,9 +127,9 @@ def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow") -> Iterato
             yield from _wrapped(reason.removeprefix(f"tensor {part}/{name}: "), "      ")
 
 
-def _cells(verdict: Verdict, rule: str) -> tuple[str, str, str, str, str]:
+def _cells(verdict: Verdict) -> tuple[str, str, str, str, str]:
     release = verdict.release
-    said = f"leaves by rule {rule}" if not verdict.reasons else "HELD BACK:"
+    said = f"leaves by rule {verdict.rule}" if not verdict.reasons else "HELD BACK:"
     return release.name, release.dtype, str(list(release.shape)), f"{release.nbytes:,}", said
 
 

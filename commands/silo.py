@@ -8,13 +8,16 @@ import typer
 
 from .. import log
 from ..proto.channel import require_tls13
+from . import examples
 
 app = typer.Typer(no_args_is_help=True, help="Run a silo agent.")
 
 
-@app.callback()
-def _noun() -> None:
-    """Keep ``run`` a command of its own."""
+@app.command("init")
+def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as silo.toml.")]) -> None:
+    """Write a commented example of the silo's configuration."""
+    examples.write(file, examples.text("silo"), 0o600)
+    typer.echo(f"{file}: edit it, then run: staddle silo check --config {file}")
 
 
 @app.command("run")
