@@ -4,6 +4,7 @@
 
     <folder>/roster.json          signed by the one founder
     <folder>/founder/ operator/   their keys
+    <folder>/operator.toml        for `staddle job submit` and its like
     <folder>/jobs/<name>.toml     what the operator wrote; <name>.json is what the operator signed
     <folder>/coordinator/         keys, coordinator.toml, state
     <folder>/silo-1/ …            keys, silo.toml, policy.toml, data.npz, state (personal parts, ledger, reports)
@@ -99,6 +100,20 @@ def write_coordinator(
         "timing": dict(timing),
     }
     write_atomic(federation.coordinator_config, to_toml(document).encode())
+
+
+def write_operator(federation: LocalFederation, address: str) -> Path:
+    """The operator's configuration; its path."""
+    path = federation.folder / "operator.toml"
+    document = {
+        "version": 1,
+        "coordinator": address,
+        "keys": "operator",
+        "roster": "roster.json",
+        "trust": _trust(federation),
+    }
+    write_atomic(path, to_toml(document).encode())
+    return path
 
 
 def write_silo(federation: LocalFederation, silo: str, address: str, data: Dataset, jobs: Sequence[Job]) -> None:

@@ -115,6 +115,20 @@ def test_no_assert_and_no_way_to_run_or_unpickle_data():
     assert found == []
 
 
+def test_nothing_waits_by_the_wall_clock():
+    """A clock that jumps changes time stamps and, within their validity, nothing else: waits are of the event loop."""
+    stamps = {"log.py", "security/appendlog.py", "security/certificate.py"}
+    found = []
+    for path in sources():
+        if path.relative_to(ROOT).as_posix() in stamps:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called.endswith((".now", ".utcnow", ".today")) or called in {"time.time", "time.time_ns"}:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {called}")
+    assert found == []
+
+
 def test_file_names_say_what_a_module_does():
     vague = ("manager", "handler", "helper")
     named = [path.relative_to(ROOT).as_posix() for path in sources()]
