@@ -7,7 +7,7 @@ from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from string import Template
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -90,7 +90,7 @@ def _shown(field: FieldInfo) -> Any:
     """The default, or an example of what may be given."""
     if field.default is not None:
         return field.default
-    adapter: TypeAdapter[Any] = TypeAdapter(field.annotation)
+    adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", field.annotation))
     for number in WITHOUT_DEFAULT:
         try:
             return adapter.validate_python(number)
