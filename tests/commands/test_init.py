@@ -139,3 +139,54 @@ def test_the_example_policy_lets_nothing_leave_as_it_stands(init):
         "extractor",
         "metrics",
     ]
+
+
+UNKNOWN = [
+    ("silo", SiloConfig, "log = ", "logs = ", "unknown key 'logs'; did you mean 'log'?"),
+    ("silo", SiloConfig, "[training]", "[traning]", "unknown key 'traning'; did you mean 'training'?"),
+    ("silo", SiloConfig, "threshold = ", "treshold = ", "unknown key 'trust.treshold'; did you mean 'threshold'?"),
+    ("silo", SiloConfig, "sha256 = ", "sha265 = ", "unknown key 'weights.0.sha265'; did you mean 'sha256'?"),
+    ("silo", SiloConfig, "[training]\n", '[training]\nlog = "json"\n', "'log' belongs at the top of the file"),
+    ("silo", SiloConfig, "[data]\n", "[data]\nthreads = 3\n", "'data.threads'; 'threads' belongs in [training]"),
+    ("coordinator", CoordinatorConfig, "jobs = ", "job = ", "unknown key 'job'; did you mean 'jobs'?"),
+    ("coordinator", CoordinatorConfig, "[timing]", "[timings]", "unknown key 'timings'; did you mean 'timing'?"),
+    ("coordinator", CoordinatorConfig, "beat_seconds", "beat_secs", "unknown key 'timing.beat_secs'; did you mean"),
+    ("coordinator", CoordinatorConfig, "[trust]\n", "[trust]\nhold_seconds = 3\n", "belongs in [timing]"),
+    ("policy", PolicyFile, "[control]", "[controls]", "unknown key 'controls'; did you mean 'control'?"),
+    ("policy", PolicyFile, "[[allow]]", "[[alow]]", "unknown key 'alow'; did you mean 'allow'?"),
+    ("policy", PolicyFile, "never = ", "nevr = ", "unknown key 'allow.0.nevr'; did you mean 'never'?"),
+    (
+        "policy",
+        PolicyFile,
+        "max_bytes_per_round",
+        "max_bytes",
+        "'limits.max_bytes'; did you mean 'max_bytes_per_round'? 'max_bytes' belongs in [control]",
+    ),
+    ("job", JobFile, "rounds = ", "round = ", "unknown key 'round'; did you mean 'rounds'?"),
+    ("job", JobFile, "[training]", "[trainin]", "unknown key 'trainin'; did you mean 'training'?"),
+    ("job", JobFile, "epochs = ", "epoch = ", "unknown key 'training.epoch'; did you mean 'epochs'?"),
+    ("job", JobFile, "[model]\n", "[model]\nepochs = 2\n", "'model.epochs'; 'epochs' belongs in [training]"),
+    (
+        "job",
+        JobFile,
+        "[training]\n",
+        "[training]\nseed = 2\n",
+        "'training.seed'; 'seed' belongs at the top of the file",
+    ),
+]
+
+
+@pytest.mark.parametrize(("noun", "model", "old", "new", "said"), UNKNOWN)
+def test_an_unknown_key_or_table_of_each_file_is_told_what_was_meant(init, noun, model, old, new, said):
+    text = uncommented(init(noun).read_text())
+    assert old in text
+    with pytest.raises(LocalError) as caught:
+        parse_toml(text.replace(old, new).encode(), model, "f")
+    assert said in str(caught.value)
+
+
+def test_an_unknown_option_of_a_method_is_told_what_was_meant(init):
+    path = init("job", "--method", "pfedsim")
+    path.write_text(uncommented(path.read_text()).replace("rho = ", "roh = "))
+    with pytest.raises(LocalError, match=r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'\?"):
+        Job.from_toml(path)
