@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..algorithms.job import Job
 from ..errors import LocalError
-from ..files import read_bytes
+from ..files import parse_json, read_bytes
 from ..proto.wire import given_items
 from ..security import preflight
 from ..security.certificate import utc_now
@@ -66,10 +66,13 @@ def _database(config: CoordinatorConfig) -> tuple[Mapping[str, bytes], str]:
 
 
 def _job(path: Path, roster: Roster, known: Mapping[str, bytes]) -> tuple[Job, str]:
-    """An operator signed it under this roster, which has its silos; its name is new, or it is the job that we know."""
+    """An operator signed it under this roster, which has its silos, and its name is new; or the database has it."""
     signed = read_bytes(path)
+    if signed in known.values():  # its signature was checked when it came, maybe under an older roster
+        job = Job.from_document(parse_json(signed, str(path))["document"], str(path))
+        return job, f"{path}: {job.name!r}, {job.method_name}, stands in the database"
     job = job_of(signed, roster, str(path))
-    if known.get(job.name, signed) != signed:
+    if job.name in known:
         raise LocalError(f"{path}: another job {job.name!r} was run here; have this one signed under a new name")
     round_ = preflight.size(largest_round(job))
     return job, f"{path}: {job.name!r}, {job.method_name}, {len(job.silos)} silos give {round_} a round"
