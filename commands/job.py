@@ -14,15 +14,26 @@ from ..security import roster as rosters
 from ..security.envelope import sign_document, verify_document
 from ..security.identity import Role, load_keys
 from ..security.labels import JOB
+from . import examples
 
 if TYPE_CHECKING:
     from ..proto import operations_pb2 as pb
 
-app = typer.Typer(no_args_is_help=True, help="Sign job files; submit, watch and stop jobs.")
+app = typer.Typer(no_args_is_help=True, help="Write and sign job files; submit, watch and stop jobs.")
 
 OperatorFile = Annotated[Path, typer.Option("--operator", metavar="FILE", help="The operator's TOML file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.")]
+
+
+@app.command("init")
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as job.toml.")],
+    method: Annotated[str, typer.Option(help="The method, whose options are written out.")] = "fedavg",
+) -> None:
+    """Write a commented example of a job, for one method and a small model that works with it."""
+    examples.write(file, examples.job_text(method), 0o644)
+    typer.echo(f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out JOB.json")
 
 
 @app.command("sign")

@@ -86,6 +86,20 @@ def test_only_the_client_module_holds_the_stub():
     assert offences("silo", forbidden) == []
 
 
+def test_what_opens_a_connection_beside_the_client_has_nothing_to_send():
+    """silo/reach.py knows keys and addresses, and no module that has records, tensors or messages."""
+    assert [
+        o for o in offences("silo", lambda name, _: under(name, "grpc", "socket", "ssl")) if "/reach.py" not in o
+    ] == ["silo/client.py imports grpc"]
+    ours = {name.rpartition(".")[0] for name in imports_of(ROOT / "silo" / "reach.py") if under(name, "staddle")}
+    assert ours == {
+        "staddle.errors",
+        "staddle.proto.channel",
+        "staddle.security.certificate",
+        "staddle.security.identity",
+    }
+
+
 def test_only_the_egress_gate_holds_the_client():
     def forbidden(name, path):
         return under(name, "staddle.silo.client") and path != "silo/egress.py"
