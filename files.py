@@ -173,8 +173,8 @@ def _written(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> lis
     """The steps of a place that stand in the file: pydantic puts in which model of a union it tried."""
     steps: list[str] = []
     current = [model]
-    for step in (str(part) for part in loc):
-        if len(current) == 1 or step.isdecimal() or any(step in _fields(table) for table in current):
+    for last, step in ((number == len(loc), str(part)) for number, part in enumerate(loc, 1)):
+        if last or len(current) == 1 or step.isdecimal() or any(step in _fields(table) for table in current):
             steps.append(step)
             current = [t for m in current for t in _tables(_fields(m).get(step))] or current
         else:

@@ -59,12 +59,17 @@ def _of_its_kind(value: Any) -> Table:
 Source: TypeAlias = Annotated[Npz | Images | Csv | Torchvision | Bundled, PlainValidator(_of_its_kind)]
 
 
-def load(source: Source, model: ModelOptions) -> Dataset:
-    """Read the records for a job's model; whether they fit the job is for ``fit.check_records`` to say."""
+def load(source: Source, model: ModelOptions | None) -> Dataset:
+    """Read the records for a job's model; whether they fit the job is for ``fit.check_records`` to say.
+
+    Without a model, to look at the records before there is a job: images cannot be read so, their size is the model's.
+    """
     match source:
         case Npz():
             return load_npz(source.file)
         case Images():
+            if model is None:
+                raise LocalError(f"{source.folder}: images are read in the size that a job's model takes; give a job")
             return read_images(source, input_shape(model))
         case Csv():
             return read_csv(source)

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ..algorithms.data import Dataset, load_npz
+from ..algorithms.data import Dataset
+from ..algorithms.data_images import Images
 from ..algorithms.job import Job
+from ..algorithms.sources import check_present, load, where
 from ..errors import LocalError
 from ..files import read_bytes
 from ..proto.channel import checked_address
@@ -88,13 +90,16 @@ def _policy(config: SiloConfig) -> tuple[Policy, str]:
     return policy, f"{config.policy}: {said}; sha256 {policy.digest[:12]}…"
 
 
-def _data(config: SiloConfig) -> tuple[Dataset, str]:
+def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
     """Counts and shapes; never a value."""
-    records = load_npz(config.data.file)
+    check_present(config.data)
+    if isinstance(config.data, Images):
+        return None, f"{where(config.data)}: a folder of images; --job JOB.json reads them in the size of a job's model"
+    records = load(config.data, None)
     classes = len(set(records.y.tolist()))
     named = "classes named" if records.class_names else "classes not named"
     shape = list(records.x.shape[1:])
-    return records, f"{config.data.file}: {len(records)} records of shape {shape}, {classes} classes, {named}"
+    return records, f"{where(config.data)}: {len(records)} records of shape {shape}, {classes} classes, {named}"
 
 
 def _weights(own: configs.Weights) -> tuple[bool, str]:

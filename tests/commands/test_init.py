@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from staddle.algorithms.catalog import METHODS, method_class, method_options
 from staddle.algorithms.job import Job, JobFile
+from staddle.algorithms.sources import Npz
 from staddle.commands import examples
 from staddle.commands.main import app
 from staddle.commands.settings import MODEL, SETTINGS
@@ -86,12 +87,14 @@ def test_an_example_has_every_key_with_its_default(init, noun, arguments, model,
             assert not SETTING.match(above), f"nothing says what {line!r} does"
     given, everything = tomllib.loads(text), tomllib.loads(uncommented(text))
     for where, field, inner in fields(model):
+        if where[0] == "data" and where[1:] and where[1] not in Npz.model_fields:
+            continue  # of another kind: docs/operate.md has an example of each
         assert at(everything, where) is not PydanticUndefined, f"{where} is missing"
         if field.is_required():
             continue
         if at(given, where) is PydanticUndefined and not inner and field.default is not None:
             default = field.get_default(call_default_factory=True)
-            shown = at(parsed.model_dump(), where)
+            shown = at(parsed.model_dump(warnings=False), where)
             assert shown == default, f"{where}: {shown!r} is shown, {default!r} is the default"
 
 
