@@ -27,6 +27,9 @@
     part = "supervisor"
     file = "transformer.safetensors"
     sha256 = "..."                    # optional
+
+    [metrics]                         # optional: Prometheus metrics, on loopback only
+    listen = "127.0.0.1:9465"
 """
 
 from pathlib import Path
@@ -35,6 +38,7 @@ from typing import Literal
 import pydantic
 
 from ..files import Strict, read_toml
+from ..metrics import MetricsConfig
 from ..security.roster import Pins
 
 
@@ -74,6 +78,7 @@ class SiloConfig(Strict):
     data: Data
     training: Training = Training()
     weights: tuple[Weights, ...] = ()
+    metrics: MetricsConfig | None = None
 
 
 def load(path: Path) -> SiloConfig:
