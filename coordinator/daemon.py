@@ -261,7 +261,8 @@ class Daemon:
         self.apply(run, Drawn(effect.round, cohort))
 
     def _report(self, run: JobRun, effect: Report) -> None:
-        tell = log.problem if effect.fields.get("outcome") == "failed" else log.event
+        bad = effect.fields.get("outcome") == "failed" or "code" in effect.fields  # a silo dropped out or declined
+        tell = log.problem if bad else log.event
         tell(effect.event, job=run.job.name, **effect.fields)
 
     def _watch(self, run: JobRun, effect: Watch) -> None:

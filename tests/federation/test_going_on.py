@@ -113,6 +113,7 @@ def test_diverging_training_gives_nothing_and_the_others_go_on(start, document):
         running.start_silo(silo)
     seen = events_until(coordinator, "job.ended")
     dropped = [e for e in seen if e["event"] == "silo.dropped"]
+    assert {e["level"] for e in dropped} == {"warning"}
     assert [(e["silo"], e["code"]) for e in dropped] == [("north", "TRAINING")]
     assert seen[-1]["outcome"] == "completed"
     running.stop()
