@@ -64,6 +64,8 @@ def test_sigterm_reaches_a_silo_in_the_middle_of_training(start, document):
     running.write_silo("east")
     north, east = running.start_silo("north"), running.start_silo("east")
     coordinator.wait_for("round.opened", 60)
+    for _ in ("north", "east"):
+        coordinator.wait_for("delivered", 60)
     assert coordinator.event(9) is None  # LOST_AFTER_BEATS beats of 1 s have passed: nobody is held for lost
     assert north.stop() == 0, north.tail()
     seen = events_until(coordinator, "silo.dropped", 30)
