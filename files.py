@@ -1,11 +1,14 @@
 """Files at the edges: strict TOML and JSON in, canonical JSON and atomic writes out."""
 
+import contextlib
 import difflib
 import json
 import math
 import os
 import secrets
+import shutil
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -279,3 +282,21 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes that a folder takes, and bytes that its disk has left."""
+
+    used: int
+    free: int
+
+
+def disk(folder: Path) -> Disk:
+    """Of a folder in which files may come and go meanwhile."""
+    used = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                used += os.lstat(os.path.join(base, name)).st_blocks * 512  # noqa: PTH118 cheaper than a Path a file
+    return Disk(used, shutil.disk_usage(folder).free)

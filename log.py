@@ -7,10 +7,13 @@ Never a value of data, a parameter or a secret: names, counts, sizes and codes o
 import json
 import logging
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, TypeAlias
 
 Format = Literal["text", "json"]
+Follower: TypeAlias = Callable[[str, Mapping[str, object]], None]  # name of an event, its fields
 _LOGGER = logging.getLogger("staddle")
 
 
@@ -34,6 +37,29 @@ def _plain(value: object) -> str:
         return ",".join(_plain(v) for v in value)
     text = str(value)
     return text if text.isprintable() and " " not in text else repr(text)
+
+
+class _Following(logging.Handler):
+    def __init__(self, follower: Follower) -> None:
+        super().__init__()
+        self._follower = follower
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._follower(record.getMessage(), getattr(record, "fields", {}))
+        except Exception:  # noqa: BLE001 what is done with an event must not stop the daemon that tells it
+            self.handleError(record)
+
+
+@contextmanager
+def followed(follower: Follower) -> Iterator[None]:
+    """Tell ``follower`` every event of this process while the block runs."""
+    following = _Following(follower)
+    _LOGGER.addHandler(following)
+    try:
+        yield
+    finally:
+        _LOGGER.removeHandler(following)
 
 
 def setup(form: Format) -> None:

@@ -19,6 +19,9 @@
     admission_seconds = 3600          # for all silos to answer an offered job
     beat_seconds = 5
     hold_seconds = 20
+
+    [metrics]                         # optional: Prometheus metrics, on loopback only
+    listen = "127.0.0.1:9464"
 """
 
 from pathlib import Path
@@ -27,6 +30,7 @@ from typing import Annotated, Literal
 import pydantic
 
 from ..files import Strict, read_toml
+from ..metrics import MetricsConfig
 from ..security.roster import Pins
 
 
@@ -58,6 +62,7 @@ class CoordinatorConfig(Strict):
     log: Literal["text", "json"] = "text"
     trust: Pins
     timing: Timing = Timing()
+    metrics: MetricsConfig | None = None
 
 
 def load(path: Path) -> CoordinatorConfig:

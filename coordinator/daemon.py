@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -173,6 +174,11 @@ class Daemon:
         """Note that a silo is alive."""
         self._seen[silo] = asyncio.get_running_loop().time()
 
+    def connected(self) -> set[str]:
+        """Silos that were heard of within some beats."""
+        since = time.monotonic() - LOST_AFTER_BEATS * self.config.timing.beat_seconds
+        return {silo for silo, seen in list(self._seen.items()) if seen > since}
+
     def spool(self, silo: str) -> Spool:
         """A file for an upload in flight."""
         try:
@@ -205,7 +211,7 @@ class Daemon:
         )
         signature = receipt.sign(self._keys)
         # What the coordinator knows of the silo's ledger: `staddle ledger verify --known SEQ:LEAF` takes it.
-        log.event("receipt", job=job.name, round=round_, silo=silo, known=f"{end.ledger_seq}:{leaf}")
+        log.event("receipt", job=job.name, round=round_, silo=silo, bytes=size, known=f"{end.ledger_seq}:{leaf}")
         sha256 = digests.total.hex()
         given = Submission(round_, silo, file, size, sha256, end.ledger_seq, leaf, signature)
         self.apply(run, Given(silo, round_, sha256), lambda: self._database.add_submission(job.name, given))
@@ -258,7 +264,8 @@ class Daemon:
         self.apply(run, Drawn(effect.round, cohort))
 
     def _report(self, run: JobRun, effect: Report) -> None:
-        tell = log.problem if effect.fields.get("outcome") == "failed" else log.event
+        bad = effect.fields.get("outcome") == "failed" or "code" in effect.fields  # a silo dropped out or declined
+        tell = log.problem if bad else log.event
         tell(effect.event, job=run.job.name, **effect.fields)
 
     def _watch(self, run: JobRun, effect: Watch) -> None:
@@ -269,9 +276,10 @@ class Daemon:
     def _start_fold(self, run: JobRun, effect: Fold) -> None:
         task = asyncio.get_running_loop().create_task(self._fold(run, effect))
         self._tasks.add(task)
-        task.add_done_callback(lambda done: self._folded(run, effect, done))
+        began = time.monotonic()
+        task.add_done_callback(lambda done: self._folded(run, effect, done, time.monotonic() - began))
 
-    def _folded(self, run: JobRun, effect: Fold, task: "asyncio.Task[FoldResult]") -> None:
+    def _folded(self, run: JobRun, effect: Fold, task: "asyncio.Task[FoldResult]", seconds: float) -> None:
         """Whatever ended the fold, the job hears of it."""
         self._tasks.discard(task)
         if task.cancelled():
@@ -282,7 +290,8 @@ class Daemon:
             self.apply(run, FoldFailed(effect.round, f"round {effect.round} could not be folded: {why}"))
             return
         result = task.result()
-        log.event("round.metrics", job=run.job.name, round=effect.round, silos=len(effect.members), **result.metrics)
+        known = {"silos": len(effect.members), "seconds": round(seconds, 3)}
+        log.event("round.metrics", job=run.job.name, round=effect.round, **known, **result.metrics)
 
         def record() -> None:
             fields = (effect.members, result.metrics, result.method, result.files)

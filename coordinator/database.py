@@ -93,13 +93,21 @@ class Submission:
 class Database:
     """The rows; ``transaction`` around what belongs together."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or create; LocalError where the file is not ours or cannot be read."""
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """Open or create; LocalError where the file is not ours or cannot be read.
+
+        ``read_only`` neither creates nor changes anything, beside a running coordinator or without one.
+        """
         self._path = path
         try:
-            self._connection = sqlite3.connect(path, isolation_level=None)
+            opened = _for_reading(path) if read_only else str(path)
+            self._connection = sqlite3.connect(opened, isolation_level=None, uri=read_only)
             with self._explained():
-                self._prepare()
+                if read_only:
+                    self._connection.execute("BEGIN")  # one state of the file in all that is read
+                    self._check_version()
+                else:
+                    self._prepare()
         except sqlite3.Error as error:
             raise LocalError(f"{path}: cannot open it: {error}; check the folder and its owner") from error
 
@@ -114,7 +122,12 @@ class Database:
                 for statement in SCHEMA.split(";\n"):
                     run(statement)
                 run(f"PRAGMA user_version = {VERSION}")
-        elif found != VERSION:
+        else:
+            self._check_version()
+
+    def _check_version(self) -> None:
+        (found,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if found != VERSION:
             raise LocalError(
                 f"{self._path}: is of version {found}, this release reads {VERSION}; use the one that made it"
             )
@@ -153,11 +166,20 @@ class Database:
             rows = self._connection.execute("SELECT name, signed, state, method FROM jobs ORDER BY position").fetchall()
             return [self._stored(*row) for row in rows]
 
-    def _stored(self, name: str, signed: bytes, state: str, method: bytes) -> StoredJob:
+    def states(self) -> list[JobState]:
+        """The states of all jobs in their order, without anything that is large."""
+        with self._explained():
+            rows = self._connection.execute("SELECT name, state FROM jobs ORDER BY position").fetchall()
+        return [self._state(name, state) for name, state in rows]
+
+    def _state(self, name: str, state: str) -> JobState:
         try:
-            read = _STATE.validate_json(state)
+            return _STATE.validate_json(state)
         except ValidationError as error:
             raise LocalError(f"{self._path}: the state of job {name!r} cannot be read; restore a backup") from error
+
+    def _stored(self, name: str, signed: bytes, state: str, method: bytes) -> StoredJob:
+        read = self._state(name, state)
         rows = self._connection.execute("SELECT room, part, silo, file FROM files WHERE job = ?", (name,))
         files = {(room, part, silo): file for room, part, silo, file in rows}
         return StoredJob(signed, read, safetensors.torch.load(method), files)
@@ -217,6 +239,12 @@ class Database:
                 "SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,)
             ).fetchall()
         return [(round_, json.loads(members), json.loads(metrics)) for round_, members, metrics in rows]
+
+
+def _for_reading(path: Path) -> str:
+    """SQLite's URI. Without a log beside it nobody writes the file, and reading it needs no files of SQLite's own."""
+    log = path.with_name(f"{path.name}-wal")
+    return f"{path.absolute().as_uri()}?{'mode=ro' if log.exists() else 'immutable=1'}"
 
 
 def _dumped(state: JobState) -> str:

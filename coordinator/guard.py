@@ -76,7 +76,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._limits = Limits()
+        self.limits = Limits()
 
     async def intercept_service(
         self,
@@ -103,11 +103,11 @@ class Guard(grpc.aio.ServerInterceptor):
         if entry.role not in MAY_CALL.get(service, ()):
             raise RefusedError(entry.id, "IDENTITY", f"role {entry.role} may not call {method}")
         # (4) Within limits.
-        self._limits.enter(entry.id, rpc, time.monotonic())
+        self.limits.enter(entry.id, rpc, time.monotonic())
         try:
             yield
         finally:
-            self._limits.leave(entry.id, rpc)
+            self.limits.leave(entry.id, rpc)
 
     def _unary(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def guarded(request: Any, context: Context) -> Any:

@@ -13,7 +13,7 @@ import grpc
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from .. import log
+from .. import log, metrics
 from ..algorithms.job import Job
 from ..errors import LocalError, StaddleError
 from ..files import parse_json, read_bytes
@@ -26,6 +26,7 @@ from ..security.lock import locked
 from . import config as configs
 from .daemon import Daemon
 from .database import Database, StoredJob
+from .gauges import gauges
 from .guard import Guard
 from .operations import Operations, job_of
 from .service import Service
@@ -58,7 +59,8 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         stored = [restored for kept in database.jobs() if (restored := _stored(kept)) is not None]
         known = {job.name: kept.signed for job, kept in stored}
         jobs = [(job, signed) for path in config.jobs for job, signed in (_job(path, roster, known),)]
-        server = _server(daemon)
+        guard = Guard(roster)
+        server = _server(daemon, guard)
         port = _listen(server, config.listen, keys, roster)
         health_service = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
@@ -73,7 +75,10 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         watching = asyncio.create_task(daemon.watch_silos())
         watching.add_done_callback(_raise)
         try:
-            yield address
+            with metrics.served(
+                config.metrics, "coordinator", metrics.COORDINATOR, lambda: gauges(daemon, guard.limits)
+            ):
+                yield address
         finally:
             watching.cancel()
             await health_service.enter_graceful_shutdown()
@@ -116,9 +121,9 @@ def _job(path: Path, roster: rosters.Roster, known: Mapping[str, bytes]) -> tupl
     return job, signed
 
 
-def _server(daemon: Daemon) -> grpc.aio.Server:
+def _server(daemon: Daemon, guard: Guard) -> grpc.aio.Server:
     require_tls13()
-    server = grpc.aio.server(interceptors=(Guard(daemon.roster),), options=list(SERVER_OPTIONS))
+    server = grpc.aio.server(interceptors=(guard,), options=list(SERVER_OPTIONS))
     add_FederationServicer_to_server(Service(daemon), server)  # type: ignore[no-untyped-call]
     add_OperationsServicer_to_server(Operations(daemon), server)  # type: ignore[no-untyped-call]
     return server

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
+from .. import log
 from ..errors import RefusedError
 from ..files import MAX_SAFE_INTEGER
 from ..proto import federation_pb2 as pb
@@ -132,6 +133,7 @@ class Service:
                     await context.write(tensor.Frame(chunk=chunk))  # waits while the silo is busy: back-pressure
                 digests = digester.digests()
                 await context.write(tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)))
+            log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size)
         except TimeoutError:
             raise RefusedError(silo, "LIMIT", "the delivery was read slower than its size allows") from None
 

@@ -2,11 +2,14 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import LocalError
+
+TRIES, WAIT = 10, 0.05  # somebody who asks whether the lock is held has it for an instant
 
 
 @contextmanager
@@ -14,10 +17,34 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold ``<folder>/LOCK`` while the block runs; LocalError if another process holds it."""
     descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LocalError(f"{folder}: another process runs with this folder; stop it first") from error
+        for _ in range(TRIES):
+            if _taken(descriptor, fcntl.LOCK_EX):
+                break
+            time.sleep(WAIT)
+        else:
+            raise LocalError(f"{folder}: another process runs with this folder; stop it first")
         yield
     finally:
         os.close(descriptor)
+
+
+def held(folder: Path) -> bool:
+    """Whether a process holds ``<folder>/LOCK`` now; who asks never keeps a process from taking it."""
+    try:
+        descriptor = os.open(folder / "LOCK", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise LocalError(f"{folder / 'LOCK'}: cannot read it: {error.strerror or error}; ask its owner") from error
+    try:
+        return not _taken(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

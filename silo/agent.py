@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 import re
+import time
 from collections.abc import AsyncIterator
 
 from .. import log
@@ -62,6 +63,7 @@ class Agent:
         self._admitted: dict[str, Admitted] = {}
         self._beat_seconds = 5
         self._stop = asyncio.Event()
+        self.connected = False
 
     def stop(self) -> None:
         """Leave at the next chance; training ends at its next batch."""
@@ -84,6 +86,7 @@ class Agent:
                 await asyncio.wait({work})
                 event = StopAsked()
             state, effect = advance(state, event)
+            self.connected = state.stage in ("waiting", "working")
         self._trainer.close()
         await self._gate.close()
         return effect.why
@@ -216,7 +219,9 @@ class Agent:
             )
         if payload is None:
             delivered = await self._gate.fetch(job, round_)
+            began = time.monotonic()
             payload = await self._trainer.run(self._work(admitted).train, round_, asked.counted, delivered)
+            log.event("round.trained", job=job.name, round=round_, seconds=round(time.monotonic() - began, 3))
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # told again: we set the pace
         await self._gate.give(job, round_, payload)

@@ -28,6 +28,9 @@
     part = "supervisor"
     file = "transformer.safetensors"
     sha256 = "..."                    # optional
+
+    [metrics]                         # optional: Prometheus metrics, on loopback only
+    listen = "127.0.0.1:9465"
 """
 
 from pathlib import Path
@@ -37,6 +40,7 @@ import pydantic
 
 from ..algorithms import sources
 from ..files import Strict, read_toml
+from ..metrics import MetricsConfig
 from ..security.roster import Pins
 
 
@@ -69,6 +73,7 @@ class SiloConfig(Strict):
     data: sources.Source
     training: Training = Training()
     weights: tuple[Weights, ...] = ()
+    metrics: MetricsConfig | None = None
 
 
 def load(path: Path) -> SiloConfig:

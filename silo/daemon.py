@@ -3,9 +3,10 @@
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from importlib.metadata import version
 
-from .. import log
+from .. import log, metrics
 from ..algorithms import sources
 from ..errors import LocalError
 from ..security import policy as policies
@@ -45,8 +46,17 @@ async def serve(config: SiloConfig) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, agent.stop)
         log.event("started", silo=entry.id, roster=roster.version, policy=policy.digest)
-        barred = await agent.run()
+        with metrics.served(config.metrics, "silo", metrics.SILO, lambda: gauges(agent, ledger)):
+            barred = await agent.run()
         ledger.stop("barred" if barred else "asked to stop")
     log.event("stopped")
     if barred:
         raise LocalError(f"the coordinator bars this silo: {barred}")
+
+
+def gauges(agent: Agent, ledger: Ledger) -> Iterator[metrics.Gauge]:
+    """What the silo's metrics show as it is now."""
+    yield metrics.Gauge("connected", "Whether a session with the coordinator is open.", (), {(): agent.connected})
+    head = ledger.head
+    yield metrics.Gauge("ledger_records", "Records of the egress ledger.", (), {(): head.seq + 1 if head else 0})
+    yield metrics.Gauge("ledger_head_seq", "Number of its last record.", (), {(): head.seq if head else -1})

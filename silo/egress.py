@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .. import log
 from ..algorithms.exchange import all_finite
 from ..algorithms.job import Job
 from ..errors import LocalError, PeerError, RefusedError, StaddleError
@@ -34,7 +35,7 @@ from ..security.receipt import Receipt
 from ..security.records import Applied, Payload, Peer, TensorDigest
 from ..security.release import Release
 from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
-from .payload import exactly, readers_of, release_of, unpack
+from .payload import bytes_by_kind, exactly, readers_of, release_of, unpack
 
 UPLOAD = "/staddle.v1.Federation/Upload"
 FETCH = "/staddle.v1.Federation/Fetch"
@@ -214,6 +215,8 @@ class Gate:
         applied = await self._decide(job, round_, [release_of(item) for item in items])
         # (4) INTENT is durable.
         intent = await asyncio.to_thread(self._intend, job, round_, items, size, applied)
+        for kind, left in bytes_by_kind(items).items():
+            log.event("leaving", job=job.name, round=round_, kind=kind, bytes=left, intent=intent)
         # (5) to (7): the bytes, the DIGEST record and the END frame.
         sent = _Sent()
         manifest = tensor.Manifest(

@@ -1,5 +1,6 @@
 """What a round gives, and what comes down, as declared tensors: pure functions that the gate calls."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -16,6 +17,14 @@ def release_of(item: Item) -> Release:
     """What policy and ledger read about one tensor."""
     spec = item.spec
     return Release(item.part, item.kind.name.lower(), spec.name, spec.dtype, spec.shape)
+
+
+def bytes_by_kind(items: tuple[Item, ...]) -> dict[str, int]:
+    """Payload bytes of a bundle by kind of part."""
+    sizes: Counter[str] = Counter()
+    for item in items:
+        sizes[item.kind.name.lower()] += item.spec.nbytes
+    return dict(sizes)
 
 
 def readers_of(roster: Roster) -> tuple[str, ...]:

@@ -67,6 +67,8 @@ def test_what_is_left_out_has_its_default(load):
         (TEXT + "[timing]\nhold_seconds = 301\n", "timing.hold_seconds = 301"),
         (TEXT + "[timing]\nadmission_seconds = 0\n", "timing.admission_seconds = 0"),
         (TEXT + "[timing]\nadmission_seconds = nan\n", "timing.admission_seconds = nan"),
+        (TEXT + '[metrics]\nlisten = "0.0.0.0:9464"\n', "metrics.listen = '0.0.0.0:9464': is not on loopback"),
+        (TEXT + "[metrics]\n", "missing key 'metrics.listen'"),
         (TEXT.replace(FOUNDER, "SHA256:short"), "trust.founders.0 = 'SHA256:short'"),
         (TEXT.replace(f'"{FOUNDER}"', ""), "trust.founders"),
         (HEAD + 'log = "xml"\n' + TRUST, "log = 'xml'"),

@@ -1,6 +1,9 @@
 """A federation on loopback: real processes, real TLS."""
 
-from collections.abc import Callable, Sequence
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,29 @@ def shards(silos: Sequence[str]) -> dict[str, Dataset]:
     records = digits()
     parts = dirichlet(records.y.numpy(), len(silos), 0.3, 3, minimum=20)
     return {silo: records.take(part) for silo, part in zip(silos, parts, strict=True)}
+
+
+def secrets_of(folder: Path) -> Iterator[str]:
+    """The private keys and split keys below a folder, as they might be written in a log."""
+    for path in folder.rglob("*.key"):
+        data = path.read_bytes()
+        yield from (data.hex(), base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode())
+        yield from (line for line in data.decode(errors="replace").split() if len(line) >= 32)
+
+
+def check_logs(folder: Path) -> None:
+    """No log holds a key, nor anything that could be a tensor: lists of floats, floats but times, long runs of text."""
+    secrets = list(secrets_of(folder))
+    for path in folder.rglob("*.log"):
+        text = path.read_text(errors="replace")
+        assert not [secret for secret in secrets if secret in text], f"{path} holds a key"
+        assert not re.search(r"[A-Za-z0-9+=]{65,}|(?:-?\d+\.\d+(?:e-?\d+)?[\s,]+){3}", text), f"{path} holds values"
+        for line in text.splitlines():
+            fields = json.loads(line) if line.startswith("{") else {}
+            floats = [name for name, value in fields.items() if isinstance(value, float)]
+            assert set(floats) <= {"seconds"}, line
+            lists = [value for value in fields.values() if isinstance(value, list)]
+            assert all(isinstance(item, str | int) for value in lists for item in value), line
 
 
 class Running:
@@ -75,6 +101,7 @@ class Running:
     def stop(self) -> None:
         for daemon in self.daemons.values():
             daemon.stop()
+        check_logs(self.federation.folder)
 
 
 @pytest.fixture

@@ -64,6 +64,8 @@ def test_sigterm_reaches_a_silo_in_the_middle_of_training(start, document):
     running.write_silo("east")
     north, east = running.start_silo("north"), running.start_silo("east")
     coordinator.wait_for("round.opened", 60)
+    for _ in ("north", "east"):
+        coordinator.wait_for("delivered", 60)
     assert coordinator.event(9) is None  # LOST_AFTER_BEATS beats of 1 s have passed: nobody is held for lost
     assert north.stop() == 0, north.tail()
     seen = events_until(coordinator, "silo.dropped", 30)
@@ -113,6 +115,7 @@ def test_diverging_training_gives_nothing_and_the_others_go_on(start, document):
         running.start_silo(silo)
     seen = events_until(coordinator, "job.ended")
     dropped = [e for e in seen if e["event"] == "silo.dropped"]
+    assert {e["level"] for e in dropped} == {"warning"}
     assert [(e["silo"], e["code"]) for e in dropped] == [("north", "TRAINING")]
     assert seen[-1]["outcome"] == "completed"
     running.stop()

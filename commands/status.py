@@ -1,0 +1,186 @@
+"""``staddle status``: what runs here, read from disk beside the daemon."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import LocalError
+from ..files import Disk, read_bytes
+
+if TYPE_CHECKING:
+    from ..coordinator.status import CoordinatorStatus
+    from ..coordinator.status import JobStatus as CoordinatorJob
+    from ..silo.status import JobStatus as SiloJob
+    from ..silo.status import LedgerStatus, SiloStatus
+
+WIDTH = 100
+WAITS_FOR = {"admitting": ("accepted", "no answer"), "finishing": ("confirmed", "not yet")}
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def status(
+    config: Annotated[Path, typer.Option(help="coordinator.toml or silo.toml.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Show what runs here: jobs, rounds, who is missing, what left. Reads the disk and disturbs no daemon.
+
+    Rounds are numbered from 0, as in the logs.
+    """
+    lines: Sequence[str | Table]
+    if _is_coordinator(config):
+        from ..coordinator import config as coordinator_configs  # noqa: PLC0415 torch takes seconds to import
+        from ..coordinator import status as coordinator  # noqa: PLC0415
+
+        at_coordinator = coordinator.read(coordinator_configs.load(config))
+        document, lines = _coordinator_document(at_coordinator), _coordinator(at_coordinator)
+    else:
+        from ..silo import config as silo_configs  # noqa: PLC0415 likewise
+        from ..silo import status as silo  # noqa: PLC0415
+
+        at_silo = silo.read(silo_configs.load(config))
+        document, lines = _silo_document(at_silo), _silo(at_silo)
+    if as_json:
+        typer.echo(json.dumps(document))
+        return
+    console = Console()
+    console = console if console.is_terminal else Console(width=WIDTH)
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=isinstance(line, str))
+
+
+def _is_coordinator(config: Path) -> bool:
+    """By the key that only one of the two files has."""
+    try:
+        document = tomllib.loads(read_bytes(config).decode())
+    except ValueError as error:
+        raise LocalError(f"{config}: not valid TOML: {error}") from error
+    if ("listen" in document) == ("coordinator" in document):
+        raise LocalError(
+            f"{config}: neither a coordinator's configuration (with 'listen') nor a silo's (with 'coordinator'); "
+            "name the file that the daemon runs with"
+        )
+    return "listen" in document
+
+
+# The coordinator.
+
+
+def _coordinator_document(found: "CoordinatorStatus") -> dict[str, Any]:
+    return {"role": "coordinator", **asdict(found), "directory": str(found.directory)}
+
+
+def _coordinator(found: "CoordinatorStatus") -> list[str | Table]:
+    shown: list[str | Table] = [_head("coordinator", found.running, found.directory, found.disk)]
+    if not found.jobs:
+        return [*shown, "no jobs"]
+    rows = [(job.job, job.stage, f"{job.closed} of {job.rounds}", job.outcome, _metrics(job)) for job in found.jobs]
+    shown.append(_table(("job", "stage", "closed", "outcome", "last closed round"), rows))
+    return [*shown, *(line for job in found.jobs for line in _stage(job))]
+
+
+def _metrics(job: "CoordinatorJob") -> str:
+    if job.last is None:
+        return "-"
+    metrics = job.last.metrics
+    silos = f"{len(job.last.members)} silos"
+    if not metrics.get("tested"):
+        return silos
+    delivered, trained = (metrics[f"correct.{model}"] / metrics["tested"] for model in ("delivered", "trained"))
+    return f"{silos}, {delivered:.1%} right as delivered, {trained:.1%} as trained"
+
+
+def _stage(job: "CoordinatorJob") -> list[str]:
+    """Who is awaited in a job that runs; why a job failed."""
+    lines = [f"{job.job}: {job.reason}"] if job.reason else []
+    if job.stage not in ("queued", "ended"):
+        gave, missing = WAITS_FOR.get(job.stage, ("gave", "missing"))
+        where = f"{job.stage}, round {job.closed}" if job.stage in ("drawing", "round", "folding") else job.stage
+        dropped = [f"{silo} ({code})" for silo, code in job.dropped.items()]
+        told = ((gave, job.gave), (missing, job.missing), ("dropped", dropped))
+        lines.append(f"{job.job}: {where}: " + "; ".join(f"{name}: {', '.join(who) or '-'}" for name, who in told))
+    return lines
+
+
+# A silo.
+
+
+def _silo_document(found: "SiloStatus") -> dict[str, Any]:
+    totals = [{"job": job, "part": part, **asdict(total)} for (job, part), total in found.ledger.totals.items()]
+    verified = {"ok": found.ledger.verified.ok, **asdict(found.ledger.verified)}
+    return {
+        "role": "silo",
+        "directory": str(found.directory),
+        "running": found.running,
+        "disk": asdict(found.disk),
+        "jobs": [asdict(job) for job in found.jobs],
+        "ledger": {**verified, "totals": totals},
+    }
+
+
+def _silo(found: "SiloStatus") -> list[str | Table]:
+    shown: list[str | Table] = [_head("silo", found.running, found.directory, found.disk)]
+    if found.jobs:
+        rows = [(job.job, job.method, f"{job.done} of {job.rounds}", _state(job), _accuracy(job)) for job in found.jobs]
+        shown.append(_table(("job", "method", "rounds", "state", "own held-out records"), rows))
+        shown += [f"{job.job}: {job.problem}" for job in found.jobs if job.problem]
+    else:
+        shown.append("no jobs")
+    return [*shown, *_ledger(found.ledger)]
+
+
+def _state(job: "SiloJob") -> str:
+    return "unreadable" if job.problem else "finished" if job.finished else "open"
+
+
+def _accuracy(job: "SiloJob") -> str:
+    if not job.tested or job.correct is None:
+        return "-"
+    return f"{job.correct} of {job.tested} right ({job.correct / job.tested:.1%})"
+
+
+def _ledger(ledger: "LedgerStatus") -> list[str | Table]:
+    verified = ledger.verified
+    if not verified.ok:
+        return [f"ledger: DOES NOT HOLD: {problem}" for problem in verified.problems]
+    head = f"{verified.records - 1}:{verified.head}" if verified.head else "none"
+    total = sum(total.bytes for total in ledger.totals.values())
+    rows = [
+        (*key, *(f"{n:,}" for n in (total.messages, total.tensors, total.bytes)))
+        for key, total in ledger.totals.items()
+    ]
+    table = _table(("job", "part", "messages", "tensors", "bytes that left"), rows, numbers=3)
+    return [f"ledger: holds, {verified.records} records, {total:,} bytes left", f"head {head}", table]
+
+
+# Both.
+
+
+def _head(role: str, running: bool, directory: Path, disk: Disk) -> str:
+    runs = "runs" if running else "does not run"
+    return f"{role} {runs}: {directory}, {_bytes(disk.used)} used, {_bytes(disk.free)} free"
+
+
+def _bytes(size: float) -> str:
+    for unit in UNITS[:-1]:
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} {UNITS[-1]}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> Table:
+    """A plain table; the last ``numbers`` columns to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i >= len(columns) - numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

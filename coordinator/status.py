@@ -1,0 +1,84 @@
+"""What stands in a coordinator's folder, read beside a running coordinator or without one."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import LocalError
+from ..files import Disk, disk
+from ..security.lock import held
+from .config import CoordinatorConfig
+from .database import Database
+from .round import JobState
+
+
+@dataclass(frozen=True)
+class LastRound:
+    """The last round of a job that was folded."""
+
+    round: int
+    members: tuple[str, ...]
+    metrics: dict[str, int]  # sums over the members
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """One job. Silos stand under what the present stage waits for: answers, gifts, or confirmations of the end."""
+
+    job: str
+    stage: str
+    closed: int  # rounds that were folded; the number of the open one
+    rounds: int
+    outcome: str
+    reason: str
+    cohort: tuple[str, ...]
+    gave: tuple[str, ...]
+    missing: tuple[str, ...]
+    dropped: dict[str, str]  # silo → code
+    last: LastRound | None
+
+
+@dataclass(frozen=True)
+class CoordinatorStatus:
+    """All of it."""
+
+    directory: Path
+    running: bool
+    disk: Disk
+    jobs: tuple[JobStatus, ...]
+
+
+def read(config: CoordinatorConfig) -> CoordinatorStatus:
+    """Read the folder; LocalError where there is none yet."""
+    path = config.directory / "coordinator.sqlite"
+    if not path.is_file():
+        raise LocalError(f"{path}: no such file; the coordinator makes it when it is run for the first time")
+    with closing(Database(path, read_only=True)) as database:
+        jobs = tuple(_job(state, _last(database, state.job)) for state in database.states())
+    return CoordinatorStatus(config.directory, held(config.directory), disk(config.directory), jobs)
+
+
+def _last(database: Database, job: str) -> LastRound | None:
+    rounds = database.rounds(job)
+    return LastRound(rounds[-1][0], tuple(rounds[-1][1]), rounds[-1][2]) if rounds else None
+
+
+def _job(state: JobState, last: LastRound | None) -> JobStatus:
+    gave, missing, dropped = _who(state)
+    closed = last.round + 1 if last else 0
+    told = (state.outcome, state.reason, state.cohort, gave, missing, dict(dropped))
+    return JobStatus(state.job, state.stage, closed, state.rounds, *told, last)
+
+
+def _who(state: JobState) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+    """Who did what the stage waits for, who has yet to, who does not and with which code."""
+    match state.stage:
+        case "admitting":
+            refused = {silo: code for silo, code in state.answers.items() if code != "accepted"}
+            return state.admitted, tuple(s for s in state.silos if s not in state.answers), refused
+        case "finishing" | "ended":
+            done = tuple(s for s in state.admitted if s in state.done)
+            lost = {s: code for s, code in state.failed.items() if s not in state.done}
+            return done, tuple(s for s in state.admitted if s not in state.done and s not in lost), lost
+        case _:
+            return tuple(s for s in state.cohort if s in state.given), state.open, dict(state.failed)

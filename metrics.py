@@ -1,0 +1,164 @@
+"""Prometheus metrics of a daemon, on loopback, off unless the configuration has ``[metrics]``.
+
+What is counted comes from the log's own events by one table a role, so a daemon says each thing once; what has a value
+at any time (``Gauge``) is read from the daemon when it is asked. Labels are names of jobs and silos and codes of closed
+lists: never data, nor anything that strangers choose.
+"""
+
+import ipaddress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+import prometheus_client as prometheus
+import pydantic
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from . import log
+from .errors import LocalError
+from .files import Strict
+
+
+def _loopback(listen: str) -> str:
+    host, _, port = listen.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port) <= 65535):
+        raise ValueError("is no host:port with a port up to 65535, such as 127.0.0.1:9464")
+    if not _stays_here(host):
+        raise ValueError(
+            "is not on loopback, and whoever reads metrics needs no key; give 127.0.0.1, [::1] or localhost, and put a "
+            "reverse proxy that asks for one before it"
+        )
+    return listen
+
+
+def _stays_here(host: str) -> bool:
+    bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        address = ipaddress.ip_address(host[1:-1] if bracketed else host)
+    except ValueError:
+        return host == "localhost"
+    return address.is_loopback and bracketed == (address.version == 6)
+
+
+class MetricsConfig(Strict):
+    """The table ``[metrics]`` of both configurations."""
+
+    listen: Annotated[str, pydantic.AfterValidator(_loopback)]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one event adds to: 1, or the number in a field of it; a label's value is the field of its name."""
+
+    event: str
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    amount: str | None = None
+    each: bool = False  # a summary: how often, and how much in all
+
+
+COORDINATOR = (
+    Rule("upload.accepted", "uploads_accepted", "Uploads that were checked and kept.", ("silo",)),
+    Rule("refused", "calls_refused", "Calls that were refused, uploads among them, by code.", ("method", "code")),
+    Rule("call.failed", "calls_failed", "Calls in which the coordinator itself failed.", ("method",)),
+    Rule("receipt", "received_bytes", "Payload bytes of the accepted uploads.", ("silo",), "bytes"),
+    Rule("delivered", "sent_bytes", "Payload bytes of the deliveries.", ("silo",), "bytes"),
+    Rule("silo.dropped", "silos_dropped", "Silos that dropped out of a round, by code.", ("silo", "code")),
+    Rule("round.closed", "rounds_closed", "Rounds that were folded.", ("job",)),
+    Rule("round.metrics", "fold_seconds", "Time that folds took.", ("job",), "seconds", each=True),
+    Rule("fold.waits", "fold_waits", "Folds that met a full disk or file table and waited.", ("job",)),
+    Rule("job.ended", "jobs_ended", "Jobs that ended.", ("outcome",)),
+)
+SILO = (
+    Rule("round.given", "rounds_given", "Rounds whose upload the coordinator accepted.", ("job",)),
+    Rule("round.failed", "rounds_failed", "Rounds that were given up, by code.", ("code",)),
+    Rule("round.abandoned", "rounds_abandoned", "Rounds whose training stopped, being wanted no more.", ("job",)),
+    Rule("leaving", "sent_bytes", "Payload bytes that the ledger counts as left.", ("job", "kind"), "bytes"),
+    Rule("round.trained", "training_seconds", "Time that local training took.", ("job",), "seconds", each=True),
+    Rule("job.declined", "jobs_declined", "Jobs that were declined, by code.", ("code",)),
+    Rule("turned.away", "calls_refused", "Calls that the coordinator refused, by code.", ("code",)),
+    Rule("coordinator.lost", "connections_lost", "Times that the coordinator could not be reached."),
+)
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """Something that has a value at any time, by the values of its labels."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    values: Mapping[Any, float]  # tuple of as many labels → value
+
+
+Gauges: TypeAlias = Callable[[], Iterable[Gauge]]
+
+
+class _Counts:
+    """Follows the log by a table of rules."""
+
+    def __init__(self, role: str, rules: Sequence[Rule], registry: prometheus.CollectorRegistry) -> None:
+        self._counting: dict[str, tuple[Rule, prometheus.Counter | prometheus.Summary]] = {}
+        for rule in rules:
+            kind = prometheus.Summary if rule.each else prometheus.Counter
+            metric = kind(f"staddle_{role}_{rule.name}", rule.help, rule.labels, registry=registry)
+            self._counting[rule.event] = (rule, metric)
+
+    def follow(self, event: str, fields: Mapping[str, object]) -> None:
+        """Count one event."""
+        if event not in self._counting:
+            return
+        rule, metric = self._counting[event]
+        if rule.labels:
+            metric = metric.labels(*(str(fields[name]).rpartition("/")[2] for name in rule.labels))  # of a method
+        amount = float(str(fields[rule.amount])) if rule.amount else 1.0
+        if isinstance(metric, prometheus.Summary):
+            metric.observe(amount)
+        else:
+            metric.inc(amount)
+
+
+class _Now(Collector):
+    """Asks the daemon when Prometheus asks us."""
+
+    def __init__(self, role: str, gauges: Gauges) -> None:
+        self._role = role
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for gauge in self._gauges():
+            family = GaugeMetricFamily(f"staddle_{self._role}_{gauge.name}", gauge.help, labels=gauge.labels)
+            for labels, value in gauge.values.items():
+                family.add_metric(labels, value)
+            yield family
+
+
+@contextmanager
+def served(config: MetricsConfig | None, role: str, rules: Sequence[Rule], gauges: Gauges) -> Iterator[None]:
+    """Count and answer while the block runs, in a thread of its own; nothing at all without a configuration."""
+    if config is None:
+        yield
+        return
+    prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = prometheus.CollectorRegistry()
+    prometheus.ProcessCollector(registry=registry)
+    registry.register(_Now(role, gauges))
+    counts = _Counts(role, rules, registry)
+    host, _, port = config.listen.rpartition(":")
+    try:
+        server, thread = prometheus.start_http_server(int(port), host.strip("[]"), registry)
+    except OSError as error:
+        raise LocalError(
+            f"metrics.listen = {config.listen!r}: cannot listen there: {error.strerror or error}; choose another port"
+        ) from error
+    try:
+        with log.followed(counts.follow):
+            log.event("metrics.listening", address=f"{host}:{server.server_port}")
+            yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,81 @@
+"""What stands in a silo's folder, read beside a running agent or without one; for the silo's own eyes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..algorithms.job import Job
+from ..errors import LocalError
+from ..files import Disk, disk, parse_json, read_bytes
+from ..security import ledger_audit
+from ..security.ledger_audit import LEDGER_FILE, Totals, Verified
+from ..security.lock import held
+from .config import SiloConfig
+from .state import JobFolder
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """One job that the silo accepted."""
+
+    job: str
+    finished: bool = False
+    method: str = ""
+    done: int = 0  # rounds that are over here
+    rounds: int = 0
+    tested: int | None = None  # held-out records in the last entry of the report
+    correct: int | None = None  # of these, with the model that the silo keeps
+    problem: str = ""  # why its files cannot be read
+
+
+@dataclass(frozen=True)
+class LedgerStatus:
+    """The ledger, checked from its first byte to its last."""
+
+    verified: Verified
+    totals: Mapping[tuple[str, str], Totals]  # (job, part) → what left; empty where the ledger does not hold
+
+
+@dataclass(frozen=True)
+class SiloStatus:
+    """All of it."""
+
+    directory: Path
+    running: bool
+    disk: Disk
+    jobs: tuple[JobStatus, ...]
+    ledger: LedgerStatus
+
+
+def read(config: SiloConfig) -> SiloStatus:
+    """Read the folder; LocalError where there is none yet."""
+    path = config.directory / LEDGER_FILE
+    if not path.is_file():
+        raise LocalError(f"{path}: no such file; the agent makes it when it is run for the first time")
+    verified = ledger_audit.verify(path)
+    ledger = LedgerStatus(verified, ledger_audit.summary(path) if verified.ok else {})
+    kept = sorted((config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns)
+    jobs = tuple(_job(JobFolder(path.parent)) for path in kept)
+    return SiloStatus(config.directory, held(config.directory), disk(config.directory), jobs, ledger)
+
+
+def _job(folder: JobFolder) -> JobStatus:
+    name, path = folder.path.name, folder.path / "job.json"
+    try:
+        signed = parse_json(read_bytes(path), str(path))
+        job = Job.from_document(signed.get("document") if isinstance(signed, dict) else None, str(path))
+        done = job.length if folder.finished else folder.rounds_done
+        counts = _accuracy(folder.report(), job)
+    except LocalError as error:
+        return JobStatus(name, folder.finished, problem=str(error))
+    return JobStatus(name, folder.finished, job.method_name, done, job.length, *counts)
+
+
+def _accuracy(report: Mapping[str, Any], job: Job) -> tuple[int | None, int | None]:
+    """Records tested and right: of the final evaluation; before it, of the last round after local training."""
+    final, rounds = report["final"], report["rounds"]
+    if not final and not rounds:
+        return None, None
+    entry, model = (final, job.method().product) if final else (rounds[-1], "trained")
+    return entry["tested"], entry[f"correct_{model}"]

@@ -1,0 +1,222 @@
+import json
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from staddle.algorithms.data import Dataset
+from staddle.algorithms.local_round import Report
+from staddle.algorithms.method import SiloState
+from staddle.commands import local_federation, status
+from staddle.coordinator.database import Database
+from staddle.coordinator.round import JobState
+from staddle.errors import LocalError
+from staddle.files import canonical_json
+from staddle.security.ledger import Ledger
+from staddle.security.lock import locked
+from staddle.security.records import Peer
+from staddle.silo.state import JobFolder
+
+SILOS = ("a", "b", "c")
+METRICS = {"correct.delivered": 40, "correct.trained": 45, "tested": 50}
+HASH = "ab" * 32
+
+app = typer.Typer()
+app.command()(status.status)
+
+
+def show(config, *arguments):
+    result = CliRunner().invoke(app, ["--config", str(config), *arguments])
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert arguments or all(len(line) <= 100 for line in result.output.splitlines() if not line.startswith("coord"))
+    return result.output
+
+
+def read(config):
+    return json.loads(show(config, "--json"))
+
+
+def fails(config):
+    result = CliRunner().invoke(app, ["--config", str(config)])
+    assert isinstance(result.exception, LocalError), (result.output, result.exception)
+    return str(result.exception)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return local_federation.make(tmp_path_factory.mktemp("made") / "f", SILOS)
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    config = tmp_path / "coordinator.toml"
+    document = {"version": 1, "listen": "127.0.0.1:0", "directory": "state", "keys": "k", "roster": "r"}
+    trust = {"federation": "lung", "founders": ["SHA256:" + "A" * 43], "threshold": 1}
+    config.write_text(local_federation.to_toml({**document, "trust": trust}))
+    return config
+
+
+@pytest.fixture
+def database(coordinator):
+    folder = coordinator.parent / "state"
+    folder.mkdir()
+    with closing(Database(folder / "coordinator.sqlite")) as opened:
+        yield opened
+
+
+def keep(database, *states):
+    with database.transaction():
+        for state in states:
+            database.add_job(b"{}", state, {})
+
+
+OPEN = JobState(
+    "open", SILOS, 5, 2, stage="round", round=1, dict.fromkeys(SILOS, "accepted"), SILOS, {"a": HASH}, {"c": "TRAINING"}
+)
+FAILED = JobState("bad", SILOS, 5, 2, stage="ended", outcome="failed", reason="0 silos accepted, min_cohort is 2")
+
+
+def test_a_coordinators_jobs_stand_in_order_with_who_gave_and_who_is_missing(coordinator, database):
+    keep(database, FAILED, OPEN, JobState("next", SILOS, 7, 2))
+    with database.transaction():
+        database.close_round("open", 0, ["a", "b"], METRICS, {}, {})
+    bad, job, queued = read(coordinator)["jobs"]
+    assert (bad["job"], bad["outcome"], bad["reason"]) == ("bad", "failed", FAILED.reason)
+    assert (job["job"], job["stage"], job["closed"], job["rounds"]) == ("open", "round", 1, 5)
+    assert (job["gave"], job["missing"], job["dropped"]) == (["a"], ["b"], {"c": "TRAINING"})
+    assert job["last"] == {"round": 0, "members": ["a", "b"], "metrics": METRICS}
+    assert (queued["stage"], queued["last"]) == ("queued", None)
+    lines = show(coordinator).splitlines()
+    assert lines[2].split() == ["bad", "ended", "0", "of", "5", "failed", "-"]
+    assert "1 of 5" in lines[3]
+    assert lines[3].endswith("2 silos, 80.0% right as delivered, 90.0% as trained")
+    assert lines[5:] == [f"bad: {FAILED.reason}", "open: round, round 1: gave: a; missing: b; dropped: c (TRAINING)"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"stage": "admitting", "answers": {"a": "accepted", "b": "DATA"}},
+            "accepted: a; no answer: c; dropped: b (DATA)",
+        ),
+        (
+            {"stage": "finishing", "done": frozenset("a"), "failed": {"b": "lost"}},
+            "confirmed: a; not yet: c; dropped: b (lost)",
+        ),
+        (
+            {"stage": "finishing", "done": frozenset("ab"), "failed": {"b": "lost"}},
+            "confirmed: a, b; not yet: c; dropped: -",
+        ),
+    ],
+)
+def test_in_each_stage_those_are_missing_for_whom_it_waits(coordinator, database, changes, said):
+    keep(database, replace(OPEN, **{"cohort": (), "given": {}, "failed": {}, **changes}))
+    assert show(coordinator).splitlines()[-1] == f"open: {changes['stage']}: {said}"
+
+
+def test_reading_neither_waits_for_a_running_coordinator_nor_leaves_a_file(coordinator, database):
+    keep(database, OPEN)
+    folder = coordinator.parent / "state"
+    with locked(folder), database.transaction():
+        database.save_state(replace(OPEN, stage="folding"))
+        before = {path.name for path in folder.iterdir()}
+        found = read(coordinator)
+        assert (found["running"], found["jobs"][0]["stage"]) == (True, "round")  # what was committed
+    found = read(coordinator)
+    assert (found["running"], found["jobs"][0]["stage"]) == (False, "folding")
+    assert {path.name for path in folder.iterdir()} == before
+    database.close()
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert read(coordinator)["jobs"][0]["stage"] == "folding"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
+@pytest.fixture
+def silo(made):
+    job = local_federation.sign_job(
+        made,
+        {
+            "version": 1,
+            "name": "first",
+            "seed": 3,
+            "rounds": 4,
+            "silos": list(SILOS),
+            "method": {"name": "fedavg"},
+            "model": {"name": "cnn-digits", "classes": 3},
+            "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
+        },
+    )
+    data = Dataset(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
+    local_federation.write_silo(made, "a", "127.0.0.1:1", data, [job])
+    folder = JobFolder(made.state("a") / "jobs" / "first")
+    folder.accept((made.folder / "jobs" / "first.json").read_bytes())
+    ledger = made.state("a") / "ledger"
+    ledger.mkdir(exist_ok=True)
+    (ledger / "egress.jsonl").unlink(missing_ok=True)
+    with Ledger.open(ledger / "egress.jsonl", "a") as opened:
+        opened.start("staddle", HASH, HASH)
+        ref = opened.control_open("a-1", Peer(id="coordinator", spki=HASH), 10, 1000).seq
+        opened.control_close(ref, 3, 120)
+    return folder
+
+
+def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
+    config = made.silo_config("a")
+    assert [(job["done"], job["tested"]) for job in read(config)["jobs"]] == [(0, None)]
+    silo.save_round(0, 0, SiloState({}), {})
+    silo.add_round(Report(0, 30, 10, 5, 8, 0.5), {})
+    with locked(made.state("a")):
+        found = read(config)
+    assert found["running"]
+    (job,) = found["jobs"]
+    assert (job["job"], job["method"], job["done"], job["rounds"]) == ("first", "fedavg", 1, 4)
+    assert (job["tested"], job["correct"], job["finished"], job["problem"]) == (10, 8, False, "")
+    assert (found["ledger"]["ok"], found["ledger"]["records"]) == (True, 3)
+    assert [(total["part"], total["bytes"]) for total in found["ledger"]["totals"]] == [("(control)", 120)]
+    silo.save_model(SiloState({}))
+    silo.finish(Report(4, 0, 10, 6, 6, None), {})
+    lines = show(config).splitlines()
+    assert lines[0].startswith("silo does not run: ")
+    assert lines[2].split() == ["first", "fedavg", "4", "of", "4", "finished", "6", "of", "10", "right", "(60.0%)"]
+    assert lines[3] == "ledger: holds, 3 records, 120 bytes left"
+    assert lines[4].startswith("head 2:")
+
+
+def test_what_is_broken_is_shown_beside_what_is_not(made, silo):
+    path = made.state("a") / "ledger" / "egress.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"software":"staddle"', b'"software":"other"'))
+    (silo.path / "job.json").write_bytes(canonical_json({"document": {}}))
+    found = read(made.silo_config("a"))
+    assert not found["ledger"]["ok"]
+    assert found["ledger"]["totals"] == []
+    assert "job.json" in found["jobs"][0]["problem"]
+    result = CliRunner().invoke(app, ["--config", str(made.silo_config("a"))])
+    assert "unreadable" in result.output
+    assert "ledger: DOES NOT HOLD: " in result.output
+    assert "(seq 1, " in result.output
+
+
+def test_where_nothing_ran_yet_the_error_says_so(coordinator, made, tmp_path):
+    assert "coordinator.sqlite: no such file; the coordinator makes it" in fails(coordinator)
+    other = made.folder / "b" / "silo.toml"
+    data = Dataset(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
+    local_federation.write_silo(made, "b", "127.0.0.1:1", data, [])
+    assert "egress.jsonl: no such file; the agent makes it" in fails(other)
+    (tmp_path / "policy.toml").write_text("version = 1\n")
+    assert "neither a coordinator's configuration" in fails(tmp_path / "policy.toml")
+    assert "cannot read it" in fails(tmp_path / "nowhere.toml")
+    (tmp_path / "broken.toml").write_text("version = ")
+    assert "not valid TOML" in fails(tmp_path / "broken.toml")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "coordinator.sqlite").write_bytes(b"")
+    assert "version 0" in fails(coordinator)
+
+
+def test_a_file_that_is_no_database_is_named(coordinator, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "coordinator.sqlite").write_bytes(b"not a database" * 100)
+    assert "coordinator.sqlite" in fails(coordinator)

@@ -1,0 +1,83 @@
+"""Metrics of real daemons agree with their logs and ledgers; ``status`` beside them disturbs nobody."""
+
+import json
+import urllib.request
+
+from typer import Typer
+from typer.testing import CliRunner
+
+from staddle.commands import local_federation, status
+from staddle.commands.processes import Daemon
+from staddle.security.ledger_audit import CONTROL, ledger_file, summary
+
+SILOS = ("north", "south")
+TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
+METRICS = '\n[metrics]\nlisten = "127.0.0.1:0"\n'
+
+app = Typer()
+app.command()(status.status)
+
+
+def scrape(address):
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    pairs = (line.rpartition(" ") for line in lines if line.startswith("staddle_"))
+    return {name.partition("_")[2]: float(value) for name, _, value in pairs}
+
+
+def launch(running, name, module, config):
+    config.write_text(config.read_text() + METRICS)
+    daemon = running.daemons[name] = Daemon(name, ("-m", module), config)
+    return daemon
+
+
+def test_both_sides_count_what_happened(start, document):
+    running = start(*SILOS)
+    job = running.job(document("counted", SILOS, rounds=1))
+    files = running.federation
+    local_federation.write_coordinator(files, ["counted"], TIMING)
+    coordinator = launch(running, "coordinator", "staddle.coordinator", files.coordinator_config)
+    running.address = str(coordinator.wait_for("listening", 60)["address"])
+    ours = coordinator.wait_for("metrics.listening", 10)["address"]
+    idle = scrape(ours)
+    assert idle['coordinator_silo_connected{silo="north"}'] == 0
+    assert idle['coordinator_jobs{stage="admitting"}'] == 1
+    assert idle["coordinator_disk_free_bytes"] > 0
+    theirs = {}
+    for silo in SILOS:
+        running.write_silo(silo)
+        agent = launch(running, silo, "staddle.silo", files.silo_config(silo))
+        theirs[silo] = agent.wait_for("metrics.listening", 60)["address"]
+    coordinator.wait_for("round.opened", 60)
+    beside = CliRunner().invoke(app, ["--config", str(files.coordinator_config), "--json"])
+    assert json.loads(beside.output)["running"]
+    coordinator.wait_for("job.ended", 60)
+
+    found = scrape(ours)
+    assert found['coordinator_jobs{stage="ended"}'] == 1
+    assert found['coordinator_jobs_ended_total{outcome="completed"}'] == 1
+    assert found['coordinator_rounds_closed_total{job="counted"}'] == 1
+    assert found['coordinator_fold_seconds_count{job="counted"}'] == 1
+    for silo in SILOS:
+        assert found[f'coordinator_silo_connected{{silo="{silo}"}}'] == 1
+        assert found[f'coordinator_uploads_accepted_total{{silo="{silo}"}}'] == 1
+        assert found[f'coordinator_sent_bytes_total{{silo="{silo}"}}'] > 0
+        own = scrape(theirs[silo])
+        assert own["silo_connected"] == 1
+        assert own['silo_rounds_given_total{job="counted"}'] == 1
+        assert own['silo_training_seconds_count{job="counted"}'] == 1
+        left = sum(value for name, value in own.items() if name.startswith("silo_sent_bytes_total"))
+        totals = summary(ledger_file(files.state(silo)))
+        assert left == found[f'coordinator_received_bytes_total{{silo="{silo}"}}']
+        assert left == sum(total.bytes for (name, _), total in totals.items() if name == job.name)
+        assert own['silo_sent_bytes_total{job="counted",kind="metric"}'] == totals["counted", "metrics"].bytes
+        assert own["silo_ledger_records"] == own["silo_ledger_head_seq"] + 1 > 5
+        at_silo = json.loads(CliRunner().invoke(app, ["--config", str(files.silo_config(silo)), "--json"]).output)
+        assert at_silo["running"]
+        assert at_silo["ledger"]["ok"]
+    assert (CONTROL, CONTROL) in totals
+
+    coordinator.stop()
+    for _ in range(2):
+        assert running.daemons["north"].wait_for("coordinator.lost", 30)
+    assert scrape(theirs["north"])["silo_connected"] == 0

@@ -1,0 +1,118 @@
+import re
+import socket
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+
+from staddle import log
+from staddle.errors import LocalError
+from staddle.metrics import COORDINATOR, SILO, Gauge, MetricsConfig, Rule, served
+
+HERE = MetricsConfig(listen="127.0.0.1:0")
+
+
+@contextmanager
+def running(rules=(), gauges=(), config=HERE, role="silo"):
+    """A function that reads the metrics once, as name with labels → value."""
+    heard = []
+
+    def follow(event, fields):
+        if event == "metrics.listening":
+            heard.append(fields["address"])
+
+    log.setup("json")
+    with log.followed(follow), served(config, role, rules, lambda: gauges):
+
+        def read():
+            with urllib.request.urlopen(f"http://{heard[0]}/metrics", timeout=5) as answer:
+                lines = answer.read().decode().splitlines()
+            return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+        yield read
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:9464", "127.8.9.1:0", "[::1]:9464", "localhost:65535"])
+def test_metrics_are_served_on_loopback(listen):
+    assert MetricsConfig(listen=listen).listen == listen
+
+
+@pytest.mark.parametrize(
+    ("listen", "why"),
+    [
+        *(
+            (f"{host}:9464", "reverse proxy")
+            for host in ("0.0.0.0", "10.0.0.1", "[::]", "[fe80::1]", "example.org", "")
+        ),
+        *((f"{host}:9464", "reverse proxy") for host in ("::1", "[127.0.0.1]", "localhost.evil.org", "127.1")),
+        *((listen, "host:port") for listen in ("127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "[::1]:9²", "")),
+    ],
+)
+def test_and_nowhere_else(listen, why):
+    with pytest.raises(ValueError, match=why):
+        MetricsConfig(listen=listen)
+
+
+def test_events_are_counted_by_their_labels_and_amounts():
+    rules = (
+        Rule("a", "seen", "x"),
+        Rule("b", "bytes", "x", ("silo",), "bytes"),
+        Rule("c", "calls", "x", ("method", "code")),
+        Rule("d", "seconds", "x", (), "took", each=True),
+    )
+    with running(rules) as read:
+        log.event("a", other=1)
+        log.problem("a")
+        log.event("b", silo="north", bytes=10)
+        log.event("b", silo="north", bytes=5, extra="x")
+        log.event("c", method="/staddle.v1.Federation/Upload", code="WEIGHT")
+        log.event("d", took=1.5)
+        log.event("d", took=2)
+        log.event("unknown")
+        found = read()
+    assert found["staddle_silo_seen_total"] == 2
+    assert found['staddle_silo_bytes_total{silo="north"}'] == 15
+    assert found['staddle_silo_calls_total{code="WEIGHT",method="Upload"}'] == 1
+    assert (found["staddle_silo_seconds_count"], found["staddle_silo_seconds_sum"]) == (2, 3.5)
+    assert found["process_resident_memory_bytes"] > 1e6
+
+
+def test_gauges_are_read_at_the_time_of_asking():
+    values = {("a",): 1}
+    with running(gauges=[Gauge("near", "x", ("silo",), values)], role="coordinator") as read:
+        assert read()['staddle_coordinator_near{silo="a"}'] == 1
+        values["a",] = 0
+        assert read()['staddle_coordinator_near{silo="a"}'] == 0
+
+
+def test_an_event_without_its_field_neither_stops_the_daemon_nor_the_counting(capsys):
+    with running((Rule("a", "seen", "x", ("silo",)),)) as read:
+        log.event("a")
+        log.event("a", silo="north")
+        assert read()['staddle_silo_seen_total{silo="north"}'] == 1
+    assert "KeyError" in capsys.readouterr().err
+
+
+def test_nothing_listens_or_counts_without_the_table_or_after_the_end(capsys):
+    with served(None, "silo", (Rule("a", "seen", "x"),), lambda: ()):
+        assert "metrics.listening" not in capsys.readouterr().err
+    with running() as read:
+        pass
+    with pytest.raises(OSError, match="refused"):
+        read()
+    assert len(log._LOGGER.handlers) == 1
+
+
+def test_a_taken_port_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        wanted = served(MetricsConfig(listen=listen), "silo", (), lambda: ())
+        with pytest.raises(LocalError, match=re.escape(f"metrics.listen = '{listen}': cannot listen there")), wanted:
+            pass
+
+
+@pytest.mark.parametrize("rules", [COORDINATOR, SILO])
+def test_labels_are_of_closed_or_signed_lists(rules):
+    """A label that a stranger or a record could choose has no place here."""
+    assert {label for rule in rules for label in rule.labels} <= {"silo", "job", "code", "method", "kind", "outcome"}
+    assert len({rule.event for rule in rules}) == len({rule.name for rule in rules}) == len(rules)
