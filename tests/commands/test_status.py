@@ -74,7 +74,7 @@ def keep(database, *states):
 
 
 OPEN = JobState(
-    "open", SILOS, 5, 2, stage="round", round=1, dict.fromkeys(SILOS, "accepted"), SILOS, {"a": HASH}, {"c": "TRAINING"}
+    "open", SILOS, 5, 2, 1.0, "round", 1, dict.fromkeys(SILOS, "accepted"), SILOS, {"a": HASH}, {"c": "TRAINING"}
 )
 FAILED = JobState("bad", SILOS, 5, 2, stage="ended", outcome="failed", reason="0 silos accepted, min_cohort is 2")
 
