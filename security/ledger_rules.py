@@ -3,8 +3,8 @@
 ====================  ==========================================================================
 record                may come
 ====================  ==========================================================================
-``egress.intent``     any time; its tensors fit into its message and the bytes before its offset, and these were declared
-                      by an earlier intent of that round
+``egress.intent``     any time; its tensors fit into its message and the bytes before its offset, and these were
+                      declared by an earlier intent of that round
 ``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the whole payload
 ``egress.outcome``    once for an intent; ``sent`` only after its digest and with all its bytes
 ``control.open``      when no control session is open; a ``start`` abandons one that a crash left open
