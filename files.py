@@ -155,14 +155,11 @@ def parse_canonical(data: bytes, model: type[ModelT], origin: str) -> ModelT:
 
 
 def _explain(fault: Any, model: type[pydantic.BaseModel]) -> str:
-    key = ".".join(str(part) for part in fault["loc"]) or "the file"
+    key = ".".join(_written(fault["loc"], model)) or "the file"
     if fault["type"] == "missing":
         return f"missing key {key!r}; add it"
     if fault["type"] == "extra_forbidden":
-        known = sorted(_known_keys(model))
-        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known) or 'none'}"
-        return f"unknown key {key!r}; {hint}"
+        return f"unknown key {key!r}; {_hint(fault['loc'], model)}"
     wanted = WANTED.get(fault["type"])
     why = f"give {wanted.format_map(fault.get('ctx', {}))}" if wanted else fault["msg"].removeprefix("Value error, ")
     if isinstance(
@@ -172,23 +169,71 @@ def _explain(fault: Any, model: type[pydantic.BaseModel]) -> str:
     return f"{key} = {fault['input']!r}: {why}"
 
 
-def _known_keys(model: type[pydantic.BaseModel]) -> set[str]:
-    """Names of all keys in a model and the models inside it: enough to suggest a spelling."""
-    keys: set[str] = set()
-    pending: list[Any] = [model]
-    seen: set[Any] = set()
-    while pending:
-        current = pending.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        if isinstance(current, type) and issubclass(current, pydantic.BaseModel):
-            for name, field in current.model_fields.items():
-                keys.add(field.alias or name)
-                pending.append(field.annotation)
+def _written(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> list[str]:
+    """The steps of a place that stand in the file: pydantic puts in which model of a union it tried."""
+    steps: list[str] = []
+    current = [model]
+    for step in (str(part) for part in loc):
+        if len(current) == 1 or step.isdecimal() or any(step in _fields(table) for table in current):
+            steps.append(step)
+            current = [t for m in current for t in _tables(_fields(m).get(step))] or current
         else:
-            pending.extend(getattr(current, "__args__", ()))
-    return keys
+            current = current[:1]  # the tag; what follows is one model's own
+    return steps
+
+
+def _hint(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> str:
+    """What to write instead of an unknown key: the nearest key of its own table, or the table that it belongs to."""
+    name = str(loc[-1])
+    here = sorted({key for table in _tables_at(model, loc[:-1]) for key in _fields(table)})
+    homes = _homes(model)
+    near = difflib.get_close_matches(name, here, n=1)
+    hints = [f"did you mean {near[0]!r}?"] if near else []
+    if name in homes:
+        hints.append(f"{name!r} belongs {homes[name]}")
+    elif not near and (far := difflib.get_close_matches(name, homes, n=1)):
+        hints.append(f"did you mean {far[0]!r}, which belongs {homes[far[0]]}?")
+    return " ".join(hints) or f"known keys: {', '.join(here) or 'none'}"
+
+
+def _fields(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """Annotations of a model's fields by the names that a file has for them."""
+    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+
+
+def _tables(annotation: Any) -> list[type[pydantic.BaseModel]]:
+    """The models that an annotation holds: itself, those of a union, that of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return [annotation]
+    return [model for inner in getattr(annotation, "__args__", ()) for model in _tables(inner)]
+
+
+def _tables_at(model: type[pydantic.BaseModel], loc: tuple[int | str, ...]) -> list[type[pydantic.BaseModel]]:
+    """The models at a place; numbers of a list and tags of a union lead no deeper."""
+    current = [model]
+    for step in loc:
+        current = [t for m in current for t in _tables(_fields(m).get(str(step)))] or current
+    return current
+
+
+def _homes(model: type[pydantic.BaseModel]) -> dict[str, str]:
+    """Where in the file each key belongs, tables in tables included."""
+    homes: dict[str, list[str]] = {}
+    pending: list[tuple[tuple[str, ...], str, type[pydantic.BaseModel]]] = [((), "at the top of the file", model)]
+    seen = set()
+    while pending:
+        path, place, table = pending.pop(0)
+        if table in seen:
+            continue
+        seen.add(table)
+        for key, annotation in _fields(table).items():
+            homes.setdefault(key, []).append(place)
+            inner = (*path, key)
+            dotted = ".".join(inner)
+            listed = getattr(annotation, "__origin__", None) in (list, tuple)
+            shown = f"in [[{dotted}]]" if listed else f"in [{dotted}]"
+            pending += [(inner, shown, below) for below in _tables(annotation)]
+    return {key: " or ".join(dict.fromkeys(places)) for key, places in homes.items()}
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:

@@ -15,24 +15,31 @@ from torch import Tensor
 
 from ..errors import LocalError
 
-SPLIT_DOMAIN = b"staddle/split/1"
+SPLIT_DOMAIN = b"staddle/split/1"  # then the index of a record without id, in 8 bytes
+SPLIT_ID_DOMAIN = b"staddle/split-id/1"  # then the id
 FEWEST_RECORDS = 2  # one to train on, one to test on
-NAMES_FIX = "store numpy.array([…], dtype=str), one name a class"
+FIXES = {
+    "class_names": "store numpy.array([…], dtype=str), one name a class",
+    "ids": "store numpy.array([…]) of texts or whole numbers, one id a record",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Records ``x`` [N, …] float32, their labels ``y`` [N] int64 and, where known, the classes' names by label."""
+    """Records ``x`` [N, …] float32, labels ``y`` [N] int64; where known, the classes' names and the records' ids."""
 
     x: Tensor
     y: Tensor
     class_names: tuple[str, ...] | None = None
+    ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.x.dtype != torch.float32 or self.y.dtype != torch.int64:
             raise LocalError(f"data set: x is {self.x.dtype} and y is {self.y.dtype}; give float32 and int64")
         if self.y.ndim != 1 or len(self.x) != len(self.y):
             raise LocalError(f"data set: x is {list(self.x.shape)} and y {list(self.y.shape)}; give one label a record")
+        if self.ids is not None and len(self.ids) != len(self.y):
+            raise LocalError(f"data set: {len(self.ids)} ids for {len(self.y)} records; give one id a record")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -40,15 +47,17 @@ class Dataset:
     def take(self, indices: NDArray[np.int64]) -> "Dataset":
         """The records at the given indices, in their order."""
         index = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
-        return Dataset(self.x[index], self.y[index], self.class_names)
+        ids = None if self.ids is None else tuple(self.ids[i] for i in index.tolist())
+        return Dataset(self.x[index], self.y[index], self.class_names, ids)
 
 
 def load_npz(path: Path) -> Dataset:
-    """Read arrays ``x`` and ``y``, and ``class_names`` if there is one, of a .npz file; never unpickles.
+    """Read arrays ``x`` and ``y``, and ``class_names`` and ``ids`` if there, of a .npz file; never unpickles.
 
     Whether they fit a job is for ``fit.check_records`` to say.
     """
-    x, y, names = _read_arrays(path)
+    arrays = _read_arrays(path)
+    x, y, names, ids = arrays["x"], arrays["y"], arrays.get("class_names"), arrays.get("ids")
     if not np.issubdtype(x.dtype, np.floating):
         raise LocalError(f"{path}: x is {x.dtype}; store float32 (for images, divide by 255)")
     if not np.issubdtype(y.dtype, np.integer):
@@ -58,14 +67,20 @@ def load_npz(path: Path) -> Dataset:
     if len(x) < FEWEST_RECORDS:
         raise LocalError(f"{path}: holds {len(x)} records; at least {FEWEST_RECORDS} are needed, to train and to test")
     if names is not None and (names.dtype.kind != "U" or names.ndim != 1):
-        raise LocalError(f"{path}: class_names is {names.dtype} {list(names.shape)}; {NAMES_FIX}")
+        raise LocalError(f"{path}: class_names is {names.dtype} {list(names.shape)}; {FIXES['class_names']}")
+    if ids is not None and (ids.dtype.kind not in "Uiu" or ids.shape != y.shape):
+        raise LocalError(f"{path}: ids is {ids.dtype} {list(ids.shape)} for {len(y)} records; {FIXES['ids']}")
     with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
         x = x.astype(np.float32)
-    known = None if names is None else tuple(names.tolist())
-    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64)), known)
+    return Dataset(
+        torch.from_numpy(np.ascontiguousarray(x)),
+        torch.from_numpy(y.astype(np.int64)),
+        None if names is None else tuple(names.tolist()),
+        None if ids is None else tuple(map(str, ids.tolist())),
+    )
 
 
-def _read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
@@ -74,7 +89,8 @@ def _read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] |
             for name in ("x", "y"):
                 if name not in archive.files:
                     raise LocalError(f"{path}: has no array {name!r}, only {sorted(archive.files)}; save x and y")
-            return archive["x"], archive["y"], _read_names(path, archive)
+            needed = {name: archive[name] for name in ("x", "y")}
+            return needed | {name: _read_optional(path, archive, name) for name in FIXES if name in archive.files}
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -83,14 +99,12 @@ def _read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] |
         ) from error
 
 
-def _read_names(path: Path, archive: Any) -> NDArray[Any] | None:
-    if "class_names" not in archive.files:
-        return None
+def _read_optional(path: Path, archive: Any, name: str) -> NDArray[Any]:
     try:
-        names: NDArray[Any] = archive["class_names"]
+        array: NDArray[Any] = archive[name]
     except ValueError as error:
-        raise LocalError(f"{path}: class_names is no plain array; {NAMES_FIX}") from error
-    return names
+        raise LocalError(f"{path}: {name} is no plain array; {FIXES[name]}") from error
+    return array
 
 
 def save_npz(path: Path, data: Dataset) -> None:
@@ -98,6 +112,8 @@ def save_npz(path: Path, data: Dataset) -> None:
     arrays: dict[str, Any] = {"x": data.x.numpy(), "y": data.y.numpy()}
     if data.class_names is not None:
         arrays["class_names"] = np.array(data.class_names, dtype=np.str_)
+    if data.ids is not None:
+        arrays["ids"] = np.array(data.ids, dtype=np.str_)
     try:
         with path.open("wb") as file:
             np.savez_compressed(file, **arrays)
@@ -115,16 +131,17 @@ def digits() -> Dataset:
 
 
 def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dataset]:
-    """Training and test records, each record's side drawn by a keyed hash of its index alone.
+    """Training and test records, each record's side drawn by a keyed hash of its id alone, or of its index without ids.
 
-    Records appended later leave the sides of the earlier ones as they are, and who lacks the key cannot tell a side.
+    With ids a record keeps its side whatever happens to the others, and two records of one id are on one side. Without,
+    only records appended at the end leave the sides as they are. Who lacks the key cannot tell a side.
     """
     if not 0 < test_fraction < 1:
         raise LocalError(f"test_fraction = {test_fraction}: choose a value between 0 and 1, such as 0.25")
     if not key:
         raise LocalError("the split needs a key; give a few random bytes that stay at this silo")
     threshold = int(test_fraction * 2**64)
-    tested = np.array([_draw(key, index) < threshold for index in range(len(data))], dtype=bool)
+    tested = np.array([_draw(key, record) < threshold for record in data.ids or range(len(data))], dtype=bool)
     if tested.all() or not tested.any():
         side = "training" if tested.all() else "test"
         raise LocalError(
@@ -134,6 +151,10 @@ def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dat
     return data.take(np.flatnonzero(~tested)), data.take(np.flatnonzero(tested))
 
 
-def _draw(key: bytes, index: int) -> int:
-    digest = hmac.new(key, SPLIT_DOMAIN + index.to_bytes(8, "little"), hashlib.sha256).digest()
+def _draw(key: bytes, record: int | str) -> int:
+    if isinstance(record, int):
+        message = SPLIT_DOMAIN + record.to_bytes(8, "little")
+    else:
+        message = SPLIT_ID_DOMAIN + record.encode("utf-8", "surrogatepass")  # file names may hold surrogates
+    digest = hmac.new(key, message, hashlib.sha256).digest()
     return int.from_bytes(digest[:8], "little")

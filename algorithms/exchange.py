@@ -31,6 +31,7 @@ Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo gav
 
 WEIGHT = "@weight"  # the name under which a Sum's weight crosses; "@" cannot start a tensor's own name
 BLOCK = 1 << 16  # elements of a float64 accumulator that are worked on at a time: 512 KiB, inside a core's cache
+REGION = 1 << 20  # elements of which there is an accumulator at all: 8 MiB, whatever the size of a tensor
 LARGEST_WEIGHT = 2.0**53  # counts of records are exact up to here
 MIX_BITS = 32  # SECURITY.md rule 19: the integer weights of a Mix row add up to 2^32 exactly
 
@@ -201,14 +202,8 @@ class Plain:
     def mix(self, part: Part, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
         """Row sum_j a_j x_j / 2^32 with a_j the integer weights of SECURITY.md rule 19, folded in float64."""
         integers = integer_weights(list(weights.values()))
-        row: dict[str, Tensor] = {}
-        for spec in part.tensors:
-            total = torch.zeros(spec.elements, dtype=torch.float64)
-            for silo, integer in zip(weights, integers, strict=True):
-                if integer:
-                    _add_scaled(total, read(silo, spec.name), integer / 2**MIX_BITS)
-            row[spec.name] = _divided(total, 1.0, spec)
-        return row
+        shares = {s: integer / 2**MIX_BITS for s, integer in zip(weights, integers, strict=True) if integer}
+        return {spec.name: _weighted(spec, shares, read, 1.0) for spec in part.tensors}
 
 
 PLAIN = Plain()
@@ -236,7 +231,7 @@ def _total(spec: TensorSpec, members: Sequence[str], read: Read) -> Tensor:
 
 
 def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
-    """Weighted mean, over all or by leading row, a silo after another; each silo's tensors are read once."""
+    """Weighted mean, over all or by leading row, a silo after another."""
     weights = [read(silo, WEIGHT) for silo in members]
     total = torch.stack(weights).sum(0)  # [] or [rows]
     divisor = torch.where(total > 0, total, 1.0)
@@ -249,27 +244,29 @@ def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
                 fold += read(silo, spec.name).double() * weight.reshape(column)
             folded[spec.name] = (fold / divisor.reshape(column)).to(DTYPES[spec.dtype])
         else:
-            fold = torch.zeros(spec.elements, dtype=torch.float64)
-            for silo, weight in zip(members, weights, strict=True):
-                _add_scaled(fold, read(silo, spec.name), float(weight))
-            folded[spec.name] = _divided(fold, float(divisor), spec)
+            shares = {silo: float(weight) for silo, weight in zip(members, weights, strict=True)}
+            folded[spec.name] = _weighted(spec, shares, read, float(divisor))
     return {**folded, WEIGHT: total}
 
 
-def _add_scaled(total: Tensor, values: Tensor, weight: float) -> None:
-    """Add weight · values to ``total`` in float64, block by block: no large temporary, and in cache."""
-    flat = values.reshape(-1)
-    for start in range(0, len(total), BLOCK):
-        block = slice(start, start + BLOCK)
-        total[block] += flat[block].double() * weight
+def _weighted(spec: TensorSpec, shares: Mapping[str, float], read: Read, divisor: float) -> Tensor:
+    """sum_i share_i x_i / divisor in float64, region by region, block by block: no large temporary, and in cache.
 
-
-def _divided(total: Tensor, divisor: float, spec: TensorSpec) -> Tensor:
-    """Quotient of ``total`` and ``divisor`` in the spec's dtype and shape, block by block."""
-    result = torch.empty(len(total), dtype=DTYPES[spec.dtype])
-    for start in range(0, len(total), BLOCK):
-        block = slice(start, start + BLOCK)
-        result[block] = total[block] / divisor
+    A region is read anew from each silo, so that of mapped files no more than a region is in memory.
+    """
+    result = torch.empty(spec.elements, dtype=DTYPES[spec.dtype])
+    for start in range(0, spec.elements, REGION):
+        here = slice(start, start + REGION)
+        total = torch.zeros(min(REGION, spec.elements - start), dtype=torch.float64)
+        for silo, share in shares.items():
+            values = read(silo, spec.name).reshape(-1)[here]
+            for at in range(0, len(total), BLOCK):
+                block = slice(at, at + BLOCK)
+                total[block] += values[block].double() * share
+        target = result[here]
+        for at in range(0, len(total), BLOCK):
+            block = slice(at, at + BLOCK)
+            target[block] = total[block] / divisor
     return result.reshape(spec.shape)
 
 

@@ -25,6 +25,7 @@ class FedAvgOptions(Strict):
     """Options of FedAvg."""
 
     weights: Literal["samples", "equal"] = "samples"
+    """Whether a silo counts by its training records or once."""
 
 
 class FedAvg(Method):

@@ -106,6 +106,7 @@ class FedSimSupOptions(Strict):
     tau_theta: Epochs = 5
     """Epochs on the inter-learning model, τ_θ; training.epochs takes no part in this method."""
     schedule: Literal["scaled", "paper"] = "scaled"
+    """C and γ of Eq. 10: scaled to the rounds of the job, or as they stand in the paper."""
     c: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
     """C of Eq. 10, together with ``gamma`` instead of the schedule's own pair."""
     gamma: Annotated[float, Field(gt=0, lt=0.5, allow_inf_nan=False)] | None = None

@@ -48,6 +48,12 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
             fault = names_differ(job.model.class_names, records.class_names)
         if fault:
             raise LocalError(f"{where}: {fault}")
+    # (6) No two have the same id, where they have ids.
+    first: dict[str, int] = {}
+    for record, own in enumerate(records.ids or ()):
+        before = first.setdefault(own, record)
+        if before != record:
+            raise LocalError(f"{where}: records {before} and {record} have the same id; give each record its own")
 
 
 def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:

@@ -90,6 +90,9 @@ class JobFile(Strict):
     participation: Annotated[Real, Field(gt=0, le=1)] = 1.0
     min_cohort: Annotated[Whole, Field(ge=1)] = 2
     round_timeout: Annotated[Real, Field(gt=0, le=LONGEST_TIMEOUT)] = 600.0
+    """Seconds after which a round goes on without those who have not given; together with min_cohort: "cut off"."""
+    quorum: Annotated[Real, Field(gt=0, le=1)] = 1.0
+    """Share of a cohort whose gifts close a round at once; 1 waits for all that are there."""
     method: MethodTable
     model: ModelOptions
     training: TrainingTable
@@ -117,6 +120,7 @@ class Job:
     participation: float
     min_cohort: int
     round_timeout: float  # seconds
+    quorum: float
     method_name: str
     method_options: Strict
     model: ModelOptions
@@ -141,6 +145,7 @@ class Job:
         return cls(
             **{key: getattr(file, key) for key in ("name", "seed", "rounds", "silos", "participation", "min_cohort")},
             round_timeout=file.round_timeout,
+            quorum=file.quorum,
             method_name=file.method.name,
             method_options=method_options(file.method.name, file.method.options, origin),
             model=file.model,
@@ -173,6 +178,7 @@ class Job:
             "participation": plain(self.participation),
             "min_cohort": self.min_cohort,
             "round_timeout": plain(self.round_timeout),
+            "quorum": plain(self.quorum),
             "method": {
                 "name": self.method_name,
                 "version": self._method.version,

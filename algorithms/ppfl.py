@@ -84,24 +84,29 @@ class PPFLOptions(Strict):
     """Options of PPFL. K, λ and η_c vary by data set in the paper; the defaults are not from the paper."""
 
     variant: Literal["ppfl1", "ppfl2"] = "ppfl1"
+    """PPFL1 mixes what the canonical models answer, PPFL2 their parameters."""
     mixture: Literal["probabilities", "logits"] = "probabilities"
     """What PPFL1 mixes."""
     models: Annotated[int, Field(strict=True, ge=1, le=64)] = 3
     """K."""
     canonical: Literal["linear", "mlp"] = "linear"
+    """What a canonical model is, on the features of the extractor."""
     hidden: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 128
     """Hidden units of an "mlp" (the paper's MNIST model)."""
     schedule: Literal["alternating", "theta_then_c", "rbcd"] = "alternating"
+    """When the models θ and the memberships c step."""
     p_theta: Annotated[Real, Field(gt=0, lt=1)] = 0.5
     """Probability of a θ round under "rbcd" (not from the paper)."""
     membership_lr: Annotated[Real, Field(gt=0)] = 0.5
     """η_c (the code's value for CIFAR-10)."""
     membership_batches: bool = False
+    """Whether a membership steps batch by batch, as in the code, and not once on all records."""
     floor: Annotated[Real, Field(gt=0, lt=1)] = 1e-4
     """Smallest entry of c_i (not from the paper)."""
     lam: Annotated[Real, Field(ge=0)] = 0.01
     """λ (not from the paper, whose 1e-5 is literal); 0 where not all silos are drawn in every round."""
     lam_scale: Literal["mean_degree", "literal"] = "mean_degree"
+    """Whether λ is divided by the mean degree of the silos' graph."""
     weights: Literal["equal", "samples"] = "equal"
     """a_i of Eq. 12 (equal as in the code)."""
     decay: bool = False
@@ -109,7 +114,9 @@ class PPFLOptions(Strict):
     release_membership: Literal["never", "last", "always"] = "never"
     """Rounds in which the coordinator sees each c_i."""
     no_affinity: bool = False
+    """Whether the gradient is that of the authors' code, λ D C, which leaves the affinities of silos out."""
     double_exponential: bool = False
+    """Whether a membership steps as in the authors' code, by c exp(exp(−η_c g))."""
 
 
 class PPFL(Method):

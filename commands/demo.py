@@ -17,20 +17,13 @@ from rich.table import Table
 from ..errors import AbortedError, LocalError
 from ..security.ledger_audit import ledger_file, summary, verify
 from .processes import Daemon, running
+from .settings import MODEL, SETTINGS
 
 SEED = 7
 ALPHA = 0.3
 TRAINING: Mapping[str, float] = {"epochs": 2, "batch_size": 16, "lr": 0.03, "momentum": 0.9}
 TIMING: Mapping[str, float] = {"admission_seconds": 120, "beat_seconds": 2, "hold_seconds": 10}
 BASELINES = ("local", "fedavg")
-MODEL: Mapping[str, Any] = {"name": "cnn-digits", "classes": 10, "norm": "none"}
-# What a method needs to make sense in a job this short; the other jobs of the same demo run with the same model and
-# participation, so that the comparison is one.
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "fedsimsup": {"participation": 0.75, "options": {"tau_theta": 2}},  # it moves the models of absent silos
-    "fedssa": {"options": {"t_stable": 4}},  # header rows grow while μ > 0; 20 rounds of that are too many here
-    "fedaims": {"model": {"name": "convnet-digits", "norm": "group"}},  # it supervises the blocks of a network
-}
 START_SECONDS = 120.0
 SILENCE_SECONDS = 300.0
 

@@ -1,19 +1,39 @@
-"""``staddle job``: job files."""
+"""``staddle job``: job files, and jobs at a coordinator."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import LocalError
 from ..files import canonical_json, parse_json, read_bytes, write_atomic
+from ..proto.channel import require_tls13
 from ..security import roster as rosters
 from ..security.envelope import sign_document, verify_document
 from ..security.identity import Role, load_keys
 from ..security.labels import JOB
+from . import examples
 
-app = typer.Typer(no_args_is_help=True, help="Sign and show job files.")
+if TYPE_CHECKING:
+    from ..proto import operations_pb2 as pb
+
+app = typer.Typer(no_args_is_help=True, help="Write and sign job files; submit, watch and stop jobs.")
+
+OperatorFile = Annotated[Path, typer.Option("--operator", metavar="FILE", help="The operator's TOML file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.")]
+
+
+@app.command("init")
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as job.toml.")],
+    method: Annotated[str, typer.Option(help="The method, whose options are written out.")] = "fedavg",
+) -> None:
+    """Write a commented example of a job, for one method and a small model that works with it."""
+    examples.write(file, examples.job_text(method), 0o644)
+    typer.echo(f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out JOB.json")
 
 
 @app.command("sign")
@@ -41,10 +61,163 @@ def sign(
 
 @app.command("show")
 def show(
-    signed_job: Annotated[Path, typer.Argument(metavar="JOB.json", help="A signed job.")],
-    roster: Annotated[Path, typer.Option(help="The roster file that its signature is checked against.")],
+    job: Annotated[str, typer.Argument(metavar="JOB.json|NAME", help="A signed job, or a job's name with --operator.")],
+    roster: Annotated[Path | None, typer.Option(help="The roster that a file's signature is checked against.")] = None,
+    operator: Annotated[Path | None, typer.Option(metavar="FILE", help="The operator's TOML file.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Check the signature of a job and print the document that was signed."""
-    signed = parse_json(read_bytes(signed_job), str(signed_job))
-    document = verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB)
-    typer.echo(json.dumps(document, indent=1))
+    """What a job file says, once its signature was checked; or how a job at the coordinator stands."""
+    if (roster is None) == (operator is None):
+        raise LocalError("give --roster for a signed job file, or --operator for the name of a job at the coordinator")
+    if roster is not None:
+        signed = parse_json(read_bytes(Path(job)), job)
+        typer.echo(json.dumps(verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB), indent=1))
+        return
+    require_tls13()
+    from .operations import connected  # noqa: PLC0415
+
+    with connected(_given(operator)) as here:
+        report = here.show(job)
+    if as_json:
+        typer.echo(json.dumps({**status_fields(report.status), "rounds": round_fields(report.rounds)}, indent=1))
+        return
+    for key, value in status_fields(report.status).items():
+        typer.echo(f"{key:<10} {_shown(value)}")
+    for closed in round_fields(report.rounds):
+        typer.echo(f"round {closed['round']}: {_shown(closed['members'])}: {_shown(closed['metrics'])}")
+
+
+@app.command("submit")
+def submit(
+    signed_job: Annotated[Path, typer.Argument(metavar="JOB.json", help="A signed job.")], operator: OperatorFile
+) -> None:
+    """Queue a signed job at the coordinator; the same file again changes nothing."""
+    require_tls13()
+    from .operations import connected  # noqa: PLC0415
+
+    signed = read_bytes(signed_job)
+    with connected(operator) as here:
+        typer.echo(_line(here.submit(signed)))
+
+
+@app.command("list")
+def list_(operator: OperatorFile, as_json: AsJson = False) -> None:
+    """All jobs of the coordinator, in the order in which they run."""
+    require_tls13()
+    from .operations import connected  # noqa: PLC0415
+
+    with connected(operator) as here:
+        jobs = here.jobs()
+    if as_json:
+        typer.echo(json.dumps([status_fields(status) for status in jobs], indent=1))
+        return
+    typer.echo("\n".join(_line(status) for status in jobs) or "no jobs")
+
+
+@app.command("watch")
+def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
+    """Follow a job until it has ended; exit code 1 if it failed."""
+    require_tls13()
+    from .operations import connected  # noqa: PLC0415
+
+    with connected(operator) as here:
+        for report in here.watch(job):
+            if as_json:
+                document = {**status_fields(report.status), "closed": round_fields(report.rounds)}
+                typer.echo(json.dumps(document))
+                continue
+            for closed in round_fields(report.rounds):
+                typer.echo(f"round {closed['round']} closed: {_shown(closed['members'])}: {_shown(closed['metrics'])}")
+            typer.echo(_line(report.status))
+    if report.status.outcome != "completed":
+        raise typer.Exit(1)
+
+
+@app.command("stop")
+def stop(job: Name, operator: OperatorFile) -> None:
+    """Stop a job until it is resumed: silos stop training, what was given stays given."""
+    require_tls13()
+    from .operations import connected  # noqa: PLC0415
+
+    with connected(operator) as here:
+        typer.echo(_line(here.stop(job)))
+
+
+@app.command("resume")
+def resume(job: Name, operator: OperatorFile) -> None:
+    """Let a stopped job go on when its turn comes."""
+    require_tls13()
+    from .operations import connected  # noqa: PLC0415
+
+    with connected(operator) as here:
+        typer.echo(_line(here.resume(job)))
+
+
+@app.command("results")
+def results(
+    job: Name,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")],
+    operator: Annotated[Path | None, typer.Option(metavar="FILE", help="The operator's TOML file: sums only.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The coordinator's TOML file, on its machine: also the tensors.")
+    ] = None,
+) -> None:
+    """Rounds as CSV and JSON; on the coordinator's machine also the shared parts as safetensors."""
+    if (operator is None) == (config is None):
+        raise LocalError("give --operator (rounds only), or --config of the coordinator on its own machine")
+    require_tls13()
+    from ..coordinator import config as configs  # noqa: PLC0415
+    from ..coordinator import results as files  # noqa: PLC0415
+
+    if config is not None:
+        made = files.write(out, *files.read(configs.load(config).directory, job))
+    else:
+        from .operations import connected  # noqa: PLC0415
+
+        with connected(_given(operator)) as here:
+            report = here.show(job)
+        made = files.write(out, status_fields(report.status), round_fields(report.rounds), {})
+    typer.echo("\n".join(str(path) for path in made))
+
+
+def status_fields(status: "pb.JobStatus") -> dict[str, Any]:
+    """A job's status as plain values."""
+    return {
+        "job": status.job,
+        "method": status.method,
+        "digest": status.job_digest.hex(),
+        "stage": status.stage,
+        "round": status.round,
+        "rounds": status.rounds,
+        "outcome": status.outcome,
+        "reason": status.reason,
+        "answers": {silo: status.answers.get(silo, "") for silo in status.silos},
+        "cohort": list(status.cohort),
+        "given": list(status.given),
+        "failed": dict(status.failed),
+    }
+
+
+def round_fields(rounds: "Sequence[pb.ClosedRound]") -> list[dict[str, Any]]:
+    """Closed rounds as plain values."""
+    return [{"round": r.round, "members": list(r.members), "metrics": dict(r.metrics)} for r in rounds]
+
+
+def _line(status: "pb.JobStatus") -> str:
+    given = f", {len(status.given)} of {len(status.cohort)} silos gave" if status.stage == "round" else ""
+    done = f"{status.round} of {status.rounds} rounds"
+    ended = f" {status.outcome}" if status.stage == "ended" else ""
+    reason = f": {status.reason}" if status.reason else ""
+    return f"{status.job:<24} {status.stage + ended:<18} {done}{given}{reason}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item or '-'}" for key, item in sorted(value.items())) or "-"
+    return ", ".join(value) or "-" if isinstance(value, list) else str(value) or "-"
+
+
+def _given(path: Path | None) -> Path:
+    if path is None:
+        raise LocalError("--operator is missing")
+    return path

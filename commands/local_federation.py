@@ -4,6 +4,7 @@
 
     <folder>/roster.json          signed by the one founder
     <folder>/founder/ operator/   their keys
+    <folder>/operator.toml        for `staddle job submit` and its like
     <folder>/jobs/<name>.toml     what the operator wrote; <name>.json is what the operator signed
     <folder>/coordinator/         keys, coordinator.toml, state
     <folder>/silo-1/ …            keys, silo.toml, policy.toml, data.npz, state (personal parts, ledger, reports)
@@ -101,6 +102,20 @@ def write_coordinator(
     write_atomic(federation.coordinator_config, to_toml(document).encode())
 
 
+def write_operator(federation: LocalFederation, address: str) -> Path:
+    """The operator's configuration; its path."""
+    path = federation.folder / "operator.toml"
+    document = {
+        "version": 1,
+        "coordinator": address,
+        "keys": "operator",
+        "roster": "roster.json",
+        "trust": _trust(federation),
+    }
+    write_atomic(path, to_toml(document).encode())
+    return path
+
+
 def write_silo(federation: LocalFederation, silo: str, address: str, data: Dataset, jobs: Sequence[Job]) -> None:
     """A silo's configuration, its records, and a policy that allows what these jobs need and nothing else."""
     folder = federation.folder / silo
@@ -155,17 +170,18 @@ def to_toml(document: Mapping[str, Any]) -> str:
     """TOML of strings, numbers, lists and one level of tables: all that our files hold."""
     plain = {key: value for key, value in document.items() if not isinstance(value, Mapping)}
     tables = {key: value for key, value in document.items() if isinstance(value, Mapping)}
-    lines = [f"{key} = {_inline(value)}" for key, value in plain.items()]
+    lines = [f"{key} = {inline(value)}" for key, value in plain.items()]
     for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{key} = {_inline(value)}" for key, value in table.items())]
+        lines += ["", f"[{name}]", *(f"{key} = {inline(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
 
 
-def _inline(value: Any) -> str:
+def inline(value: Any) -> str:
+    """TOML of one value, on one line."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {inline(item)}" for key, item in value.items()) + " }"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_inline(item) for item in value) + "]"
+        return "[" + ", ".join(inline(item) for item in value) + "]"
     return json.dumps(value, ensure_ascii=False)  # strings, numbers and booleans read the same in TOML
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from ..errors import StaddleError
-from . import coordinator, demo, job, keys, ledger, membership, roster, silo
+from . import coordinator, demo, job, keys, ledger, membership, policy, roster, silo
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +19,7 @@ app.add_typer(roster.app, name="roster")
 app.add_typer(job.app, name="job")
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(silo.app, name="silo")
+app.add_typer(policy.app, name="policy")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(membership.app, name="membership")
 app.command("demo")(demo.demo)

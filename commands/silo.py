@@ -8,13 +8,34 @@ import typer
 
 from .. import log
 from ..proto.channel import require_tls13
+from . import examples, findings
 
-app = typer.Typer(no_args_is_help=True, help="Run a silo agent.")
+app = typer.Typer(no_args_is_help=True, help="Configure, check and run a silo agent.")
 
 
-@app.callback()
-def _noun() -> None:
-    """Keep ``run`` a command of its own."""
+@app.command("init")
+def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as silo.toml.")]) -> None:
+    """Write a commented example of the silo's configuration."""
+    examples.write(file, examples.text("silo"), 0o600)
+    typer.echo(f"{file}: edit it, then run: staddle silo check --config {file}")
+
+
+@app.command("check")
+def check(
+    config: Annotated[Path, typer.Option(help="The silo's TOML file.")],
+    job: Annotated[
+        list[Path] | None, typer.Option(metavar="JOB.json", help="A signed job, to be judged too; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Try keys, roster, clock, policy, data, ledger, disk and the way to the coordinator; exit code 1 if one fails.
+
+    No record leaves and a running agent is not disturbed: the coordinator sees a TLS handshake and a health call.
+    """
+    require_tls13()
+    from ..silo.check import check as checked  # noqa: PLC0415 torch and grpc take seconds to import
+
+    findings.show(checked(config, job or []), as_json)
 
 
 @app.command("run")

@@ -161,20 +161,26 @@ class Daemon:
             Report: self._report,
         }
 
-    def restore(self, job: Job, stored: StoredJob) -> None:
-        """Take up a job where it stood."""
-        run = JobRun(job, stored, self._folder(job))
-        self.runs.append(run)
-        self._run(run, resumed(run.state))
+    def restore(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
+        """Take up all jobs where they stood."""
+        self.runs = [JobRun(job, stored, self._folder(job)) for job, stored in jobs]
+        for run in self.runs:
+            self._run(run, resumed(run.state))
 
-    def add(self, job: Job, signed: bytes) -> None:
-        """Queue a job; the first one begins at once."""
-        state = JobState(job.name, job.silos, job.length, job.min_cohort)
+    def add(self, job: Job, signed: bytes) -> JobRun:
+        """Queue a job; it begins at once where none runs."""
+        state = JobState(job.name, job.silos, job.length, job.min_cohort, job.quorum)
         method = job.method().begin()
         with self._database.transaction():
             self._database.add_job(signed, state, method)
-        self.runs.append(JobRun(job, StoredJob(signed, state, dict(method), {}), self._folder(job)))
+        run = JobRun(job, StoredJob(signed, state, dict(method), {}), self._folder(job))
+        self.runs.append(run)
         self._begin_next()
+        return run
+
+    def rounds(self, run: JobRun) -> list[tuple[int, list[str], dict[str, int]]]:
+        """Number, members and metrics of a job's closed rounds."""
+        return self._database.rounds(run.job.name)
 
     def _folder(self, job: Job) -> Path:
         return self.config.directory / "jobs" / job.name
@@ -269,13 +275,10 @@ class Daemon:
         self._begin_next()
 
     def _begin_next(self) -> None:
-        """Begin the first job that has not begun, once all before it have ended."""
-        for run in self.runs:
-            if run.state.stage == "queued":
-                self.apply(run, Began())
-                return
-            if run.state.stage != "ended":
-                return
+        """Begin the first job that waits, once none runs."""
+        waiting = [run for run in self.runs if run.state.stage == "queued"]
+        if waiting and all(run.state.stage in ("queued", "ended", "stopped") for run in self.runs):
+            self.apply(waiting[0], Began())
 
     def _draw(self, run: JobRun, effect: DrawCohort) -> None:
         admitted = set(run.state.admitted)

@@ -1,8 +1,8 @@
 """Who calls, and may they: checked before any method of any service runs.
 
-(1) the connection is TLS 1.3; (2) its certificate's public key is that of a roster entry; (3) that entry is a silo, or
-an operator for the health service; (4) the member is within its limits; (5) what it sends are messages. Errors leave
-here as gRPC status codes with a code of the closed list, by one table.
+(1) the connection is TLS 1.3; (2) its certificate's public key is that of a roster entry; (3) that entry's role fits
+the service: silos have Federation, operators Operations, both the health service; (4) the member is within its limits;
+(5) what it sends are messages. Errors leave here as gRPC status codes with a code of the closed list, by one table.
 """
 
 import hashlib
@@ -38,9 +38,14 @@ STATUS = {
     "STORAGE": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "INTERRUPTED": grpc.StatusCode.ABORTED,
     "STOPPING": grpc.StatusCode.UNAVAILABLE,
+    "JOB_SIGNATURE": grpc.StatusCode.PERMISSION_DENIED,
+    "JOB_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
 }
-HEALTH = "/grpc.health.v1.Health/"
-SERVICE = "/staddle.v1.Federation/"
+MAY_CALL = {
+    "/staddle.v1.Federation": (Role.SILO,),
+    "/staddle.v1.Operations": (Role.OPERATOR,),
+    "/grpc.health.v1.Health": (Role.SILO, Role.OPERATOR),
+}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -95,10 +100,10 @@ class Guard(grpc.aio.ServerInterceptor):
     def _admitted(self, method: str, context: Context) -> Any:
         entry = caller(context, self._roster)
         # (3) The role fits the service.
-        if not (entry.role is Role.SILO or (entry.role is Role.OPERATOR and method.startswith(HEALTH))):
+        service, _, rpc = method.rpartition("/")
+        if entry.role not in MAY_CALL.get(service, ()):
             raise RefusedError(entry.id, "IDENTITY", f"role {entry.role} may not call {method}")
         # (4) Within limits.
-        rpc = method.removeprefix(SERVICE)
         self._limits.enter(entry.id, rpc, time.monotonic())
         try:
             yield

@@ -5,15 +5,20 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
 ::
 
     stage      leaves when                                          goes to
-    queued     its turn has come (Began)                            admitting
+    queued     its turn has come (Began)                            admitting, or where it was stopped: drawing, round
     admitting  every silo answered, or the deadline                 drawing (≥ min_cohort accepted), else finishing
     drawing    the cohort is drawn                                  round, or finishing (failed) if it is too small
     round      every member of the cohort gave, failed or was lost, folding (≥ min_cohort gave), else finishing
-               or the deadline
+               or a quorum gave, or the deadline
     folding    the fold is done                                     drawing, or finishing after the last one
     folding    the fold failed                                      finishing
     finishing  every admitted silo confirmed or was lost, or the    ended
                deadline; who comes back later is still told
+    stopped    an operator resumes it (Resumed)                     queued
+
+An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when the fold is done;
+what was given in the open round stays given. A silo that did not answer in time may still do so: it is drawn from then
+on.
 
 ``task_for`` says what a silo should do now; it depends on the state alone, so a task that was lost on the way is
 simply told again. Events that come too late (an upload for a closed round) change nothing.
@@ -21,9 +26,10 @@ simply told again. Events that come too late (an upload for a closed round) chan
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Literal, TypeAlias
 
-Stage: TypeAlias = Literal["queued", "admitting", "drawing", "round", "folding", "finishing", "ended"]
+Stage: TypeAlias = Literal["queued", "admitting", "drawing", "round", "folding", "finishing", "ended", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class JobState:
     silos: tuple[str, ...]  # job order
     rounds: int
     min_cohort: int
+    quorum: float = 1.0  # share of a cohort whose gifts close a round
     stage: Stage = "queued"
     round: int = 0
     answers: Mapping[str, str] = field(default_factory=dict)  # silo → "accepted", or the code of its refusal
@@ -42,6 +49,8 @@ class JobState:
     failed: Mapping[str, str] = field(default_factory=dict)  # silo → why it drops out of this round
     counted: Mapping[str, int] = field(default_factory=dict)  # silo → one more than the last round it gave to
     done: frozenset[str] = frozenset()
+    opened: bool = False  # admission is over
+    stopping: bool = False  # as soon as the fold is done
     outcome: Literal["running", "completed", "failed"] = "running"
     reason: str = ""
 
@@ -54,6 +63,12 @@ class JobState:
     def open(self) -> tuple[str, ...]:
         """Members of the cohort that have neither given nor failed."""
         return tuple(s for s in self.cohort if s not in self.given and s not in self.failed)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the open round has all the gifts that it waits for."""
+        enough = max(self.min_cohort, ceil(self.quorum * len(self.cohort)))
+        return not self.open or len(self.given) >= enough
 
 
 # Events.
@@ -135,7 +150,19 @@ class Deadline:
     round: int
 
 
-Event: TypeAlias = Began | Answered | Drawn | Given | Failed | Lost | Folded | FoldFailed | Done | Deadline
+@dataclass(frozen=True)
+class Stopped:
+    """An operator stops the job until it is resumed."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """An operator lets the job go on, when its turn comes again."""
+
+
+Event: TypeAlias = (
+    Stopped | Resumed | Began | Answered | Drawn | Given | Failed | Lost | Folded | FoldFailed | Done | Deadline
+)
 
 
 # Effects.
@@ -181,12 +208,13 @@ def advance(state: JobState, event: Event) -> Step:
     """The next state and what has to be done; events that do not fit the state change nothing."""
     match event:
         case Began() if state.stage == "queued":
-            told = Report("job.offered", {"silos": state.silos, "rounds": state.rounds})
-            return replace(state, stage="admitting"), (told, Watch("admitting", 0))
-        case Answered(silo, code) if state.stage == "admitting" and silo in state.silos and silo not in state.answers:
+            return _begin(state)
+        case Answered(silo, code) if _asked(state, silo):
             state = replace(state, answers={**state.answers, silo: code or "accepted"})
             told = Report("job.accepted", {"silo": silo}) if code is None else _declined(silo, code)
-            return _then(state, (told,), _admit if len(state.answers) == len(state.silos) else None)
+            return _then(state, (told,), _admit_if_complete)
+        case Stopped() | Resumed():
+            return _operated(state, event)
         case Drawn(round_, cohort) if state.stage == "drawing" and round_ == state.round:
             return _start_round(state, cohort)
         case Given(silo, round_, digest) if _expected(state, silo, round_):
@@ -206,7 +234,8 @@ def advance(state: JobState, event: Event) -> Step:
             state = replace(state, counted={**state.counted, **dict.fromkeys(members, round_ + 1)})
             if round_ + 1 == state.rounds:
                 return _then(replace(state, round=state.rounds), (told,), _complete)
-            return _then(replace(state, round=round_ + 1), (told,), _open_round)
+            state = replace(state, round=round_ + 1, cohort=(), given={}, failed={})
+            return _then(state, (told,), _stop if state.stopping else _open_round)
         case FoldFailed(round_, reason) if state.stage == "folding" and round_ == state.round:
             return _finish(state, "failed", reason)
         case Done(silo) if state.stage in ("finishing", "ended") and silo in state.admitted:
@@ -215,6 +244,43 @@ def advance(state: JobState, event: Event) -> Step:
             return _deadline(state)
         case _:
             return state, ()
+
+
+def _operated(state: JobState, event: Stopped | Resumed) -> Step:
+    """What operators ask."""
+    match event:
+        case Stopped() if state.stage in ("queued", "admitting", "drawing", "round"):
+            return replace(state, stage="stopped"), (Report("job.stopped", {"round": state.round}),)
+        case Stopped() if state.stage == "folding":
+            return replace(state, stopping=True), ()
+        case Resumed() if state.stage == "stopped":
+            return replace(state, stage="queued", failed={}), (Report("job.resumed", {"round": state.round}),)
+        case Resumed():
+            return replace(state, stopping=False), ()
+        case _:
+            return state, ()
+
+
+def _begin(state: JobState) -> Step:
+    """Offer the job, or go on where it was stopped."""
+    if state.cohort:
+        told = Report("round.opened", {"round": state.round, "cohort": state.cohort})
+        watched: tuple[Effect, ...] = (told, Watch("round", state.round))
+        return _then(replace(state, stage="round"), watched, _close_if_complete)
+    if state.opened:
+        return _open_round(state)
+    told = Report("job.offered", {"silos": state.silos, "rounds": state.rounds})
+    return _then(replace(state, stage="admitting"), (told, Watch("admitting", 0)), _admit_if_complete)
+
+
+def _stop(state: JobState) -> Step:
+    return advance(replace(state, stopping=False, stage="drawing"), Stopped())
+
+
+def _asked(state: JobState, silo: str) -> bool:
+    """Whether this silo may still answer the offer."""
+    waiting = state.stage in ("admitting", "drawing", "round", "folding")
+    return waiting and silo in state.silos and silo not in state.answers
 
 
 def _start_round(state: JobState, cohort: tuple[str, ...]) -> Step:
@@ -243,6 +309,11 @@ def _then(state: JobState, effects: tuple[Effect, ...], follow: Follow | None) -
     return state, (*effects, *more)
 
 
+def _admit_if_complete(state: JobState) -> Step:
+    answered = state.stage == "admitting" and len(state.answers) == len(state.silos)
+    return _admit(state) if answered else (state, ())
+
+
 def _admit(state: JobState) -> Step:
     if len(state.admitted) < state.min_cohort:
         refused = ", ".join(f"{s}: {state.answers.get(s, 'no answer')}" for s in state.silos if s not in state.admitted)
@@ -252,11 +323,11 @@ def _admit(state: JobState) -> Step:
 
 
 def _open_round(state: JobState) -> Step:
-    return replace(state, stage="drawing"), (DrawCohort(state.round),)
+    return replace(state, stage="drawing", opened=True), (DrawCohort(state.round),)
 
 
 def _close_if_complete(state: JobState) -> Step:
-    return (state, ()) if state.open else _close(state)
+    return _close(state) if state.complete else (state, ())
 
 
 def _close(state: JobState) -> Step:
@@ -357,7 +428,7 @@ SiloTask: TypeAlias = OfferTask | RoundTask | FinishTask
 def task_for(state: JobState, silo: str) -> SiloTask | None:
     """What this silo should do now; None: nothing in this job."""
     counted = state.counted.get(silo, 0)
-    if state.stage == "admitting" and silo in state.silos and silo not in state.answers:
+    if _asked(state, silo):
         return OfferTask()
     if state.stage == "round" and silo in state.open:
         return RoundTask(state.round, state.cohort, counted)

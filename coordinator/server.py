@@ -19,15 +19,15 @@ from ..errors import LocalError, StaddleError
 from ..files import parse_json, read_bytes
 from ..proto.channel import SERVER_OPTIONS, require_tls13
 from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
+from ..proto.operations_pb2_grpc import add_OperationsServicer_to_server
 from ..security import roster as rosters
-from ..security.envelope import verify_document
-from ..security.identity import Keys, Role, load_keys
-from ..security.labels import JOB
+from ..security.identity import Keys, load_keys
 from ..security.lock import locked
 from . import config as configs
 from .daemon import Daemon
 from .database import Database, StoredJob
 from .guard import Guard
+from .operations import Operations, job_of
 from .service import Service
 
 GRACE_SECONDS = 5.0  # for calls that are running when we stop
@@ -66,8 +66,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         await health_service.set("", health_pb2.HealthCheckResponse.SERVING)
         address = f"{config.listen.rpartition(':')[0]}:{port}"
         log.event("listening", address=address, roster=roster.version, jobs=[job.name for job, _ in jobs])
-        for job, kept in stored:
-            daemon.restore(job, kept)
+        daemon.restore(stored)
         for job, signed in jobs:
             if job.name not in known:
                 daemon.add(job, signed)
@@ -111,13 +110,9 @@ def _job(path: Path, roster: rosters.Roster, known: Mapping[str, bytes]) -> tupl
     signed = read_bytes(path)
     if signed in known.values():
         return Job.from_document(parse_json(signed, str(path))["document"], str(path)), signed
-    document = verify_document(parse_json(signed, str(path)), roster, Role.OPERATOR, JOB)
-    job = Job.from_document(document, str(path))
+    job = job_of(signed, roster, str(path))
     if job.name in known:
         raise LocalError(f"{path}: another job {job.name!r} was run here; have this one signed under a new name")
-    for silo in job.silos:
-        if silo not in roster or roster[silo].role is not Role.SILO:
-            raise LocalError(f"{path}: silo {silo!r} is no silo of the roster; add it or take it out of the job")
     return job, signed
 
 
@@ -125,6 +120,7 @@ def _server(daemon: Daemon) -> grpc.aio.Server:
     require_tls13()
     server = grpc.aio.server(interceptors=(Guard(daemon.roster),), options=list(SERVER_OPTIONS))
     add_FederationServicer_to_server(Service(daemon), server)  # type: ignore[no-untyped-call]
+    add_OperationsServicer_to_server(Operations(daemon), server)  # type: ignore[no-untyped-call]
     return server
 
 

@@ -27,7 +27,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from ..algorithms.exchange import WEIGHT, all_finite, weight_fault
+from ..algorithms.exchange import REGION, WEIGHT, all_finite, weight_fault
 from ..algorithms.method import CoordinatorState
 from ..errors import RefusedError
 from ..files import sync_directory
@@ -114,11 +114,11 @@ class Upload:
 
     def check_values(self, silo: str) -> None:
         """RefusedError NOT_FINITE or WEIGHT names the first tensor with a value that no silo may give."""
-        for part, name in self._places:
-            value = self.read(part, name)
-            if not all_finite(value):
-                raise RefusedError(silo, "NOT_FINITE", f"tensor {part}/{name} holds NaN or infinity")
-            if name == WEIGHT and (fault := weight_fault(value)):
+        for (part, name), (item, _) in self._places.items():
+            for start in range(0, item.spec.elements, REGION):  # each mapped anew: no more than one is in memory
+                if not all_finite(self.read(part, name).reshape(-1)[start : start + REGION]):
+                    raise RefusedError(silo, "NOT_FINITE", f"tensor {part}/{name} holds NaN or infinity")
+            if name == WEIGHT and (fault := weight_fault(self.read(part, name))):
                 raise RefusedError(silo, "WEIGHT", f"tensor {part}/{name}: {fault}")
 
 

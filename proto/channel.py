@@ -66,3 +66,17 @@ def require_tls13() -> None:
 def transfer_seconds(size: int) -> float:
     """Deadline of a transfer of ``size`` bytes."""
     return UPLOAD_SECONDS + size / SLOWEST_BYTES_PER_SECOND
+
+
+def checked_address(address: str) -> str:
+    """``host:port`` as written in a configuration; LocalError for anything else."""
+    host, colon, port = address.rpartition(":")
+    if (
+        not colon
+        or not host
+        or "/" in address
+        or not (port.isascii() and port.isdecimal())
+        or not 0 < int(port) < 65536
+    ):
+        raise LocalError(f"coordinator address {address!r} is not host:port, such as federation.example:7443")
+    return address

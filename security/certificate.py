@@ -30,7 +30,7 @@ LIFETIME = dt.timedelta(days=3653)  # ten years: revocation is a new roster, not
 
 def self_signed(member: str, key: EllipticCurvePrivateKey) -> str:
     """PEM of a certificate for ``member``, signed by its own key."""
-    now = dt.datetime.now(dt.UTC)
+    now = utc_now()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, member)])
     certificate = (
         x509.CertificateBuilder()
@@ -51,6 +51,17 @@ def subject_key(pem: str) -> bytes:
     """SubjectPublicKeyInfo (DER) of a certificate; ValueError for what is no certificate."""
     key = x509.load_pem_x509_certificate(pem.encode()).public_key()
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def utc_now() -> dt.datetime:
+    """The time by which certificates are good or not."""
+    return dt.datetime.now(dt.UTC)
+
+
+def validity(pem: str) -> tuple[dt.datetime, dt.datetime]:
+    """The first and the last instant for which a certificate is good; ValueError for what is no certificate."""
+    certificate = x509.load_pem_x509_certificate(pem.encode())
+    return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
 def check_certificate(member: str, pem: str) -> None:

@@ -142,12 +142,38 @@ class PolicyFile(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """Whether a message may leave, by which rules, and, if not, every reason."""
+class Verdict:
+    """What the policy says about one tensor: by which rule it leaves, or every reason why it does not."""
 
-    allow: bool
+    release: Release
     rule: str
     reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a message may leave, by which rules, and, if not, every reason.
+
+    ``tensors`` has the verdicts one by one, ``whole`` the reasons that are of no single tensor.
+    """
+
+    tensors: tuple[Verdict, ...]
+    whole: tuple[str, ...]
+
+    @property
+    def allow(self) -> bool:
+        """Whether nothing stands against it."""
+        return not self.reasons
+
+    @property
+    def rule(self) -> str:
+        """The rules that decided, in the order of the tensors."""
+        return ", ".join(dict.fromkeys(verdict.rule for verdict in self.tensors)) or DEFAULT_DENY
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """All reasons, those of single tensors first."""
+        return (*(reason for verdict in self.tensors for reason in verdict.reasons), *self.whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,42 +192,23 @@ class Policy:
     ) -> Decision:
         """Whether one message may leave in a round in which ``sent`` bytes have left; the steps run in order."""
         # (1) There is something to decide on.
-        if not releases:
-            return Decision(
-                allow=False, rule=DEFAULT_DENY, reasons=("message declares no tensor; declare what leaves",)
-            )
+        whole = [] if releases else ["message declares no tensor; declare what leaves"]
         # (2) Each tensor passes the rule of its part.
-        reasons: list[str] = []
-        rules: dict[str, None] = {}  # an ordered set
-        for release in releases:
-            rule = self.rule(method, release.part)
-            rules[rule.name if rule else DEFAULT_DENY] = None
-            reasons += self._refusals(rule, method, release, recipient, readers)
+        verdicts = tuple(self._verdict(method, release, recipient, readers) for release in releases)
         # (3) No tensor comes twice.
         names = [(release.part, release.name) for release in releases]
         twice = [name for name, times in Counter(names).items() if times > 1]
-        reasons += [f"tensor {part}/{name} is declared twice; declare it once" for part, name in twice]
+        whole += [f"tensor {part}/{name} is declared twice; declare it once" for part, name in twice]
         # (4) The round stays within its bytes.
         total = sent + sum(release.nbytes for release in releases if release.dtype in ITEM_BYTES)
         if total > (most := self.file.limits.max_bytes_per_round):
-            reasons.append(
-                f"{total} bytes this round are over max_bytes_per_round = {most}; raise it if they may leave"
-            )
-        return Decision(allow=not reasons, rule=", ".join(rules), reasons=tuple(reasons))
+            whole.append(f"{total} bytes this round are over max_bytes_per_round = {most}; raise it if they may leave")
+        return Decision(verdicts, tuple(whole))
 
-    def explain(self, method: str, releases: Sequence[Release], recipient: str, readers: Sequence[str]) -> list[str]:
-        """What ``decide`` would say, a line a tensor and a line for the whole message."""
-        lines = []
-        for release in releases:
-            rule = self.rule(method, release.part)
-            reasons = list(self._refusals(rule, method, release, recipient, readers))
-            shown = f"{release.part}/{release.name} {release.dtype}{list(release.shape)} {release.form} to {recipient}"
-            lines.append(f"allow  {shown} (rule {rule.name})" if rule and not reasons else f"DENY   {shown}")
-            lines += [f"       {reason}" for reason in reasons]
-        decision = self.decide(method, releases, recipient, readers)
-        lines.append(f"{'allow' if decision.allow else 'DENY '}  message of {len(releases)} tensors to {recipient}")
-        told = "\n".join(lines)
-        return lines + [f"       {reason}" for reason in decision.reasons if reason not in told]
+    def _verdict(self, method: str, release: Release, recipient: str, readers: Sequence[str]) -> Verdict:
+        rule = self.rule(method, release.part)
+        reasons = tuple(self._refusals(rule, method, release, recipient, readers))
+        return Verdict(release, rule.name if rule else DEFAULT_DENY, reasons)
 
     def _refusals(
         self, rule: Rule | None, method: str, release: Release, recipient: str, readers: Sequence[str]

@@ -4,7 +4,8 @@ import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..algorithms.data import Dataset, load_npz, split
+from ..algorithms import sources
+from ..algorithms.data import Dataset, split
 from ..algorithms.exchange import Tensors
 from ..algorithms.fit import check_records, check_training
 from ..algorithms.job import Job
@@ -15,7 +16,8 @@ from ..proto.wire import given_items
 from ..security.envelope import verify_document
 from ..security.identity import Role
 from ..security.labels import JOB
-from ..security.policy import Policy
+from ..security.policy import Decision, Policy
+from ..security.release import Release
 from ..security.roster import Roster
 from .config import SiloConfig
 from .payload import readers_of, release_of
@@ -33,35 +35,76 @@ class Admitted:
     digests: Mapping[str, str]  # of their files, SHA-256 in hex
 
 
-def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: SiloConfig, key: bytes) -> Admitted:
-    """The admitted job; RefusedError with the code of the first check that fails."""
+@dataclass(frozen=True)
+class Outflow:
+    """What each of some rounds in a row would give, and what the policy says to it."""
+
+    first: int
+    last: int
+    readers: tuple[str, ...]
+    decision: Decision
+
+    @property
+    def size(self) -> int:
+        """Bytes that one such round gives."""
+        return sum(verdict.release.nbytes for verdict in self.decision.tensors)
+
+
+def read_job(signed: bytes, roster: Roster, origin: str = "the offered job") -> tuple[Job, str]:
+    """The job of a signed file and its signer; checks (1) and (2) of ``admit``."""
     coordinator = roster.coordinator.id
     # (1) An operator of our roster signed it.
     try:
-        envelope = parse_json(signed, "the offered job")
+        envelope = parse_json(signed, origin)
         document = verify_document(envelope, roster, Role.OPERATOR, JOB)
     except (LocalError, PeerError) as error:
         raise RefusedError(coordinator, "JOB_SIGNATURE", str(error)) from error
     # (2) Our code gives the same schema: same method, model and versions.
     try:
-        job = Job.from_document(document, "the offered job")
+        return Job.from_document(document, origin), envelope["signer"]
     except LocalError as error:
         raise RefusedError(coordinator, "JOB_INVALID", str(error)) from error
-    # (3) We are one of its silos.
+
+
+def check_member(job: Job, silo: str, roster: Roster) -> None:
+    """Check (3) of ``admit``: we are one of the job's silos."""
     if silo not in job.silos:
-        raise RefusedError(coordinator, "JOB_INVALID", f"job {job.name!r} is not for silo {silo!r}")
+        raise RefusedError(roster.coordinator.id, "JOB_INVALID", f"job {job.name!r} is not for silo {silo!r}")
+
+
+def outflows(job: Job, roster: Roster, policy: Policy) -> list[Outflow]:
+    """What the policy says to all that the job's rounds give; rounds in a row that give the same are one."""
+    found: dict[int, list[Release]] = {}
+    for start in job.phase_starts:
+        releases = [release_of(item) for item in given_items(job.up(start))]
+        if not found or releases != list(found.values())[-1]:  # what comes down begins phases, too
+            found[start] = releases
+    readers, coordinator = readers_of(roster), roster.coordinator.id
+    return [
+        Outflow(first, following - 1, readers, policy.decide(job.method_name, releases, coordinator, readers))
+        for (first, releases), following in zip(found.items(), (*list(found)[1:], job.length), strict=True)
+    ]
+
+
+def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: SiloConfig, key: bytes) -> Admitted:
+    """The admitted job; RefusedError with the code of the first check that fails."""
+    coordinator = roster.coordinator.id
+    # (1) An operator of our roster signed it. (2) Our code gives the same schema.
+    job, signer = read_job(signed, roster)
+    # (3) We are one of its silos.
+    check_member(job, silo, roster)
     # (4) The policy allows all that any of its rounds gives.
-    for phase in job.phase_starts:
-        releases = [release_of(item) for item in given_items(job.up(phase))]
-        decision = policy.decide(job.method_name, releases, coordinator, readers_of(roster))
-        if not decision.allow:
-            raise RefusedError(coordinator, "POLICY", f"from round {phase} on: " + "; ".join(decision.reasons))
+    for outflow in outflows(job, roster, policy):
+        if not outflow.decision.allow:
+            why = f"from round {outflow.first} on: " + "; ".join(outflow.decision.reasons)
+            raise RefusedError(coordinator, "POLICY", why)
     # (5) Our data fit the job.
     try:
-        records = load_npz(config.data.file)
-        check_records(job, records, str(config.data.file))
+        where = sources.where(config.data)
+        records = sources.load(config.data, job.model)
+        check_records(job, records, where)
         train, test = split(records, key, config.data.test_fraction)
-        check_training(job, train, silo, str(config.data.file))
+        check_training(job, train, silo, where)
         # (6) So do the weights that we bring along.
         loaded = {
             own.part: load_weights(own.file, job.method(), silo, own.part, own.sha256)
@@ -72,4 +115,4 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
         raise RefusedError(coordinator, "DATA", str(error)) from error
     weights = {part: tensors for part, (tensors, _) in loaded.items()}
     digests = {part: digest for part, (_, digest) in loaded.items()}
-    return Admitted(job, envelope["signer"], train, test, weights, digests)
+    return Admitted(job, signer, train, test, weights, digests)

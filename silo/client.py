@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import grpc
 
-from ..errors import LocalError, PeerError, RefusedError
+from ..errors import PeerError, RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
 from ..proto.channel import ERROR_METADATA, OPTIONS, require_tls13, transfer_seconds
@@ -140,17 +140,3 @@ def handshake_hint(fingerprint: str, roster_version: int, coordinator: str) -> s
         f"roster has this key and ours has the certificate that {coordinator} uses; compare `staddle roster show` on "
         "both sides, and the clocks"
     )
-
-
-def checked_address(address: str) -> str:
-    """``host:port`` as written in a configuration; LocalError for anything else."""
-    host, colon, port = address.rpartition(":")
-    if (
-        not colon
-        or not host
-        or "/" in address
-        or not (port.isascii() and port.isdecimal())
-        or not 0 < int(port) < 65536
-    ):
-        raise LocalError(f"coordinator address {address!r} is not host:port, such as federation.example:7443")
-    return address

@@ -16,8 +16,9 @@
     threshold = 1
 
     [data]
-    file = "data.npz"                 # arrays x [N, ...], y [N]; if known, class_names [classes]
-    test_fraction = 0.25
+    kind = "npz"                      # or "images", "csv", "torchvision", "bundled": each has its own keys
+    file = "data.npz"                 # arrays x [N, ...], y [N]; if known, class_names [classes], ids [N]
+    test_fraction = 0.25              # held out
 
     [training]
     threads = 2
@@ -34,15 +35,9 @@ from typing import Literal
 
 import pydantic
 
+from ..algorithms import sources
 from ..files import Strict, read_toml
 from ..security.roster import Pins
-
-
-class Data(Strict):
-    """Where the silo's records lie, and how many are held out."""
-
-    file: Path
-    test_fraction: float = pydantic.Field(default=0.25, gt=0, lt=1)
 
 
 class Training(Strict):
@@ -71,7 +66,7 @@ class SiloConfig(Strict):
     policy: Path
     log: Literal["text", "json"] = "text"
     trust: Pins
-    data: Data
+    data: sources.Source
     training: Training = Training()
     weights: tuple[Weights, ...] = ()
 
@@ -87,6 +82,6 @@ def load(path: Path) -> SiloConfig:
             "roster": base / config.roster,
             "policy": base / config.policy,
             "weights": tuple(own.model_copy(update={"file": base / own.file}) for own in config.weights),
-            "data": config.data.model_copy(update={"file": base / config.data.file}),
+            "data": sources.below(config.data, base),
         }
     )

@@ -6,6 +6,7 @@ import signal
 from importlib.metadata import version
 
 from .. import log
+from ..algorithms import sources
 from ..errors import LocalError
 from ..security import policy as policies
 from ..security import roster as rosters
@@ -31,8 +32,7 @@ async def serve(config: SiloConfig) -> None:
             "have its entry.json added and the roster signed"
         )
     policy = policies.load(config.policy)
-    if not config.data.file.is_file():
-        raise LocalError(f"{config.data.file}: no such file; data.file in the configuration names the silo's records")
+    sources.check_present(config.data)
     ledger_folder = config.directory / "ledger"
     ledger_folder.mkdir(parents=True, exist_ok=True)
     with locked(config.directory), Ledger.open(ledger_folder / "egress.jsonl", entry.id) as ledger:

@@ -30,7 +30,7 @@ from ..algorithms.job import Job
 from ..errors import LocalError, PeerError, RefusedError, StaddleError
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
-from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN
+from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, checked_address
 from ..proto.stream import Digester, Digests, Inbound, chunks, resumable
 from ..proto.wire import Item, check_manifest, delivered_items, given_items, to_wire
 from ..security import roster as rosters
@@ -40,7 +40,7 @@ from ..security.policy import Policy
 from ..security.receipt import Receipt
 from ..security.records import Applied, Payload, Peer, TensorDigest
 from ..security.release import Release
-from .client import Client, TurnedAwayError, UnreachableError, checked_address, handshake_hint
+from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
 from .payload import exactly, readers_of, release_of, unpack
 
 UPLOAD = "/staddle.v1.Federation/Upload"

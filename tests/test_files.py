@@ -117,10 +117,68 @@ def test_unknown_keys_name_the_nearest_known_one(tmp_path):
     assert str(caught.value) == (
         f"{path}: missing key 'limits.max_bytes'; add it; unknown key 'limits.max_byte'; did you mean 'max_bytes'?"
     )
-    with pytest.raises(LocalError, match="known keys: limits, max_bytes, version"):
+    with pytest.raises(LocalError, match="known keys: limits, version"):
         validate({"version": 1, "limits": {"max_bytes": 1}, "qqq": 1}, File, "f")
     with pytest.raises(LocalError, match=r"version = 'x': give a whole number$"):
         validate({"version": "x", "limits": {"max_bytes": 1}}, File, "f")
+
+
+class Rule(Strict):
+    name: str
+    never: tuple[str, ...] = ()
+
+
+class Numbers(Strict):
+    kind: Literal["numbers"]
+    seed: int = 0
+
+
+class Images(Strict):
+    kind: Literal["images"]
+    folder: str = ""
+
+
+class Tables(Strict):
+    log: str = "text"
+    limits: File | None = None
+    rules: tuple[Rule, ...] = ()
+    data: Annotated[Numbers | Images, Field(discriminator="kind")] = Numbers(kind="numbers")
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"lgo": 1}, "unknown key 'lgo'; did you mean 'log'?"),
+        ({"limit": {}}, "unknown key 'limit'; did you mean 'limits'?"),
+        ({"rules": [{"name": "a"}, {"name": "b", "nevr": []}]}, "unknown key 'rules.1.nevr'; did you mean 'never'?"),
+        ({"rules": [{"name": "a", "log": 1}]}, "unknown key 'rules.0.log'; 'log' belongs at the top of the file"),
+        ({"never": []}, "unknown key 'never'; 'never' belongs in [[rules]]"),
+        ({"nevr": []}, "unknown key 'nevr'; did you mean 'never', which belongs in [[rules]]?"),
+        ({"max_bytes": 1}, "unknown key 'max_bytes'; 'max_bytes' belongs in [limits.limits]"),
+        ({"data": {"kind": "images", "foldr": ""}}, "unknown key 'data.foldr'; did you mean 'folder'?"),
+        (
+            {"limits": {"version": 1, "limits": {"max_bytes": 1, "log": 1}}},
+            "unknown key 'limits.limits.log'; 'log' bel",
+        ),
+        ({"rules": [{"name": "a", "qq": 1}]}, "unknown key 'rules.0.qq'; known keys: name, never"),
+        ({"data": {"kind": "numbers", "seed": "x"}}, "data.seed = 'x': give a whole number"),
+        ({"limits": {"version": 1, "limits": {"max_bytes": 1}, "lmits": 1}}, "'limits.lmits'; did you mean 'limits'?"),
+    ],
+)
+def test_an_unknown_key_is_told_its_own_table_s_keys_first_then_where_it_belongs(document, said):
+    with pytest.raises(LocalError) as caught:
+        validate(document, Tables, "f")
+    assert said in str(caught.value)
+
+
+def test_a_near_key_here_and_the_same_key_elsewhere_are_both_told():
+    class Both(Strict):
+        seeds: int = 0
+        data: Numbers = Numbers(kind="numbers")
+
+    with pytest.raises(LocalError) as caught:
+        validate({"seed": 1}, Both, "f")
+    assert str(caught.value) == "f: unknown key 'seed'; did you mean 'seeds'? 'seed' belongs in [data]"
 
 
 class Shapes(Strict):

@@ -34,6 +34,7 @@ def test_every_module_of_the_tree_is_in_the_wheel():
     installed = {str(path) for path in files("staddle") or ()}
     assert "staddle/py.typed" in installed
     assert "staddle/proto/federation.proto" in installed
+    assert {f"staddle/commands/templates/{name}.toml" for name in ("coordinator", "silo", "job", "policy")} <= installed
     assert {"staddle/proto/tensor_pb2.pyi", "staddle/algorithms/pfedsim.py", "staddle/files.py"} <= installed
 
 

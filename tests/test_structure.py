@@ -86,6 +86,20 @@ def test_only_the_client_module_holds_the_stub():
     assert offences("silo", forbidden) == []
 
 
+def test_what_opens_a_connection_beside_the_client_has_nothing_to_send():
+    """silo/reach.py knows keys and addresses, and no module that has records, tensors or messages."""
+    assert [
+        o for o in offences("silo", lambda name, _: under(name, "grpc", "socket", "ssl")) if "/reach.py" not in o
+    ] == ["silo/client.py imports grpc"]
+    ours = {name.rpartition(".")[0] for name in imports_of(ROOT / "silo" / "reach.py") if under(name, "staddle")}
+    assert ours == {
+        "staddle.errors",
+        "staddle.proto.channel",
+        "staddle.security.certificate",
+        "staddle.security.identity",
+    }
+
+
 def test_only_the_egress_gate_holds_the_client():
     def forbidden(name, path):
         return under(name, "staddle.silo.client") and path != "silo/egress.py"
@@ -112,6 +126,20 @@ def test_no_assert_and_no_way_to_run_or_unpickle_data():
                     found.append(f"{where} allow_pickle")
         banned = ("pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "torch.load", "torch.save")
         found += [f"{path.relative_to(ROOT)} imports {name}" for name in imports_of(path) if under(name, *banned)]
+    assert found == []
+
+
+def test_nothing_waits_by_the_wall_clock():
+    """A clock that jumps changes time stamps and, within their validity, nothing else: waits are of the event loop."""
+    stamps = {"log.py", "security/appendlog.py", "security/certificate.py"}
+    found = []
+    for path in sources():
+        if path.relative_to(ROOT).as_posix() in stamps:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called.endswith((".now", ".utcnow", ".today")) or called in {"time.time", "time.time_ns"}:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {called}")
     assert found == []
 
 

@@ -3,8 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from staddle.algorithms.data import Dataset, digits, load_npz, save_npz, split
+from staddle.algorithms.data import Dataset, _draw, digits, load_npz, save_npz, split
 from staddle.errors import LocalError
 
 X = np.zeros((4, 1, 8, 8), np.float32)
@@ -46,6 +48,11 @@ def test_what_is_saved_is_loaded(tmp_path, make_data):
         ({"x": X, "y": Y, "class_names": np.array([b"a", b"b"])}, r"class_names is \|S1 \[2\]; store numpy.array"),
         ({"x": X, "y": Y, "class_names": np.array([1, 2])}, r"class_names is int64 \[2\]; store"),
         ({"x": X, "y": Y, "class_names": np.array([["a", "b"]])}, r"class_names is <U1 \[1, 2\]; store"),
+        ({"x": X, "y": Y, "ids": np.array([*"abcd"], dtype=object)}, "ids is no plain array; store numpy.array"),
+        ({"x": X, "y": Y, "ids": np.array([*"abc"])}, r"ids is <U1 \[3\] for 4 records; store .* one id a record"),
+        ({"x": X, "y": Y, "ids": np.array([[*"abcd"]])}, r"ids is <U1 \[1, 4\] for 4 records"),
+        ({"x": X, "y": Y, "ids": np.array([1.0, 2, 3, 4])}, r"ids is float64 \[4\] for 4 records"),
+        ({"x": X, "y": Y, "ids": np.array([True, False, True, True])}, r"ids is bool \[4\] for 4 records"),
     ],
 )
 def test_load_names_what_is_wrong(tmp_path, arrays, complaint):
@@ -119,3 +126,66 @@ def test_a_split_needs_a_fraction_and_a_key(fraction):
         split(numbered(50), b"key", fraction)
     with pytest.raises(LocalError, match="needs a key"):
         split(numbered(50), b"", 0.5)
+
+
+def test_the_sides_of_records_without_ids_are_those_of_the_first_release():
+    assert sides(40, b"key")[1] == {0, 1, 3, 5, 18, 21, 22, 23, 24, 25, 37}
+
+
+# Records with ids.
+
+PINNED_IDS = {"a", "17", "train/0", "p0", "p1", "p2", "p5", "p8", "p10"}
+IDS = ("a", "b", "17", "ä", "benign/0001.png", "train/0", *(f"p{n}" for n in range(20)))
+
+
+def with_ids(ids):
+    return replace(numbered(len(ids)), ids=tuple(ids))
+
+
+def held_out(ids, key=b"key", fraction=0.3):
+    train, test = split(with_ids(ids), key, fraction)
+    assert sorted(train.ids + test.ids) == sorted(ids)
+    return set(test.ids)
+
+
+def test_the_sides_of_records_with_ids_are_pinned():
+    assert held_out(IDS) == PINNED_IDS
+    assert held_out(IDS, b"other") != PINNED_IDS
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.text(max_size=5), min_size=2, max_size=30, unique=True), st.randoms(use_true_random=False))
+def test_a_record_keeps_its_side_when_the_others_are_reordered_added_or_removed(ids, random):
+    both = [f"train {n}" for n in range(20)] + [f"test {n}" for n in range(20)]  # so that no side is empty
+    before = held_out([*both, *ids], fraction=0.5)
+    kept = random.sample(ids, random.randrange(len(ids)))
+    changed = [*kept, *both, "another", "and another"]
+    random.shuffle(changed)
+    assert held_out(changed, fraction=0.5) & {*both, *kept} == before & {*both, *kept}
+
+
+def test_records_of_one_id_are_never_on_both_sides():
+    train, test = split(with_ids([f"patient {n % 20}" for n in range(200)]), b"key", 0.5)
+    assert not set(train.ids) & set(test.ids)
+    assert len(train) + len(test) == 200
+
+
+def test_an_id_is_another_thing_than_an_index():
+    draws = {_draw(b"key", index) for index in range(300)}
+    as_text = {_draw(b"key", index.to_bytes(8, "little").decode("latin-1")) for index in range(300)}
+    assert len(draws | as_text | {_draw(b"key", str(index)) for index in range(300)}) == 900
+
+
+def test_ids_are_saved_loaded_and_taken(tmp_path):
+    path = tmp_path / "d.npz"
+    save_npz(path, with_ids(IDS))
+    assert load_npz(path).ids == IDS
+    assert load_npz(path).take(np.array([3, 0])).ids == ("ä", "a")
+    numbers = written(tmp_path, x=X, y=Y, ids=np.array([7, 3, 17, -1]))
+    assert load_npz(numbers).ids == ("7", "3", "17", "-1")  # as a CSV file of the same records has them
+    assert load_npz(written(tmp_path, x=X, y=Y)).ids is None
+
+
+def test_a_data_set_has_an_id_for_each_record_or_none():
+    with pytest.raises(LocalError, match="1 ids for 2 records; give one id a record"):
+        replace(numbered(2), ids=("a",))

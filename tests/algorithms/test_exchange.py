@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from staddle.algorithms import exchange
 from staddle.algorithms.exchange import (
     MIX_BITS,
     PLAIN,
@@ -203,3 +204,18 @@ def test_give_lays_out_in_wire_order_and_detaches():
     assert list(given_) == ["w", "b", WEIGHT]
     assert not given_["b"].requires_grad
     assert given_[WEIGHT].dtype == torch.float64
+
+
+@pytest.mark.parametrize(("region", "block"), [(1, 1), (7, 3), (64, 64), (1000, 10)])
+def test_regions_and_blocks_change_no_bit(monkeypatch, region, block):
+    spec = TensorSpec("w", "float32", (9, 11))
+    values = {silo: torch.randn(9, 11, generator=torch.Generator().manual_seed(n)) for n, silo in enumerate("abc")}
+    given = {silo: {"w": w, WEIGHT: torch.tensor(n + 0.3).double()} for n, (silo, w) in enumerate(values.items())}
+    read = lambda silo, name: given[silo][name]  # noqa: E731
+    mean, mixed = Part("m", Kind.BACKBONE, Sum("mean"), (spec,)), Part("x", Kind.BACKBONE, Mix(), (spec,))
+    shares = {"a": 0.2, "b": 0.0, "c": 3.0}
+    before = PLAIN.collect(mean, tuple("abc"), read)["w"], PLAIN.mix(mixed, shares, read)["w"]
+    monkeypatch.setattr(exchange, "REGION", region)
+    monkeypatch.setattr(exchange, "BLOCK", block)
+    after = PLAIN.collect(mean, tuple("abc"), read)["w"], PLAIN.mix(mixed, shares, read)["w"]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

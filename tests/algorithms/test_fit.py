@@ -59,6 +59,14 @@ def test_4_values_that_are_no_number(make_job, good, value):
     assert "NaN or a value beyond float32 in record 5; clean it first" in refused(make_job(), replace(good, x=x))
 
 
+def test_6_an_id_that_two_records_have(make_job):
+    records = replace(labelled([0, 1, 2]), ids=("x", "secret", "secret"))
+    why = refused(make_job(), records)
+    assert "records 1 and 2 have the same id; give each record its own" in why
+    assert "secret" not in why
+    check_records(make_job(), replace(records, ids=("a", "b", "c")), "here")
+
+
 def test_5_names_that_disagree_with_the_job(make_job):
     job = make_job(model={"class_names": list(NAMES)})
     check_records(job, labelled([0, 1, 2], NAMES), "here")

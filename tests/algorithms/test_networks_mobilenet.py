@@ -1,9 +1,5 @@
 import hashlib
-import importlib
 import socket
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pydantic
@@ -13,9 +9,8 @@ from opacus import GradSampleModule
 from opacus.validators import ModuleValidator
 from torch import nn
 
-from staddle.algorithms import networks_mobilenet
 from staddle.algorithms.models import ModelOptions, build, input_shape, sketch
-from staddle.algorithms.networks_mobilenet import OPERATORS, declare_operators, torchvision_models
+from staddle.algorithms.torchvision_import import torchvision
 from staddle.errors import LocalError
 
 
@@ -72,7 +67,7 @@ def test_it_computes_what_torchvisions_own_does(norm):
         if tensor.is_floating_point() and tensor.dim() == 1:  # of a norm: at first ones and zeros, which show nothing
             tensor.copy_(torch.rand(tensor.shape, generator=generator) + ("mean" not in name))
     groups = {} if norm == "batch" else {"norm_layer": lambda channels: nn.GroupNorm(8, channels)}
-    theirs = torchvision_models().mobilenet_v2(num_classes=10, **groups)
+    theirs = torchvision("models", "this test").mobilenet_v2(num_classes=10, **groups)
     values = dict(parts["extractor"].state_dict())
     values |= {f"classifier.1.{name}": t for name, t in parts["classifier"].state_dict().items()}
     theirs.load_state_dict(values, strict=True)
@@ -141,68 +136,3 @@ def test_methods_take_it_or_say_why_not(make_job):
     assert not list(method.modules("a")["extractor"].buffers())  # dealt out by name alone, it has norm "group"
     with pytest.raises(LocalError, match="'mobilenet-v2' ends in 1280 units, the job's model in 84"):
         make_job("fedssa", {"extractors": ["mobilenet-v2"]}, model={"name": "lenet5"}).document()
-
-
-# torchvision is imported late, and beside a torch that it was not built for.
-
-LATE = """
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from staddle.algorithms import networks, networks_mobilenet, models, simulation
-assert not [name for name in sys.modules if name.startswith("torchvision")]
-make = lambda _: models.sketch(models.ModelOptions(name="mobilenet-v2", classes=2, norm="group"))
-with ThreadPoolExecutor(4) as pool:
-    assert len(list(pool.map(make, range(4)))) == 4
-assert "torchvision.models" in sys.modules
-print(len(networks_mobilenet.DECLARED))
-"""
-
-
-def python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-
-def test_torchvision_is_imported_with_the_first_model_and_operators_declared_only_where_it_fails():
-    fails = python("import torchvision").returncode != 0
-    done = python(LATE)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(int(fails))]
-
-
-def test_threads_import_one_at_a_time_and_not_on_the_device_of_the_model(monkeypatch):
-    inside, most, devices = [], [], []
-
-    def slow(name):
-        inside.append(name)
-        time.sleep(0.02)
-        most.append(len(inside))
-        devices.append(torch.empty(0).device.type)
-        inside.pop()
-
-    def ask(_):
-        with torch.device("meta"):
-            torchvision_models()
-
-    monkeypatch.setattr(importlib, "import_module", slow)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(ask, range(4)))
-    assert most == [1] * 4
-    assert devices == ["cpu"] * 4
-
-
-def test_operators_that_exist_are_left_alone():
-    torchvision_models()
-    before = [str(getattr(torch.ops.torchvision, name).default) for name in OPERATORS]
-    declare_operators()  # declaring one anew would be an error
-    assert [str(getattr(torch.ops.torchvision, name).default) for name in OPERATORS] == before
-
-
-@pytest.mark.parametrize("fault", [ImportError("No module named 'torchvision'"), RuntimeError("CUDA versions differ")])
-def test_another_fault_of_the_import_is_told(monkeypatch, fault):
-    def fail(name):
-        raise fault
-
-    monkeypatch.setattr(importlib, "import_module", fail)
-    monkeypatch.setattr(networks_mobilenet, "declare_operators", lambda: pytest.fail("nothing to declare"))
-    with pytest.raises(LocalError, match=f"{fault}; install the torchvision of this torch release"):
-        torchvision_models()

@@ -22,7 +22,9 @@ from staddle.coordinator.round import (
     Lost,
     OfferTask,
     Report,
+    Resumed,
     RoundTask,
+    Stopped,
     Watch,
     advance,
     awaited,
@@ -31,7 +33,7 @@ from staddle.coordinator.round import (
 
 SILOS = ("b", "a", "c")  # job order is not the alphabet's
 ALL = (*SILOS, "stranger")
-STAGES = ("queued", "admitting", "drawing", "round", "folding", "finishing", "ended")
+STAGES = ("queued", "admitting", "drawing", "round", "folding", "finishing", "ended", "stopped")
 STEPS = {  # the table, read by hand
     ("queued", "admitting"),
     ("admitting", "drawing"),
@@ -44,6 +46,13 @@ STEPS = {  # the table, read by hand
     ("folding", "drawing"),
     ("folding", "finishing"),
     ("finishing", "ended"),
+    *((stage, "stopped") for stage in ("queued", "admitting", "drawing", "round", "folding")),
+    ("stopped", "queued"),
+    ("queued", "drawing"),  # where it was stopped
+    ("queued", "round"),
+    ("queued", "folding"),  # all that the round waits for had been given
+    ("queued", "finishing"),  # all had answered, too few accepted
+    ("queued", "ended"),
 }
 
 
@@ -73,6 +82,7 @@ REACHED = {
     "folding": GAVE,
     "finishing": FINISHING,
     "ended": ENDED,
+    "stopped": (*OPEN, Given("b", 0, "db"), Stopped()),
 }
 
 
@@ -197,7 +207,78 @@ def test_nobody_to_tell_ends_the_job_at_once():
 def test_enough_acceptances_at_the_deadline_go_on():
     state, effects = run(job(), *ADMITTED[:3], Deadline("admitting", 0))
     assert (state.stage, state.admitted, effects) == ("drawing", ("b", "a"), (DrawCohort(0),))
-    assert run(state, Answered("c", None)) == (state, ())
+    assert task_for(state, "c") == OfferTask()  # it may still come
+
+
+def test_a_silo_that_answers_late_is_drawn_from_then_on():
+    state, _ = run(job(rounds=3), *ADMITTED[:3], Deadline("admitting", 0), Drawn(0, ("b", "a")))
+    state, effects = run(state, Answered("c", None))
+    assert (state.stage, state.admitted, state.cohort, effects[0].event) == ("round", SILOS, ("b", "a"), "job.accepted")
+    assert task_for(state, "c") is None
+    state, _ = run(state, Given("a", 0, "x"), Given("b", 0, "y"), Folded(0), Drawn(1, SILOS))
+    assert task_for(state, "c") == RoundTask(1, SILOS, 0)
+    assert run(state, Answered("c", "DATA")) == (state, ())
+
+
+# Stopping and resuming.
+
+
+def test_a_stopped_round_goes_on_with_what_was_given():
+    state, effects = run(job(), *OPEN, Given("b", 0, "x"), Failed("c", 0, "lost"), Stopped())
+    assert (state.stage, effects) == ("stopped", (Report("job.stopped", {"round": 0}),))
+    assert [task_for(state, s) for s in ALL] == [None] * 4
+    for event in (Given("a", 0, "z"), Deadline("round", 0), Lost("a"), Began(), Stopped(), Folded(0)):
+        assert run(state, event) == (state, ())
+    state, _ = run(state, Resumed())
+    assert (state.stage, state.given) == ("queued", {"b": "x"})
+    state, effects = run(state, Began())
+    assert (state.stage, without_reports(effects)) == ("round", (Watch("round", 0),))
+    assert [task_for(state, s) for s in SILOS] == [
+        None,
+        RoundTask(0, SILOS, 0),
+        RoundTask(0, SILOS, 0),
+    ]  # c may try again
+    state, effects = run(state, Given("a", 0, "y"), Given("c", 0, "z"))
+    assert without_reports(effects) == (Fold(0, SILOS),)
+
+
+def test_a_fold_is_finished_before_the_job_stops():
+    state, effects = run(job(rounds=3), *GAVE, Stopped())
+    assert (state.stage, state.stopping, effects) == ("folding", True, ())
+    state, effects = run(state, Folded(0))
+    assert (state.stage, state.round, without_reports(effects)) == ("stopped", 1, ())
+    assert [event for event, _ in reports(effects)] == ["round.closed", "job.stopped"]
+    state, effects = run(state, Resumed(), Began())
+    assert (state.stage, without_reports(effects)) == ("drawing", (DrawCohort(1),))
+    assert run(job(rounds=1), *GAVE, Stopped(), Folded(0))[0].stage == "finishing"  # there is nothing left to stop
+    assert run(job(), *GAVE, Stopped(), Resumed(), Folded(0))[0].stage == "drawing"
+
+
+def test_a_job_that_is_stopped_while_silos_answer_asks_the_others_when_it_is_resumed():
+    state, _ = run(job(), Began(), Answered("a", None), Stopped(), Resumed(), Began())
+    assert (state.stage, [task_for(state, s) for s in SILOS]) == ("admitting", [OfferTask(), None, OfferTask()])
+    assert run(state, Answered("b", None), Answered("c", None))[0].stage == "drawing"
+
+
+@pytest.mark.parametrize("stage", ["finishing", "ended"])
+def test_a_job_that_is_over_is_not_stopped(stage):
+    state, _ = run(job(), *REACHED[stage])
+    assert run(state, Stopped()) == run(state, Resumed()) == (state, ())
+
+
+# A quorum.
+
+
+@pytest.mark.parametrize(("quorum", "gifts"), [(1.0, 3), (0.9, 3), (0.67, 3), (0.5, 2), (0.01, 2)])
+def test_a_quorum_closes_the_round_and_never_below_min_cohort(quorum, gifts):
+    state, _ = run(JobState("job", SILOS, 2, 2, quorum), *OPEN)
+    for number, silo in enumerate("acb", 1):
+        assert state.stage == "round"
+        state, effects = run(state, Given(silo, 0, "x"))
+        if number == gifts:
+            break
+    given = tuple(s for s in SILOS if s in "acb"[:gifts])
+    assert (state.stage, without_reports(effects)) == ("folding", (Fold(0, given),))
 
 
 # Rounds.
@@ -373,6 +454,9 @@ MOVES = {  # (stage, event): where to; what is not here changes nothing
     ("finishing", "Done"): "finishing",
     ("finishing", "Lost"): "finishing",
     ("finishing", "Deadline"): "ended",
+    **{(stage, "Stopped"): "stopped" for stage in ("queued", "admitting", "drawing", "round")},
+    ("folding", "Stopped"): "folding",
+    ("stopped", "Resumed"): "queued",
 }
 
 
@@ -389,6 +473,8 @@ def fitting(state):
         "FoldFailed": FoldFailed(state.round, "disk"),
         "Done": Done("a"),
         "Deadline": Deadline(state.stage, state.round),
+        "Stopped": Stopped(),
+        "Resumed": Resumed(),
     }
 
 
@@ -435,6 +521,7 @@ class World:
             assert effects == (), "an event that changes nothing has an effect"
             return
         assert before.stage == after.stage or (before.stage, after.stage) in STEPS
+        assert before.counted.items() <= after.counted.items() or isinstance(event, Folded)
         assert before.round <= after.round <= after.rounds
         assert after.round - before.round <= 1
         assert before.answers.items() <= after.answers.items()
@@ -442,6 +529,8 @@ class World:
         if before.outcome != "running":
             assert (after.outcome, after.reason) == (before.outcome, before.reason)
         assert (after.outcome != "running") == (after.stage in ("finishing", "ended"))
+        assert after.opened >= before.opened
+        assert not after.stopping or after.stage in ("folding", "finishing", "ended")
         assert (after.outcome == "completed") <= (after.round == after.rounds)
         assert set(after.given) <= set(after.cohort)
         assert set(after.failed) <= set(after.cohort or after.admitted)
@@ -468,8 +557,12 @@ class World:
             case Deadline(stage, number):
                 assert (before.stage, before.round) == (stage, number)
             case Answered(silo, _):
-                assert before.stage == "admitting"
+                assert before.stage in ("admitting", "drawing", "round", "folding")
                 assert silo not in before.answers
+            case Stopped():
+                assert before.stage in ("queued", "admitting", "drawing", "round", "folding")
+            case Resumed():
+                assert before.stage == "stopped" or before.stopping
             case Done(silo):
                 assert before.stage in ("finishing", "ended")
                 assert before.answers[silo] == "accepted"
@@ -487,7 +580,13 @@ class World:
                 "folding": [Fold(after.round, members)],
                 "finishing": [Watch("finishing", after.round)],
                 "ended": [],
+                "stopped": [],
+                "queued": [],
             }[after.stage]
+            if before.stage == "queued" and after.stage == "folding":
+                wanted = [Watch("round", after.round), *wanted]
+            if before.stage == "queued" and after.stage in ("drawing", "finishing", "ended") and not before.opened:
+                wanted = [Watch("admitting", 0), *wanted]
             if after.stage == "folding":
                 assert len(members) >= after.min_cohort
                 assert members == tuple(s for s in after.silos if s in after.given), "not in job order"
@@ -501,7 +600,7 @@ class World:
         for silo in (*state.silos, "stranger"):
             match task_for(state, silo):
                 case OfferTask():
-                    assert state.stage == "admitting"
+                    assert state.stage in ("admitting", "drawing", "round", "folding")
                     assert silo in state.silos
                     assert silo not in state.answers
                 case RoundTask(number, cohort):
@@ -548,6 +647,8 @@ def any_event(draw, state):
         Done(silo),
         *(Deadline(stage, number) for stage in STAGES if stage != state.stage),
         Deadline(state.stage, number),
+        Stopped(),
+        Resumed(),
     )
     return draw(st.sampled_from(choices))
 
@@ -579,7 +680,8 @@ def test_any_events_in_any_order(data):
             world.send(any_event(data.draw, world.state))
         world.check_tasks()
 
-    # It always ends once what is owed is done and the deadlines fire.
+    # It always ends once it is resumed, what is owed is done and the deadlines fire.
+    world.send(Resumed())
     world.send(Began())
     for _ in range(3 * world.state.rounds + 5):
         while world.pending:

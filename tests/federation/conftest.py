@@ -56,6 +56,9 @@ class Running:
     def start_coordinator(self, **timing: float) -> Daemon:
         names = [job.name for job in self.jobs]
         local_federation.write_coordinator(self.federation, names, {**TIMING, **timing})
+        return self.restart_coordinator()
+
+    def restart_coordinator(self) -> Daemon:
         daemon = Daemon("coordinator", ("-m", "staddle.coordinator"), self.federation.coordinator_config)
         self.daemons["coordinator"] = daemon
         self.address = str(daemon.wait_for("listening", 60)["address"])

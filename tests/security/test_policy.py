@@ -131,22 +131,27 @@ def test_without_rules_nothing_leaves():
     assert not bare.decide("fedavg", [Release(**GOOD)], "coordinator", ["coordinator"]).allow
 
 
-def test_explain_says_it_line_by_line():
-    lines = policy().explain(
-        "fedavg", [Release(**GOOD), Release(**{**GOOD, "name": "head.w"})], "coordinator", ["coordinator"]
-    )
+def test_a_decision_has_a_verdict_for_each_tensor_and_the_reasons_of_the_whole_message():
+    good, head = Release(**GOOD), Release(**{**GOOD, "name": "head.w"})
+    secret = Release("secret", "backbone", "w", "float32", (1000,))
+    decision = decide(good, head, secret)
     globs = ["features.**", "@weight"]
-    assert lines == [
-        "allow  model/features.0.weight float32[6, 5] plain to coordinator (rule update)",
-        "DENY   model/head.w float32[6, 5] plain to coordinator",
-        f"       tensor model/head.w: rule 'update': no glob of tensors = {globs} matches; add one if it may leave",
-        "DENY   message of 2 tensors to coordinator",
+    assert [(v.release, v.rule, v.reasons) for v in decision.tensors] == [
+        (good, "update", ()),
+        (
+            head,
+            "update",
+            (f"tensor model/head.w: rule 'update': no glob of tensors = {globs} matches; add one if it may leave",),
+        ),
+        (
+            secret,
+            "default-deny",
+            ("tensor secret/w: no [[allow]] has method 'fedavg' and part 'secret'; add one if it may leave",),
+        ),
     ]
-    big = [Release(**{**GOOD, "name": f"features.{n}", "shape": (500,)}) for n in range(3)]
-    assert policy().explain("fedavg", big, "coordinator", ["coordinator"])[-2:] == [
-        "DENY   message of 3 tensors to coordinator",
-        "       6000 bytes this round are over max_bytes_per_round = 4096; raise it if they may leave",
-    ]
+    assert decision.whole == ("4240 bytes this round are over max_bytes_per_round = 4096; raise it if they may leave",)
+    assert decision.reasons == (*decision.tensors[1].reasons, *decision.tensors[2].reasons, *decision.whole)
+    assert (decision.allow, decision.rule) == (False, "update, default-deny")
 
 
 @pytest.mark.parametrize(

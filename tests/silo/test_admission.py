@@ -9,6 +9,7 @@ from safetensors.torch import save
 from staddle.algorithms.data import _draw
 from staddle.algorithms.job import DERIVED, Job, JobFile
 from staddle.algorithms.method import initial_state
+from staddle.algorithms.sources import Npz
 from staddle.errors import RefusedError
 from staddle.files import canonical_json
 from staddle.security import roster as rosters
@@ -16,7 +17,7 @@ from staddle.security.envelope import sign_document
 from staddle.security.identity import load_keys
 from staddle.security.labels import JOB, ROSTER
 from staddle.silo.admission import admit
-from staddle.silo.config import Data, SiloConfig, Weights
+from staddle.silo.config import SiloConfig, Weights
 
 KEY = bytes(32)
 BAD_DATA = "nowhere.npz"
@@ -28,7 +29,7 @@ def ask(made, data_file):
     """Admit a signed job; everything but what the test changes is as it should be."""
 
     def call(signed=None, silo="silo-a", policy=None, data=None, key=KEY, roster=None, weights=()):
-        config = SiloConfig.model_construct(data=data or Data(file=data_file), weights=weights)
+        config = SiloConfig.model_construct(data=data or Npz(file=data_file), weights=weights)
         return admit(
             made.signed("simple") if signed is None else signed,
             silo,
@@ -239,7 +240,7 @@ def test_4_memberships_are_released_only_where_the_policy_says_so(ask, refused, 
 
 
 def test_5_missing_data_is_refused(refused, tmp_path):
-    assert BAD_DATA in refused("DATA", data=Data(file=tmp_path / BAD_DATA))
+    assert BAD_DATA in refused("DATA", data=Npz(file=tmp_path / BAD_DATA))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ def test_5_missing_data_is_refused(refused, tmp_path):
 )
 def test_5_data_that_do_not_fit_are_refused(refused, tmp_path, x, y, said):
     np.savez(tmp_path / "bad.npz", x=x, y=y)
-    assert said in refused("DATA", data=Data(file=tmp_path / "bad.npz"))
+    assert said in refused("DATA", data=Npz(file=tmp_path / "bad.npz"))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_5_class_names_must_agree_in_order(ask, refused, made, signed_by, tmp_pa
     job = Job.from_file(JobFile.model_validate(document), "job.toml")
     names = {} if in_data is None else {"class_names": np.array(in_data)}
     np.savez(tmp_path / "named.npz", x=np.zeros((40, 1, 8, 8), np.float32), y=np.arange(40) % 3, **names)
-    asked = {"signed": signed_by(job.document()), "data": Data(file=tmp_path / "named.npz")}
+    asked = {"signed": signed_by(job.document()), "data": Npz(file=tmp_path / "named.npz")}
     if said:
         assert f"{tmp_path / 'named.npz'}: {said}" in refused("DATA", **asked)
     else:
@@ -292,12 +293,12 @@ def test_5_class_names_must_agree_in_order(ask, refused, made, signed_by, tmp_pa
 def test_5_a_silo_that_lacks_a_class_is_admitted(ask, tmp_path, labels):
     y = np.resize(labels, 40)
     np.savez(tmp_path / "few.npz", x=np.zeros((40, 1, 8, 8), np.float32), y=y)
-    assert sorted(set(ask(data=Data(file=tmp_path / "few.npz")).train.y.tolist())) == labels
+    assert sorted(set(ask(data=Npz(file=tmp_path / "few.npz")).train.y.tolist())) == labels
 
 
 def test_5_one_training_record_is_refused_under_batch_norm_alone(ask, refused, made, signed_by, tmp_path):
     np.savez(tmp_path / "two.npz", x=np.zeros((2, 1, 8, 8), np.float32), y=np.array([0, 1]))
-    data = Data(file=tmp_path / "two.npz", test_fraction=0.5)
+    data = Npz(file=tmp_path / "two.npz", test_fraction=0.5)
     key = next(k for k in (bytes([n]) * 32 for n in range(99)) if sum(_draw(k, i) >> 63 for i in (0, 1)) == 1)
     assert len(ask(data=data, key=key).train) == 1
     document = {k: v for k, v in made.jobs["simple"].document().items() if k not in DERIVED}
@@ -308,14 +309,14 @@ def test_5_one_training_record_is_refused_under_batch_norm_alone(ask, refused, m
 
 
 def test_5_a_split_without_test_records_is_refused(refused, data_file):
-    assert "no test record" in refused("DATA", data=Data(file=data_file, test_fraction=1e-12))
+    assert "no test record" in refused("DATA", data=Npz(file=data_file, test_fraction=1e-12))
 
 
 # In running order.
 
 
 def test_the_first_check_that_fails_gives_the_code(refused, made, signed_by, tmp_path):
-    bad_data, deny = Data(file=tmp_path / BAD_DATA), denying(made)
+    bad_data, deny = Npz(file=tmp_path / BAD_DATA), denying(made)
     invalid = {**made.job("others", silos=["silo-b", "silo-c"]).document(), "model_digest": "00" * 32}
     refused("JOB_SIGNATURE", signed=signed_by(invalid, "silo-b"), policy=deny, data=bad_data)
     assert "differs" in refused("JOB_INVALID", signed=signed_by(invalid), policy=deny, data=bad_data)

@@ -2,6 +2,8 @@ import pytest
 import torch
 
 from staddle.algorithms.data import Dataset
+from staddle.algorithms.data_images import Images
+from staddle.algorithms.sources import Npz
 from staddle.commands import local_federation
 from staddle.errors import LocalError
 from staddle.silo import config as configs
@@ -44,7 +46,9 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
     assert config.keys == tmp_path / "keys"
     assert config.roster == tmp_path / "../roster.json"
     assert config.policy == tmp_path / "policy.toml"
-    assert config.data.file == tmp_path / "records/data.npz"
+    assert config.data == Npz(file=tmp_path / "records/data.npz")
+    images = load(HEAD + TRUST + '[data]\nkind = "images"\nfolder = "scans"\n')
+    assert images.data == Images(kind="images", folder=tmp_path / "scans")
 
 
 def test_what_is_left_out_has_its_default(load):
@@ -57,6 +61,14 @@ def test_what_is_left_out_has_its_default(load):
     [
         (HEAD + 'polcy = "x"\n' + TRUST + DATA, "unknown key 'polcy'; did you mean 'policy'?"),
         (TEXT + "[trainin]\n", "unknown key 'trainin'; did you mean 'training'?"),
+        (TEXT + 'kind = "cvs"\n', "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, csv,"),
+        (
+            TEXT + 'folder = "x"\n',
+            "data: 'folder' is a key of kind images or torchvision, this is kind 'npz' with keys",
+        ),
+        (TEXT + 'kind = "images"\n', "data: 'file' is a key of kind npz or csv, this is kind 'images' with keys"),
+        (TEXT + 'kind = "csv"\nlabel = "y"\nfeature = ["x"]\n', "unknown key 'data.feature'; did you mean 'features'?"),
+        (TEXT + 'kind = "csv"\nlabel = "y"\n', "missing key 'data.features'"),
         (TEXT + "test_fractions = 0.5\n", "unknown key 'data.test_fractions'; did you mean 'test_fraction'?"),
         (HEAD.replace('policy = "policy.toml"\n', "") + TRUST + DATA, "missing key 'policy'"),
         (HEAD + TRUST, "missing key 'data'"),

@@ -1,0 +1,132 @@
+"""Public sets in torchvision's layouts, from a folder; nothing is ever downloaded.
+
+CIFAR-10 and CIFAR-100 are read from their official binary layouts where these are there, without torchvision. Their
+Python layouts are pickles, which torchvision opens only where their MD5 is the official one.
+
+EMNIST's images are left as they are stored, transposed; labels of its split "letters" count from 1 there, from 0 here.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pydantic
+import torch
+from numpy.typing import NDArray
+
+from ..errors import LocalError
+from .data import Dataset
+from .data_table import Pixels, Shared
+from .networks import Shape
+from .torchvision_import import torchvision
+
+FAULTS = (RuntimeError, OSError, EOFError, ValueError, TypeError, IndexError, KeyError, AssertionError)
+
+Part = Literal["train", "test"]
+Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]  # pixels [N, channels, height, width], labels
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a set's records are, and what its folder holds."""
+
+    shape: Shape
+    files: str
+    by_part: bool = False  # torchvision asks for the part by name
+
+
+IDX = "raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte"
+SETS = {
+    "MNIST": Layout((1, 28, 28), f"MNIST/{IDX}"),
+    "FashionMNIST": Layout((1, 28, 28), f"FashionMNIST/{IDX}"),
+    "KMNIST": Layout((1, 28, 28), f"KMNIST/{IDX}"),
+    "EMNIST": Layout((1, 28, 28), "EMNIST/raw/emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte"),
+    "CIFAR10": Layout((3, 32, 32), "cifar-10-batches-bin/{data_batch_1 … 5,test_batch}.bin, or cifar-10-batches-py"),
+    "CIFAR100": Layout((3, 32, 32), "cifar-100-binary/{train,test}.bin, or cifar-100-python"),
+    "SVHN": Layout((3, 32, 32), "{train,test}_32x32.mat", by_part=True),
+    "USPS": Layout((1, 16, 16), "usps.bz2 and usps.t.bz2"),
+}
+Name = Literal["MNIST", "FashionMNIST", "KMNIST", "EMNIST", "CIFAR10", "CIFAR100", "SVHN", "USPS"]
+BINARY: dict[str, dict[Part, tuple[str, ...]]] = {
+    "CIFAR10": {
+        "train": tuple(f"cifar-10-batches-bin/data_batch_{n}.bin" for n in range(1, 6)),
+        "test": ("cifar-10-batches-bin/test_batch.bin",),
+    },
+    "CIFAR100": {"train": ("cifar-100-binary/train.bin",), "test": ("cifar-100-binary/test.bin",)},
+}
+LABEL_BYTES = {"CIFAR10": 1, "CIFAR100": 2}  # before a record's pixels; the last is its class, the other a coarse one
+
+
+class Torchvision(Pixels, Shared):
+    """``kind = "torchvision"``."""
+
+    kind: Literal["torchvision"]
+    name: Name
+    folder: Path
+    part: Literal["train", "test", "both"] = "both"
+    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _split_of_emnist(self) -> "Torchvision":
+        if (self.name == "EMNIST") != (self.split is not None):
+            raise ValueError('split is EMNIST\'s, which needs one, such as "letters"; other sets have none')
+        return self
+
+
+def read_torchvision(table: Torchvision) -> Dataset:
+    """The set, or a share of it; a record's id is its official part and its index there."""
+    parts: tuple[Part, ...] = ("train", "test") if table.part == "both" else (table.part,)
+    read = [_read(table, part) for part in parts]
+    own = table.indices(sum(len(y) for _, y in read))
+    ids = [f"{part}/{index}" for part, (_, y) in zip(parts, read, strict=True) for index in range(len(y))]
+    x, y = (np.concatenate(arrays)[own] for arrays in zip(*read, strict=True))
+    pixels = table.from_bytes(x, str(table.folder))
+    return Dataset(pixels, torch.from_numpy(y), None, tuple(ids[i] for i in own.tolist()))
+
+
+def _read(table: Torchvision, part: Part) -> Arrays:
+    files = [table.folder / file for file in BINARY.get(table.name, {}).get(part, ())]
+    x, y = _binary(files, LABEL_BYTES[table.name]) if files and files[0].parent.is_dir() else _official(table, part)
+    wanted = SETS[table.name].shape
+    if x.dtype != np.uint8 or x.shape != (len(y), *wanted):
+        raise LocalError(
+            f"{table.folder}: {table.name}, part {part!r}: {len(y)} labels for {x.dtype} {list(x.shape)}, "
+            f"not uint8 [N, {', '.join(map(str, wanted))}]; fetch the official files again"
+        )
+    return x, y
+
+
+def _binary(files: list[Path], label_bytes: int) -> Arrays:
+    """CIFAR's binary layout: a label, or a coarse and a fine one, then 3 x 32 x 32 pixels."""
+    row = label_bytes + 3 * 32 * 32
+    rows = []
+    for file in files:
+        try:
+            read = np.fromfile(file, np.uint8)
+        except OSError as error:
+            raise LocalError(f"{file}: cannot read it: {error.strerror or error}; fetch it again") from error
+        if not len(read) or len(read) % row:
+            raise LocalError(f"{file}: {len(read)} bytes are no whole number of records; fetch the official file again")
+        rows.append(read.reshape(-1, row))
+    stacked = np.concatenate(rows)
+    return stacked[:, label_bytes:].reshape(-1, 3, 32, 32), stacked[:, label_bytes - 1].astype(np.int64)
+
+
+def _official(table: Torchvision, part: Part) -> Arrays:
+    layout = SETS[table.name]
+    which: dict[str, Any] = {"split": part} if layout.by_part else {"train": part == "train"}
+    if table.split is not None:
+        which["split"] = table.split
+    datasets = torchvision("datasets", f"data set {table.name!r}")
+    try:
+        found = getattr(datasets, table.name)(table.folder, download=False, **which)
+        x, y = np.asarray(found.data), np.asarray(found.labels if layout.by_part else found.targets, dtype=np.int64)
+    except FAULTS as error:
+        raise LocalError(
+            f"{table.folder}: no {table.name}, part {part!r}, that torchvision can read there; "
+            f"put the official files there, unpacked: {layout.files}"
+        ) from error
+    x = x[:, None] if x.ndim == 3 else x
+    x = x.transpose(0, 3, 1, 2) if x.shape[-1] == 3 else x
+    return x, y - (table.split == "letters")

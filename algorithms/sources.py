@@ -1,0 +1,112 @@
+"""Where a silo's records come from: the [data] table of its configuration, one kind a reader.
+
+A kind is a table that says what it may hold, and a function that reads it; each stands in the file of its name. All
+give one data set. A record whose kind has ids keeps its side of the split when the others change: an image's is its
+path, a CSV file's and an .npz file's are what the silo declares, and a public set's its place there.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import PlainValidator
+
+from ..errors import LocalError
+from .data import Dataset, load_npz
+from .data_bundled import Bundled, read_bundled
+from .data_csv import Csv, read_csv
+from .data_images import Images, read_images
+from .data_table import Table
+from .data_torchvision import Torchvision, read_torchvision
+from .models import ModelOptions, input_shape
+
+
+class Npz(Table):
+    """``kind = "npz"``, which may be left out."""
+
+    kind: Literal["npz"] = "npz"
+    file: Path
+
+
+KINDS: dict[str, type[Table]] = {
+    "npz": Npz,
+    "images": Images,
+    "csv": Csv,
+    "torchvision": Torchvision,
+    "bundled": Bundled,
+}
+
+
+def _of_its_kind(value: Any) -> Table:
+    """The table of the kind that it names; keys of another kind are told apart from unknown ones."""
+    if isinstance(value, Table):
+        return value
+    table = dict(value) if isinstance(value, dict) else {}
+    kind = table.get("kind", "npz")
+    if kind not in tuple(KINDS):  # compared, not hashed: a file may have a list there
+        near = difflib.get_close_matches(str(kind), KINDS, n=1)
+        raise ValueError(
+            f"kind = {kind!r}: no such kind; {f'did you mean {near[0]!r}? ' if near else ''}known: {', '.join(KINDS)}"
+        )
+    for key in table:
+        owners = [name for name, other in KINDS.items() if key in other.model_fields]
+        if owners and kind not in owners:
+            known = ", ".join(KINDS[kind].model_fields)
+            raise ValueError(f"{key!r} is a key of kind {' or '.join(owners)}, this is kind {kind!r} with keys {known}")
+    return KINDS[kind].model_validate(value)
+
+
+Source: TypeAlias = Annotated[Npz | Images | Csv | Torchvision | Bundled, PlainValidator(_of_its_kind)]
+
+
+def load(source: Source, model: ModelOptions) -> Dataset:
+    """Read the records for a job's model; whether they fit the job is for ``fit.check_records`` to say."""
+    match source:
+        case Npz():
+            return load_npz(source.file)
+        case Images():
+            return read_images(source, input_shape(model))
+        case Csv():
+            return read_csv(source)
+        case Torchvision():
+            return read_torchvision(source)
+        case Bundled():
+            return read_bundled(source)
+
+
+def place(source: Source) -> Path | None:
+    """The file or folder that holds the records; None where they come with the software."""
+    match source:
+        case Npz() | Csv():
+            return source.file
+        case Images() | Torchvision():
+            return source.folder
+        case Bundled():
+            return None
+
+
+def where(source: Source) -> str:
+    """What errors call the records."""
+    return f"bundled {source.name}" if isinstance(source, Bundled) else str(place(source))
+
+
+def below(source: Source, base: Path) -> Source:
+    """The same with its path relative to a folder."""
+    match source:
+        case Npz() | Csv():
+            return source.model_copy(update={"file": base / source.file})
+        case Images() | Torchvision():
+            return source.model_copy(update={"folder": base / source.folder})
+        case Bundled():
+            return source
+
+
+def check_present(source: Source) -> None:
+    """LocalError where the file or folder does not exist; asked when a silo starts, before any job."""
+    match source:
+        case Npz() | Csv() if not source.file.is_file():
+            raise LocalError(f"{source.file}: no such file; data.file in the configuration names the silo's records")
+        case Images() | Torchvision() if not source.folder.is_dir():
+            raise LocalError(f"{source.folder}: no such folder; data.folder in the configuration holds the records")
+        case _:
+            return

@@ -1,0 +1,190 @@
+"""``staddle policy``: what would leave this silo, before it joins a job."""
+
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import LocalError, RefusedError
+from ..files import read_bytes
+from ..security import policy as policies
+from ..security import roster as rosters
+from ..security.identity import ENTRY_FILE, load_entry
+from ..security.policy import Policy, Verdict
+from . import examples
+
+if TYPE_CHECKING:
+    from ..algorithms.job import Job
+    from ..silo.admission import Outflow
+
+WIDTH = 100
+
+app = typer.Typer(no_args_is_help=True, help="Write a silo's policy, and say what it lets leave.")
+
+
+@app.command("init")
+def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as policy.toml.")]) -> None:
+    """Write a commented example of a policy, which lets nothing leave as it stands."""
+    examples.write(file, examples.text("policy"), 0o644)
+    typer.echo(f"{file}: edit it, then run: staddle policy check JOB.json --config SILO.toml")
+
+
+@app.command("check")
+def check(
+    signed_job: Annotated[Path, typer.Argument(metavar="JOB.json", help="The signed job.")],
+    config: Annotated[Path | None, typer.Option(help="The silo's TOML file, which names policy and roster.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="A policy file, where there is no configuration yet.")] = None,
+    roster: Annotated[Path | None, typer.Option(help="The roster file that goes with --policy.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Say tensor by tensor what a job would let leave this silo; exit code 1 if the silo would decline it.
+
+    The agent decides by the same rules when the job is offered. Nothing is sent, and no record is opened.
+    """
+    from ..silo import admission  # noqa: PLC0415 torch takes seconds to import
+
+    found, members, silo = _sources(config, policy, roster)
+    try:
+        job, signer = admission.read_job(read_bytes(signed_job), members, str(signed_job))
+        if silo:
+            admission.check_member(job, silo, members)
+    except RefusedError as error:
+        if as_json:
+            typer.echo(json.dumps({"accept": False, "code": error.code, "why": error.why}))
+        else:
+            typer.echo(f"this silo would DECLINE the job, {error.code}: {error.why}")
+        raise typer.Exit(1) from error
+    outflows = admission.outflows(job, members, found)
+    accepts = all(outflow.decision.allow for outflow in outflows)
+    if as_json:
+        typer.echo(json.dumps(_document(job, signer, found, outflows, accepts)))
+    else:
+        for line in _lines(job, signer, found, outflows):
+            typer.echo(line)
+        typer.echo(_ending(outflows, accepts))
+    if not accepts:
+        raise typer.Exit(1)
+
+
+def _sources(config: Path | None, policy: Path | None, roster: Path | None) -> tuple[Policy, rosters.Roster, str]:
+    """Policy, roster and, from a configuration, our id; what the configuration names can be named otherwise."""
+    if config is None:
+        if policy is None or roster is None:
+            raise LocalError("say --config SILO.toml, or both --policy POLICY.toml and --roster ROSTER.json")
+        return policies.load(policy), rosters.load(roster), ""
+    from ..silo import config as configs  # noqa: PLC0415 beside the admission, as light as it is
+
+    loaded = configs.load(config)
+    members = rosters.load(roster or loaded.roster)
+    rosters.verify(members, loaded.trust)
+    return policies.load(policy or loaded.policy), members, load_entry(loaded.keys / ENTRY_FILE).id
+
+
+# For people.
+
+
+def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
+    yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
+    yield f"digest {job.digest}"
+    yield f"signed by {signer}"
+    for outflow in outflows:
+        yield ""
+        yield f"{_rounds(outflow)}:"
+        for part, verdicts in groupby(outflow.decision.tensors, key=lambda verdict: verdict.release.part):
+            yield from _part(part, list(verdicts), outflow)
+        count, most = len(outflow.decision.tensors), policy.file.limits.max_bytes_per_round
+        yield f"  {count} tensors, {outflow.size:,} bytes a round; the policy lets at most {most:,} leave"
+        for reason in outflow.decision.whole:
+            yield from _wrapped(f"HELD BACK: {reason}", "  ")
+    yield ""
+
+
+def _rounds(outflow: "Outflow") -> str:
+    if outflow.first == outflow.last:
+        return f"round {outflow.first}"
+    return f"rounds {outflow.first} to {outflow.last}, each"
+
+
+def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow") -> Iterator[str]:
+    """One part, a line a tensor."""
+    kind, readers = verdicts[0].release.kind, ", ".join(outflow.readers)
+    size = sum(verdict.release.nbytes for verdict in verdicts)
+    yield from _wrapped(f"part {part!r} ({kind}), {size:,} bytes, read by {readers}", "  ")
+    cells = [_cells(verdict) for verdict in verdicts]
+    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    for verdict, (name, dtype, shape, size_, said) in zip(verdicts, cells, strict=True):
+        row = f"    {name:<{widths[0]}}  {dtype:<{widths[1]}}  {shape:<{widths[2]}}  {size_:>{widths[3]}}"
+        if len(f"{row}  {said}") > WIDTH:  # long names: what is said comes on a line of its own
+            yield row
+            yield f"      {said}"
+        else:
+            yield f"{row}  {said}"
+        for reason in verdict.reasons:
+            yield from _wrapped(reason.removeprefix(f"tensor {part}/{name}: "), "      ")
+
+
+def _cells(verdict: Verdict) -> tuple[str, str, str, str, str]:
+    release = verdict.release
+    said = f"leaves by rule {verdict.rule}" if not verdict.reasons else "HELD BACK:"
+    return release.name, release.dtype, str(list(release.shape)), f"{release.nbytes:,}", said
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
+
+
+def _ending(outflows: Sequence["Outflow"], accepts: bool) -> str:
+    if accepts:
+        total = sum(outflow.size * (outflow.last - outflow.first + 1) for outflow in outflows)
+        return (
+            f"At most {total:,} bytes in all its rounds. This silo would ACCEPT the job, if its records fit:\n"
+            "staddle silo check --job looks at them."
+        )
+    held = sum(bool(verdict.reasons) for outflow in outflows for verdict in outflow.decision.tensors)
+    return f"This silo would DECLINE the job; {held} tensors are held back."
+
+
+# For scripts.
+
+
+def _document(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"], accepts: bool) -> dict[str, Any]:
+    return {
+        "accept": accepts,
+        "job": job.name,
+        "digest": job.digest,
+        "method": job.method_name,
+        "signer": signer,
+        "policy": policy.digest,
+        "max_bytes_per_round": policy.file.limits.max_bytes_per_round,
+        "phases": [
+            {
+                "first_round": outflow.first,
+                "last_round": outflow.last,
+                "bytes": outflow.size,
+                "readers": outflow.readers,
+                "allow": outflow.decision.allow,
+                "reasons": outflow.decision.whole,
+                "tensors": [_tensor(verdict) for verdict in outflow.decision.tensors],
+            }
+            for outflow in outflows
+        ],
+    }
+
+
+def _tensor(verdict: Verdict) -> dict[str, Any]:
+    release = verdict.release
+    return {
+        "part": release.part,
+        "kind": release.kind,
+        "name": release.name,
+        "dtype": release.dtype,
+        "shape": release.shape,
+        "bytes": release.nbytes,
+        "rule": verdict.rule,
+        "leaves": not verdict.reasons,
+        "reasons": verdict.reasons,
+    }

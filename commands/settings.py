@@ -1,0 +1,13 @@
+"""What works together: the small model that fits every method's example, and what single methods need beside it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+MODEL: Mapping[str, Any] = {"name": "cnn-digits", "classes": 10, "norm": "none"}
+# What a method needs to make sense in a job as short as the demo's; there the other jobs run with the same model and
+# participation, so that the comparison is one.
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "fedsimsup": {"participation": 0.75, "options": {"tau_theta": 2}},  # it moves the models of absent silos
+    "fedssa": {"options": {"t_stable": 4}},  # header rows grow while μ > 0; 20 rounds of that are too many here
+    "fedaims": {"model": {"name": "convnet-digits", "norm": "group"}},  # it supervises the blocks of a network
+}

@@ -1,0 +1,114 @@
+"""``staddle coordinator check``: all that the daemon needs, tried before it starts. Nothing is changed."""
+
+import errno
+import socket
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from ..algorithms.job import Job
+from ..errors import LocalError
+from ..files import parse_json, read_bytes
+from ..proto.wire import given_items
+from ..security import preflight
+from ..security.certificate import utc_now
+from ..security.identity import Role
+from ..security.lock import locked
+from ..security.preflight import Report
+from ..security.roster import Roster
+from . import config as configs
+from .config import CoordinatorConfig
+from .database import Database
+from .operations import job_of
+
+DATABASE_FILE = "coordinator.sqlite"
+
+
+def check(path: Path) -> Report:
+    """Findings in running order; what needs a thing that failed is not tried."""
+    report = Report()
+    config = report.look("configuration", lambda: (configs.load(path), f"{path}"))
+    if config is None:
+        return report
+    keys = report.look("keys", partial(preflight.keys, config.keys))
+    roster = report.look("roster", partial(preflight.roster, config.roster, config.trust))
+    if keys is None or roster is None:
+        report.skip("member", "keys and roster")
+    else:
+        report.look("member", partial(preflight.member, keys, roster, Role.COORDINATOR, config.keys))
+    if roster is None:
+        report.skip("clock", "the roster")
+    else:
+        report.look("clock", partial(preflight.clock, roster, utc_now()))
+    known = report.look("database", partial(_database, config))
+    uploads = 0
+    for job in config.jobs:
+        if roster is None or known is None:
+            report.skip("job", "roster and database")
+            continue
+        found = report.look("job", partial(_job, job, roster, known))
+        uploads += largest_round(found) if found else 0
+    report.look("disk", partial(preflight.disk, config.directory, uploads, "a round of each job"))
+    report.look("listen", partial(_listen, config))
+    return report
+
+
+def _database(config: CoordinatorConfig) -> tuple[Mapping[str, bytes], str]:
+    """The jobs that it holds, as they were signed."""
+    path = config.directory / DATABASE_FILE
+    if not path.exists():
+        return {}, f"{path}: none yet; the coordinator makes it"
+    with closing(Database(path)) as database:
+        jobs = database.jobs()
+    running = sum(kept.state.stage != "ended" for kept in jobs)
+    return {kept.state.job: kept.signed for kept in jobs}, f"{path}: {len(jobs)} jobs, {running} of them not ended"
+
+
+def _job(path: Path, roster: Roster, known: Mapping[str, bytes]) -> tuple[Job, str]:
+    """An operator signed it under this roster, which has its silos, and its name is new; or the database has it."""
+    signed = read_bytes(path)
+    if signed in known.values():  # its signature was checked when it came, maybe under an older roster
+        job = Job.from_document(parse_json(signed, str(path))["document"], str(path))
+        return job, f"{path}: {job.name!r}, {job.method_name}, stands in the database"
+    job = job_of(signed, roster, str(path))
+    if job.name in known:
+        raise LocalError(f"{path}: another job {job.name!r} was run here; have this one signed under a new name")
+    round_ = preflight.size(largest_round(job))
+    return job, f"{path}: {job.name!r}, {job.method_name}, {len(job.silos)} silos give {round_} a round"
+
+
+def largest_round(job: Job) -> int:
+    """Bytes that all silos together give in the largest round."""
+    given = (sum(item.spec.nbytes for item in given_items(job.up(start))) for start in job.phase_starts)
+    return max(given) * len(job.silos)
+
+
+def _listen(config: CoordinatorConfig) -> tuple[bool, str]:
+    """The address is of this host and free, or a coordinator with this very folder serves it."""
+    host, _, port = config.listen.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, place = found[0]
+        with socket.socket(family, kind, protocol) as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
+            listening.listen()  # what only bind()s beside a listener may pass on some systems
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and _runs(config.directory):
+            return True, f"{config.listen} is taken by the coordinator that runs with {config.directory}"
+        raise LocalError(
+            f"{config.listen}: {error.strerror or error}; free the port, or listen on an address of this host"
+        ) from error
+    return True, f"{config.listen} is free"
+
+
+def _runs(folder: Path) -> bool:
+    """Whether a process holds the folder."""
+    if not folder.exists():
+        return False
+    try:
+        with locked(folder):
+            return False
+    except LocalError:
+        return True

@@ -1,0 +1,123 @@
+"""What a daemon's ``check`` finds before anything starts: findings, and the checks that silo and coordinator share."""
+
+import datetime as dt
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import LocalError, StaddleError
+from . import roster as rosters
+from .certificate import validity
+from .identity import Keys, Role, load_keys
+from .roster import Pins, Roster
+
+LEAST_FREE = 1024**3  # bytes
+
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: whether it is as it should be, and what was found or what to do."""
+
+    name: str
+    ok: bool
+    text: str
+
+
+@dataclass
+class Report:
+    """Findings in the order in which they were made."""
+
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return all(finding.ok for finding in self.findings)
+
+    def look(self, name: str, check: Callable[[], tuple[ValueT, str]]) -> ValueT | None:
+        """Run one check: its value, or None where it fails; every error of ours is a finding."""
+        try:
+            value, text = check()
+        except StaddleError as error:
+            self.findings.append(Finding(name, ok=False, text=str(error)))
+            return None
+        except OSError as error:
+            text = f"{error.filename or name}: {error.strerror or error}"
+            self.findings.append(Finding(name, ok=False, text=text))
+            return None
+        self.findings.append(Finding(name, ok=True, text=text))
+        return value
+
+    def skip(self, name: str, needed: str) -> None:
+        """Note what was not tried since something else failed: not known to be right, so not ok."""
+        self.findings.append(Finding(name, ok=False, text=f"not tried: first put {needed} right"))
+
+
+def keys(folder: Path) -> tuple[Keys, str]:
+    """The keys belong together, and nobody else can read the private ones."""
+    found = load_keys(folder)
+    return found, f"{found.entry.id}, TLS key {found.entry.tls_fingerprint}, private files for their owner alone"
+
+
+def roster(path: Path, pins: Pins) -> tuple[Roster, str]:
+    """The roster is signed as the pins want it."""
+    found = rosters.load(path)
+    rosters.verify(found, pins)
+    signers = ", ".join(sorted(found.signatures))
+    return found, f"version {found.version} of {found.federation!r}, signed by {signers}; it fits the pins"
+
+
+def member(found: Keys, members: Roster, role: Role, folder: Path) -> tuple[bool, str]:
+    """The roster has these very keys, in this role."""
+    entry = found.entry
+    if entry.role is not role:
+        raise LocalError(f"{folder}: {entry.id!r} is a {entry.role}, not a {role}; use the keys of a {role}")
+    if entry.id not in members or members[entry.id] != entry:
+        known = "has other keys" if entry.id in members else "is missing"
+        raise LocalError(
+            f"{folder}: {entry.id!r} ({entry.tls_fingerprint}) {known} in roster version {members.version}; have its "
+            "entry.json added and the roster signed"
+        )
+    return True, f"{entry.id} is a {role} of the roster with these keys"
+
+
+def clock(members: Roster, now: dt.datetime) -> tuple[bool, str]:
+    """Our clock lies in the time for which every certificate is good; TLS fails otherwise. No one else is asked."""
+    shown = now.isoformat(timespec="seconds")
+    for entry in members.entries:
+        first, last = validity(entry.certificate)
+        if now < first:
+            raise LocalError(f"{shown} is before the certificate of {entry.id!r} ({first.isoformat()}); set the clock")
+        if now > last:
+            raise LocalError(
+                f"{shown} is after the certificate of {entry.id!r} ({last.isoformat()}); set the clock, or have new "
+                "keys made for it"
+            )
+    return True, f"{shown} lies in the validity of all {len(members.entries)} certificates; no other clock was asked"
+
+
+def disk(folder: Path, needed: int, why: str) -> tuple[int, str]:
+    """We may write where the state goes, and there is room for what is needed, a GiB at least."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise LocalError(f"{place}: is no folder; the state goes to {folder}: choose another directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise LocalError(f"{place}: cannot write here; give this user the folder, or choose another directory")
+    free, wanted = shutil.disk_usage(place).free, max(needed, LEAST_FREE)
+    reason = why if needed > LEAST_FREE else "at least a GiB"
+    if free < wanted:
+        raise LocalError(f"{place}: {size(free)} free, {size(wanted)} needed ({reason}); make room")
+    return free, f"{size(free)} free at {place}, {size(wanted)} needed ({reason})"
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    for unit, factor in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,136 @@
+"""``staddle silo check``: all that the agent needs, tried before it starts. Nothing is changed, nothing trained."""
+
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ..algorithms.data import Dataset, load_npz
+from ..algorithms.job import Job
+from ..errors import LocalError
+from ..files import read_bytes
+from ..proto.channel import checked_address
+from ..proto.wire import given_items
+from ..security import policy as policies
+from ..security import preflight
+from ..security.certificate import utc_now
+from ..security.identity import Keys, Role
+from ..security.ledger_audit import LEDGER_FILE, verify
+from ..security.policy import Policy
+from ..security.preflight import Report
+from ..security.roster import Roster
+from . import config as configs
+from . import reach
+from .admission import admit
+from .config import SiloConfig
+from .state import JobFolder, split_key
+
+STATES = 3  # of a job: after the last round, after the one before that counted, and the model in the end
+
+
+def check(path: Path, jobs: Sequence[Path] = ()) -> Report:
+    """Findings in running order; what needs a thing that failed is not tried."""
+    report = Report()
+    config = report.look("configuration", partial(_config, path))
+    if config is None:
+        return report
+    keys = report.look("keys", partial(preflight.keys, config.keys))
+    roster = report.look("roster", partial(preflight.roster, config.roster, config.trust))
+    if keys is None or roster is None:
+        report.skip("member", "keys and roster")
+    else:
+        report.look("member", partial(preflight.member, keys, roster, Role.SILO, config.keys))
+    if roster is None:
+        report.skip("clock", "the roster")
+    else:
+        report.look("clock", partial(preflight.clock, roster, utc_now()))
+    policy = report.look("policy", partial(_policy, config))
+    report.look("data", partial(_data, config))
+    for own in config.weights:
+        report.look("weights", partial(_weights, own))
+    report.look("ledger", partial(_ledger, config))
+    largest = 0
+    for job in jobs:
+        if keys is None or roster is None or policy is None:
+            report.skip("job", "keys, roster and policy")
+            continue
+        found = report.look("job", partial(_job, job, keys, roster, policy, config))
+        largest = max(largest, footprint(found, keys.entry.id) if found else 0)
+    report.look("disk", partial(preflight.disk, config.directory, largest, "the largest of the jobs"))
+    _reach(report, config, keys, roster)
+    return report
+
+
+def _reach(report: Report, config: SiloConfig, keys: Keys | None, roster: Roster | None) -> None:
+    if keys is None or roster is None:
+        report.skip("reach", "keys and roster")
+        return
+    address, coordinator = config.coordinator, roster.coordinator
+    if not report.look("reach", partial(reach.connect, address, coordinator)):
+        report.skip("handshake", "reach")
+        report.skip("health", "reach")
+    elif not report.look("handshake", partial(reach.handshake, address, config.keys, coordinator)):
+        report.skip("health", "the handshake")
+    else:
+        report.look("health", partial(reach.health, address, keys, coordinator))
+
+
+def _config(path: Path) -> tuple[SiloConfig, str]:
+    config = configs.load(path)
+    checked_address(config.coordinator)
+    return config, f"{path}"
+
+
+def _policy(config: SiloConfig) -> tuple[Policy, str]:
+    policy = policies.load(config.policy)
+    rules = len(policy.file.allow)
+    said = f"{rules} rules" if rules else "no rule, so nothing may leave and every job is declined"
+    return policy, f"{config.policy}: {said}; sha256 {policy.digest[:12]}…"
+
+
+def _data(config: SiloConfig) -> tuple[Dataset, str]:
+    """Counts and shapes; never a value."""
+    records = load_npz(config.data.file)
+    classes = len(set(records.y.tolist()))
+    named = "classes named" if records.class_names else "classes not named"
+    shape = list(records.x.shape[1:])
+    return records, f"{config.data.file}: {len(records)} records of shape {shape}, {classes} classes, {named}"
+
+
+def _weights(own: configs.Weights) -> tuple[bool, str]:
+    with own.file.open("rb"):
+        return True, f"{own.file}: for part {own.part!r} of jobs {', '.join(own.jobs)}"
+
+
+def _ledger(config: SiloConfig) -> tuple[bool, str]:
+    path = config.directory / LEDGER_FILE
+    if not path.exists():
+        return True, f"{path}: none yet; the agent begins it"
+    found = verify(path)
+    if not found.ok:
+        raise LocalError(f"{path}: {found.problems[0]}; run: staddle ledger verify {path}")
+    return True, f"{path}: {found.records} records hold, head {found.records - 1}:{found.head}"
+
+
+def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloConfig) -> tuple[Job, str]:
+    """What the agent would answer, were this job offered now."""
+    signed = read_bytes(path)
+    kept = config.directory / "split.key"
+    key = split_key(config.directory) if kept.exists() else secrets.token_bytes(32)  # the agent draws its own
+    admitted = admit(signed, keys.entry.id, roster, policy, config, key)
+    job = admitted.job
+    folder = JobFolder(config.directory / "jobs" / job.name)
+    if folder.signed() == signed:
+        return job, f"{path}: {job.name!r} was accepted here, {folder.rounds_done} of its rounds are over"
+    folder.check_new(signed)
+    counts = f"{len(admitted.train)} records to train on, {len(admitted.test)} to test on"
+    return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {counts}"
+
+
+def footprint(job: Job, silo: str) -> int:
+    """Bytes that a job takes on this silo's disk at most: its states, and what a round gives."""
+    modules = job.method().modules(silo).values()
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    state = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    given = max(sum(item.spec.nbytes for item in given_items(job.up(start))) for start in job.phase_starts)
+    return STATES * state + 2 * given  # the outbox is written before the one of the round before it goes

@@ -1,0 +1,192 @@
+import re
+import tomllib
+from itertools import pairwise
+
+import pytest
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+from typer.testing import CliRunner
+
+from staddle.algorithms.catalog import METHODS, method_class, method_options
+from staddle.algorithms.job import Job, JobFile
+from staddle.commands import examples
+from staddle.commands.main import app
+from staddle.commands.settings import MODEL, SETTINGS
+from staddle.coordinator.config import CoordinatorConfig
+from staddle.errors import LocalError
+from staddle.files import parse_toml
+from staddle.security.policy import PolicyFile
+from staddle.silo.config import SiloConfig
+
+SETTING = re.compile(r"^# (\[\[?[a-z.]+\]\]?|[a-z0-9_]+ = .*)$", re.MULTILINE)
+FILES = [
+    ("silo", (), SiloConfig, 0o600),
+    ("coordinator", (), CoordinatorConfig, 0o600),
+    ("policy", (), PolicyFile, 0o644),
+    *(("job", ("--method", method), JobFile, 0o644) for method in METHODS),
+]
+
+
+def uncommented(text):
+    return SETTING.sub(r"\1", text)
+
+
+@pytest.fixture
+def init(tmp_path):
+    def call(noun, *arguments):
+        path = tmp_path / f"{noun}.toml"
+        result = CliRunner().invoke(app, [noun, "init", str(path), *arguments])
+        if result.exception:
+            raise result.exception
+        return path
+
+    return call
+
+
+def models(annotation):
+    """The models that an annotation holds: itself, or one of a union or tuple."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in getattr(annotation, "__args__", ()) for model in models(inner)]
+
+
+def fields(model, path=()):
+    """Path, field and inner models of every field of a model, nested ones too."""
+    for name, field in model.model_fields.items():
+        inner = models(field.annotation)
+        yield (*path, name), field, inner
+        for one in inner:
+            yield from fields(one, (*path, name))
+
+
+def at(document, path):
+    """What stands at a path; of repeated tables the first."""
+    for key in path:
+        document = document[0] if isinstance(document, list | tuple) else document
+        if not isinstance(document, dict) or key not in document:
+            return PydanticUndefined
+        document = document[key]
+    return document
+
+
+@pytest.mark.parametrize(
+    ("noun", "arguments", "model", "mode"), FILES, ids=[" ".join([noun, *words]) for noun, words, _, _ in FILES]
+)
+def test_an_example_has_every_key_with_its_default(init, noun, arguments, model, mode):
+    path = init(noun, *arguments)
+    assert path.stat().st_mode & 0o777 == mode
+    text = path.read_text()
+    assert max(map(len, text.splitlines())) <= 120
+    parse_toml(text.encode(), model, "as it stands")
+    parsed = parse_toml(uncommented(text).encode(), model, "with every line")
+    documented = text.partition("# How many test records")[0]  # the policy's second rule has the keys of its first
+    for above, line in pairwise(documented.splitlines()):
+        if re.match("(# )?[a-z0-9_]+ = ", line):
+            assert above.startswith("# "), f"nothing says what {line!r} does"
+            assert not SETTING.match(above), f"nothing says what {line!r} does"
+    given, everything = tomllib.loads(text), tomllib.loads(uncommented(text))
+    for where, field, inner in fields(model):
+        assert at(everything, where) is not PydanticUndefined, f"{where} is missing"
+        if field.is_required():
+            continue
+        if at(given, where) is PydanticUndefined and not inner and field.default is not None:
+            default = field.get_default(call_default_factory=True)
+            shown = at(parsed.model_dump(), where)
+            assert shown == default, f"{where}: {shown!r} is shown, {default!r} is the default"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_job_example_can_be_signed_and_has_all_options_of_its_method(init, method):
+    path = init("job", "--method", method)
+    job = Job.from_toml(path)
+    assert job.document()["method"]["name"] == method
+    assert job.method_options == method_options(method, {})
+    model = {**MODEL, **SETTINGS.get(method, {}).get("model", {})}
+    assert {key: getattr(job.model, key) for key in model} == model
+    text = uncommented(path.read_text())
+    options = tomllib.loads(text)["method"].get("options", {})
+    model = method_class(method).options_model
+    assert options.keys() == model.model_fields.keys() == examples.docstrings(model).keys()
+    assert parse_toml(text.encode(), JobFile, "f").method.version == method_class(method).version
+    checked = method_options(method, options)
+    for name, field in model.model_fields.items():
+        assert field.default is None or getattr(checked, name) == field.default
+
+
+def test_docstrings_are_read_from_the_options(init):
+    said = examples.docstrings(method_class("pfedsim").options_model)
+    assert said["rho"] == "Share of the rounds that the generalisation phase takes."
+    text = init("job", "--method", "pfedsim").read_text()
+    assert f"# {said['rho']}\n# rho = 0.5\n" in text
+    assert 'One of "mean", "per_class".\n# similarity = "mean"\n' in text
+
+
+def test_an_example_never_overwrites(init, tmp_path):
+    path = init("silo")
+    path.write_text("mine")
+    with pytest.raises(LocalError, match=r"silo\.toml: exists already"):
+        init("silo")
+    assert path.read_text() == "mine"
+    with pytest.raises(LocalError, match="did you mean 'fedper'"):
+        init("job", "--method", "fedprr")
+    assert not (tmp_path / "job.toml").exists()
+
+
+def test_the_example_policy_lets_nothing_leave_as_it_stands(init):
+    text = init("policy").read_text()
+    assert parse_toml(text.encode(), PolicyFile, "f").allow == ()
+    assert [rule.name for rule in parse_toml(uncommented(text).encode(), PolicyFile, "f").allow] == [
+        "extractor",
+        "metrics",
+    ]
+
+
+UNKNOWN = [
+    ("silo", SiloConfig, "log = ", "logs = ", "unknown key 'logs'; did you mean 'log'?"),
+    ("silo", SiloConfig, "[training]", "[traning]", "unknown key 'traning'; did you mean 'training'?"),
+    ("silo", SiloConfig, "threshold = ", "treshold = ", "unknown key 'trust.treshold'; did you mean 'threshold'?"),
+    ("silo", SiloConfig, "sha256 = ", "sha265 = ", "unknown key 'weights.0.sha265'; did you mean 'sha256'?"),
+    ("silo", SiloConfig, "[training]\n", '[training]\nlog = "json"\n', "'log' belongs at the top of the file"),
+    ("silo", SiloConfig, "[data]\n", "[data]\nthreads = 3\n", "'data.threads'; 'threads' belongs in [training]"),
+    ("coordinator", CoordinatorConfig, "jobs = ", "job = ", "unknown key 'job'; did you mean 'jobs'?"),
+    ("coordinator", CoordinatorConfig, "[timing]", "[timings]", "unknown key 'timings'; did you mean 'timing'?"),
+    ("coordinator", CoordinatorConfig, "beat_seconds", "beat_secs", "unknown key 'timing.beat_secs'; did you mean"),
+    ("coordinator", CoordinatorConfig, "[trust]\n", "[trust]\nhold_seconds = 3\n", "belongs in [timing]"),
+    ("policy", PolicyFile, "[control]", "[controls]", "unknown key 'controls'; did you mean 'control'?"),
+    ("policy", PolicyFile, "[[allow]]", "[[alow]]", "unknown key 'alow'; did you mean 'allow'?"),
+    ("policy", PolicyFile, "never = ", "nevr = ", "unknown key 'allow.0.nevr'; did you mean 'never'?"),
+    (
+        "policy",
+        PolicyFile,
+        "max_bytes_per_round",
+        "max_bytes",
+        "'limits.max_bytes'; did you mean 'max_bytes_per_round'? 'max_bytes' belongs in [control]",
+    ),
+    ("job", JobFile, "rounds = ", "round = ", "unknown key 'round'; did you mean 'rounds'?"),
+    ("job", JobFile, "[training]", "[trainin]", "unknown key 'trainin'; did you mean 'training'?"),
+    ("job", JobFile, "epochs = ", "epoch = ", "unknown key 'training.epoch'; did you mean 'epochs'?"),
+    ("job", JobFile, "[model]\n", "[model]\nepochs = 2\n", "'model.epochs'; 'epochs' belongs in [training]"),
+    (
+        "job",
+        JobFile,
+        "[training]\n",
+        "[training]\nseed = 2\n",
+        "'training.seed'; 'seed' belongs at the top of the file",
+    ),
+]
+
+
+@pytest.mark.parametrize(("noun", "model", "old", "new", "said"), UNKNOWN)
+def test_an_unknown_key_or_table_of_each_file_is_told_what_was_meant(init, noun, model, old, new, said):
+    text = uncommented(init(noun).read_text())
+    assert old in text
+    with pytest.raises(LocalError) as caught:
+        parse_toml(text.replace(old, new).encode(), model, "f")
+    assert said in str(caught.value)
+
+
+def test_an_unknown_option_of_a_method_is_told_what_was_meant(init):
+    path = init("job", "--method", "pfedsim")
+    path.write_text(uncommented(path.read_text()).replace("rho = ", "roh = "))
+    with pytest.raises(LocalError, match=r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'\?"):
+        Job.from_toml(path)

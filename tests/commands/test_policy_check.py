@@ -1,0 +1,155 @@
+import contextlib
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from staddle.algorithms.data import digits
+from staddle.commands import local_federation
+from staddle.commands.policy import app
+from staddle.errors import LocalError, RefusedError
+from staddle.files import canonical_json
+from staddle.security import policy as policies
+from staddle.security import roster as rosters
+from staddle.silo import config as configs
+from staddle.silo.admission import admit
+
+SILOS = ["a", "b"]
+
+
+def job(name, method="fedper", silos=SILOS, model="cnn-digits", **options):
+    return {
+        "version": 1,
+        "name": name,
+        "seed": 7,
+        "rounds": 4,
+        "silos": silos,
+        "method": {"name": method, "options": options},
+        "model": {"name": model, "classes": 10},
+        "training": {"lr": 0.1},
+    }
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    made = local_federation.make(tmp_path_factory.mktemp("policy") / "federation", [*SILOS, "c"])
+    jobs = [local_federation.sign_job(made, document) for document in (job("one"), job("two", "pfedsim"))]
+    local_federation.sign_job(made, job("others", silos=["b", "c"]))
+    local_federation.write_silo(made, "a", "localhost:7443", digits(), jobs)
+    return made
+
+
+@pytest.fixture
+def check(federation, tmp_path):
+    """Run the command with a policy that was changed; its output, and what the agent itself would say."""
+
+    def call(name, *arguments, replace=(), code=0):
+        signed = federation.folder / "jobs" / f"{name}.json"
+        config = configs.load(federation.silo_config("a"))
+        text = config.policy.read_text()
+        for old, new in replace:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "policy.toml").write_text(text)
+        options = ["--config", federation.silo_config("a"), "--policy", tmp_path / "policy.toml"]
+        result = CliRunner().invoke(app, [str(word) for word in ("check", signed, *options, *arguments)])
+        assert result.exit_code == code, (result.output, result.exception)
+        roster = rosters.load(config.roster)
+        with pytest.raises(RefusedError) if code else contextlib.nullcontext():
+            admit(signed.read_bytes(), "a", roster, policies.load(tmp_path / "policy.toml"), config, bytes(32))
+        return result.output
+
+    return call
+
+
+def test_every_tensor_has_a_line_with_rule_bytes_and_reader(check):
+    shown = check("one")
+    lines = shown.splitlines()
+    assert "signed by operator" in lines
+    assert "rounds 0 to 3, each:" in lines
+    assert "  part 'extractor' (backbone), 52,232 bytes, read by coordinator" in lines
+    wanted = "    extractor.conv2.weight  float32  [32, 16, 3, 3]  18,432  leaves by rule fedper-extractor"
+    assert wanted in lines
+    assert "  10 tensors, 52,256 bytes a round; the policy lets at most 67,108,864 leave" in lines
+    assert lines[-2].startswith("At most 209,024 bytes in all its rounds. This silo would ACCEPT")
+    assert "classifier" not in shown
+
+
+def test_rounds_that_give_something_else_come_apart_and_those_that_give_the_same_together(check):
+    lines = check("two").splitlines()
+    assert [line for line in lines if line.startswith("round")] == ["rounds 0 to 1, each:", "rounds 2 to 3, each:"]
+    assert sum("part 'rows'" in line for line in lines) == 1
+
+
+def test_what_is_held_back_says_why_and_the_silo_declines(check):
+    shown = check(
+        "two",
+        replace=[('parts = ["rows"]', 'parts = ["row"]'), ('"classifier.**"', '"class.**"'), ('"64MiB"', '"50KiB"')],
+        code=1,
+    )
+    assert "  part 'rows' (classifier_rows), 2,560 bytes, read by coordinator\n" in shown
+    assert "      no [[allow]] has method 'pfedsim' and part 'rows'; add one if it may leave\n" in shown
+    held = (
+        "    classifier.weight       float32  [10, 64]         2,560  HELD BACK:\n      rule 'pfedsim-model': no glob"
+    )
+    assert held in shown
+    assert "HELD BACK: 54856 bytes this round are over max_bytes_per_round = 51200; raise it" in shown
+    assert shown.endswith("This silo would DECLINE the job; 3 tensors are held back.\n")
+
+
+def test_no_line_is_longer_than_100_columns(federation, check):
+    document = job("w" * 64, "fedavg")
+    document["model"] = {"name": "mobilenet-v2", "classes": 10, "norm": "group"}
+    local_federation.sign_job(federation, document)
+    shown = check("w" * 64, replace=[('methods = ["fedper"]', 'methods = ["fedavg"]')], code=1)
+    assert len(shown.splitlines()) > 300
+    assert max(map(len, shown.splitlines())) <= 100
+    shown = check("one", replace=[('name = "fedper-extractor"', f'name = "{"r" * 64}"')])
+    assert f"    extractor.conv1.bias    float32  [16]                64\n      leaves by rule {'r' * 64}\n" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_json_says_the_same(check):
+    found = json.loads(check("one", "--json"))
+    assert (found["accept"], found["job"], found["signer"], len(found["phases"])) == (True, "one", "operator", 1)
+    (phase,) = found["phases"]
+    assert (phase["first_round"], phase["last_round"], phase["bytes"], phase["readers"]) == (
+        0,
+        3,
+        52256,
+        ["coordinator"],
+    )
+    assert sum(tensor["bytes"] for tensor in phase["tensors"]) == phase["bytes"]
+    found = json.loads(check("one", "--json", replace=[('"extractor.**"', '"x"')], code=1))
+    assert found["accept"] is False
+    held = [tensor["name"] for tensor in found["phases"][0]["tensors"] if not tensor["leaves"]]
+    assert len(held) == 6
+
+
+def test_a_job_that_is_refused_before_the_policy_is_asked(federation, check):
+    assert "DECLINE the job, JOB_INVALID: job 'others' is not for silo 'a'" in check("others", code=1)
+    signed = json.loads((federation.folder / "jobs" / "one.json").read_text())
+    signed["document"]["rounds"] = 5
+    (federation.folder / "jobs" / "forged.json").write_bytes(canonical_json(signed))
+    assert "DECLINE the job, JOB_SIGNATURE: operator: its signature does not fit" in check("forged", code=1)
+    assert json.loads(check("forged", "--json", code=1))["code"] == "JOB_SIGNATURE"
+
+
+def test_without_a_configuration_policy_and_roster_are_named(federation):
+    signed, roster = federation.folder / "jobs" / "others.json", federation.folder / "roster.json"
+    policy = federation.folder / "a" / "policy.toml"
+    run = CliRunner().invoke(app, ["check", str(signed), "--policy", str(policy), "--roster", str(roster)])
+    assert "ACCEPT" in run.output  # of which silo nobody said
+    run = CliRunner().invoke(app, ["check", str(signed), "--policy", str(policy)])
+    assert isinstance(run.exception, LocalError)
+    assert "both --policy POLICY.toml and --roster" in str(run.exception)
+
+
+def test_the_roster_is_held_against_the_pins_of_the_configuration(federation, tmp_path):
+    for name in ("silo.toml", "policy.toml"):
+        text = (federation.folder / "a" / name).read_text()
+        (tmp_path / name).write_text(text.replace('"local"', '"other"').replace("../", f"{federation.folder}/"))
+    run = CliRunner().invoke(
+        app, ["check", str(federation.folder / "jobs/one.json"), "--config", str(tmp_path / "silo.toml")]
+    )
+    assert "roster is of federation 'local', ours is 'other'" in str(run.exception)

@@ -1,0 +1,72 @@
+"""Two silos that hold the same columns in different kinds of files, one job."""
+
+import csv
+
+import torch
+
+from staddle.algorithms import sources
+from staddle.algorithms.data import split
+from staddle.algorithms.data_bundled import Bundled, read_bundled
+from staddle.algorithms.local_round import state_from_bytes
+from staddle.algorithms.simulation import simulate
+from staddle.silo import config as configs
+from staddle.silo.state import split_key
+
+SILOS = ("north", "east")
+CSV = """kind = "csv"
+file = "records.csv"
+id = "patient"
+label = "diagnosis"
+classes = ["M", "B"]
+class_names = ["malignant", "benign"]
+features = [{features}]
+"""
+
+
+def test_a_csv_file_and_an_npz_file_train_together(start, document):
+    torch.set_num_threads(1)
+    running = start(*SILOS)
+    running.data = {
+        silo: read_bundled(Bundled(kind="bundled", name="breast-cancer", share=(k, 2)))
+        for k, silo in enumerate(SILOS, 1)
+    }
+    job = document("tumours", SILOS)
+    job["model"] = {"name": "glm", "classes": 2, "input": [1, 1, 30], "class_names": ["malignant", "benign"]}
+    running.job(job)
+    coordinator = running.start_coordinator()
+    for silo in SILOS:
+        running.write_silo(silo)
+    write_csv(running, "north")
+    for silo in SILOS:
+        running.start_silo(silo)
+    ended = coordinator.wait_for("job.ended", 60)
+    assert (ended["job"], ended["outcome"]) == ("tumours", "completed")
+    running.stop()
+
+    shards = {}
+    for silo in SILOS:
+        data = sources.load(configs.load(running.federation.silo_config(silo)).data, running.jobs[0].model)
+        assert torch.equal(data.x, running.data[silo].x)
+        assert data.ids == running.data[silo].ids
+        shards[silo] = split(data, split_key(running.federation.state(silo)), 0.25)
+    expected = simulate(running.jobs[0], shards)
+    for silo in SILOS:
+        kept = running.federation.state(silo) / "jobs" / "tumours" / "model.safetensors"
+        found = state_from_bytes(kept.read_bytes()).parts["classifier"]
+        assert all(torch.equal(found[name], v) for name, v in expected.states[silo].parts["classifier"].items())
+    assert expected.history["north"][-1].correct_delivered / len(shards["north"][1]) > 0.85
+
+
+def write_csv(running, silo):
+    """In place of the silo's .npz file: the same records, and the table that reads them."""
+    data, folder = running.data[silo], running.federation.folder / silo
+    features = [f"feature {n}" for n in range(30)]
+    with (folder / "records.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["patient", *features, "diagnosis"])
+        for own, x, y in zip(data.ids, data.x.flatten(1).tolist(), data.y.tolist(), strict=True):
+            writer.writerow([own, *map(repr, x), "MB"[y]])
+    (folder / "data.npz").unlink()
+    config = running.federation.silo_config(silo)
+    table = CSV.format(features=", ".join(f'"{name}"' for name in features))
+    config.write_text(config.read_text().replace('file = "data.npz"\n', table))

@@ -1,0 +1,141 @@
+"""An operator submits, watches, stops and resumes jobs with the command line. Real processes, real TLS."""
+
+import csv
+import json
+import threading
+
+import pytest
+import safetensors.torch
+import torch
+from typer.testing import CliRunner
+
+from staddle.algorithms.data import split
+from staddle.algorithms.local_round import state_from_bytes
+from staddle.algorithms.simulation import simulate
+from staddle.commands import local_federation
+from staddle.commands.main import app
+from staddle.errors import LocalError, RefusedError
+from staddle.silo.state import split_key
+
+SILOS = ("north", "east", "south")
+
+
+@pytest.fixture
+def staddle(start):
+    """A coordinator without jobs, its silos, and ``call`` for the operator's command line."""
+    running = start(*SILOS)
+    made = [running]
+
+    def call(*arguments, code=0):
+        result = CliRunner().invoke(app, ["job", *map(str, arguments), "--operator", str(made[1])])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result.output
+
+    def begin(*documents):
+        for document in documents:
+            running.job(document)
+        jobs, running.jobs = running.jobs, []
+        coordinator = running.start_coordinator(beat_seconds=1, hold_seconds=2)
+        running.jobs = jobs
+        made.append(local_federation.write_operator(running.federation, running.address))
+        for silo in SILOS:
+            running.write_silo(silo)
+            running.start_silo(silo)
+        return running, coordinator, call
+
+    return begin
+
+
+def signed(running, name):
+    return running.federation.folder / "jobs" / f"{name}.json"
+
+
+def same_as_simulated(running, name):
+    torch.set_num_threads(1)
+    (job,) = (job for job in running.jobs if job.name == name)
+    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    expected = simulate(job, shards)
+    for silo in SILOS:
+        found = state_from_bytes((running.federation.state(silo) / "jobs" / name / "model.safetensors").read_bytes())
+        for part, tensors in expected.states[silo].parts.items():
+            for tensor, value in tensors.items():
+                assert torch.equal(found.parts[part][tensor], value), (silo, part, tensor)
+    return expected
+
+
+def test_jobs_are_submitted_watched_and_give_results(staddle, document, tmp_path):
+    running, _, call = staddle(document("one", SILOS), document("two", SILOS, "fedper"))
+    assert call("list") == "no jobs\n"
+    assert "one" in call("submit", signed(running, "one"))
+    assert "two" in call("submit", signed(running, "two"))
+    call("submit", signed(running, "one"))  # again: nothing changes
+    watched = call("watch", "one").splitlines()
+    assert "completed" in watched[-1]
+    assert [line for line in watched if line.startswith("round 1 closed: north, east, south: correct.")]
+    assert json.loads(call("watch", "two", "--json").splitlines()[-1])["outcome"] == "completed"
+    assert [job["job"] for job in json.loads(call("list", "--json"))] == ["one", "two"]
+    shown = json.loads(call("show", "one", "--json"))
+    expected = same_as_simulated(running, "one")
+    sums = [{name: int(value) for name, value in metrics.items()} for metrics in expected.metrics]
+    assert [closed["metrics"] for closed in shown["rounds"]] == sums
+    call("results", "one", "--out", tmp_path / "far")
+    assert sorted(path.name for path in (tmp_path / "far").iterdir()) == ["job.json", "rounds.csv"]
+    arguments = ["job", "results", "one", "--config", str(running.federation.coordinator_config)]
+    assert CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "near")]).exit_code == 0
+    with (tmp_path / "near" / "rounds.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["correct.trained"]) for row in rows] == [s["correct.trained"] for s in sums]
+    assert rows[0]["members"] == "north east south"
+    model = safetensors.torch.load_file(tmp_path / "near" / "model.safetensors")
+    kept = state_from_bytes((running.federation.state("north") / "jobs" / "one" / "model.safetensors").read_bytes())
+    assert model.keys() == {f"{part}.{name}" for part, values in kept.parts.items() for name in values}
+    with pytest.raises(RefusedError, match="no job 'nosuch'"):
+        call("stop", "nosuch")
+    arguments[2] = "nosuch"
+    failed = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "no")]).exception
+    assert isinstance(failed, LocalError)
+    assert "has no job 'nosuch'; it has one, two" in str(failed)
+
+
+def test_a_stopped_job_resumes_after_a_restart_to_the_same_result(staddle, document):
+    running, coordinator, call = staddle(document("long", SILOS, "fedper", rounds=6), document("next", SILOS, rounds=1))
+    call("submit", signed(running, "long"))
+    coordinator.wait_for("round.closed", 60)
+    assert "stopped" in call("stop", "long") or "folding" in json.loads(call("show", "long", "--json"))["stage"]
+    call("submit", signed(running, "next"))  # its turn has come
+    assert "completed" in call("watch", "next").splitlines()[-1]
+    stopped = json.loads(call("show", "long", "--json"))
+    assert stopped["stage"] == "stopped"
+    assert 1 <= stopped["round"] < 6
+    assert coordinator.stop() == 0
+    running.jobs, jobs = [], running.jobs
+    local_federation.write_coordinator(running.federation, [], {"beat_seconds": 1, "hold_seconds": 2}, running.address)
+    coordinator = running.restart_coordinator()
+    running.jobs = jobs
+    assert json.loads(call("show", "long", "--json"))["stage"] == "stopped"
+    seen = []
+    watching = threading.Thread(target=lambda: seen.append(call("watch", "long")))
+    watching.start()
+    call("resume", "long")
+    watching.join(90)
+    assert "completed" in seen[0].splitlines()[-1]
+    same_as_simulated(running, "long")
+
+
+def test_what_is_not_signed_by_an_operator_is_refused(staddle, document):
+    running, _, call = staddle(document("one", SILOS))
+    path = signed(running, "one")
+    altered = json.loads(path.read_bytes())
+    altered["document"]["rounds"] = 99
+    bad = path.with_name("bad.json")
+    bad.write_text(json.dumps(altered))
+    with pytest.raises(RefusedError) as caught:
+        call("submit", bad)
+    assert caught.value.code == "JOB_SIGNATURE"
+    bad.write_bytes(b"[]")
+    with pytest.raises(RefusedError) as caught:
+        call("submit", bad)
+    assert caught.value.code in ("JOB_SIGNATURE", "JOB_INVALID")
+    assert call("list") == "no jobs\n"
