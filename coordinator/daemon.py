@@ -84,9 +84,12 @@ class JobRun:
 
     def check_open(self, silo: str, round_: int) -> None:
         """RefusedError ROUND_CLOSED unless this silo is awaited in this round."""
-        state = self.state
-        if state.stage != "round" or state.round != round_ or silo not in state.open:
+        if not self.awaits(silo, round_):
             raise RefusedError(silo, "ROUND_CLOSED", f"job {self.job.name!r}: round {round_} does not await it")
+
+    def awaits(self, silo: str, round_: int) -> bool:
+        """Whether this silo's upload of this round is still to come."""
+        return self.state.stage == "round" and self.state.round == round_ and silo in self.state.open
 
     async def delivery(self, round_: int, silo: str) -> dict[str, dict[str, Tensor]]:
         """What this silo gets at the start of this round."""
@@ -119,6 +122,20 @@ class JobRun:
         self.store.commit(round_, result.files)
 
 
+@dataclass(frozen=True)
+class Held:
+    """What is here of an upload whose connection was lost: ``size`` bytes in a spool that waits for the rest."""
+
+    run: JobRun
+    round: int
+    spool: Spool
+    size: int
+
+    def fits(self, run: JobRun, round_: int) -> bool:
+        """Whether it is of this round of this job."""
+        return self.run is run and self.round == round_
+
+
 class Daemon:
     """All jobs of one coordinator, in turn."""
 
@@ -127,6 +144,7 @@ class Daemon:
         self.roster = roster
         self.runs: list[JobRun] = []
         self.sessions: dict[str, bytes] = {}
+        self.held: dict[str, Held] = {}  # silo → what is here of its interrupted upload
         self.changed = asyncio.Event()
         self.stopping = False
         self._keys = keys
@@ -179,10 +197,10 @@ class Daemon:
         since = time.monotonic() - LOST_AFTER_BEATS * self.config.timing.beat_seconds
         return {silo for silo, seen in list(self._seen.items()) if seen > since}
 
-    def spool(self, silo: str) -> Spool:
-        """A file for an upload in flight."""
+    def spool(self, silo: str, *, going_on: bool) -> Spool:
+        """A file for an upload in flight, or the one that an interrupted upload left."""
         try:
-            return Spool(self._spool / f"{silo}.part", silo)
+            return Spool(self._spool / f"{silo}.part", silo, going_on=going_on)
         except OSError as error:
             raise RefusedError(silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
 
@@ -217,6 +235,13 @@ class Daemon:
         self.apply(run, Given(silo, round_, sha256), lambda: self._database.add_submission(job.name, given))
         return pb.Receipt(round=round_, size=size, sha256=digests.total, signature=signature)
 
+    def receipt(self, run: JobRun, round_: int, silo: str) -> pb.Receipt | None:
+        """The receipt of an upload that was accepted."""
+        given = self._database.submission(run.job.name, round_, silo)
+        if given is None:
+            return None
+        return pb.Receipt(round=round_, size=given.size, sha256=bytes.fromhex(given.sha256), signature=given.receipt)
+
     async def watch_silos(self) -> None:
         """For ever: drop the silos of open rounds that were not heard of for some beats."""
         loop = asyncio.get_running_loop()
@@ -248,6 +273,9 @@ class Daemon:
     def _run(self, run: JobRun, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
             self._effects[type(effect)](run, effect)
+        for silo, held in list(self.held.items()):
+            if not held.run.awaits(silo, held.round):
+                self.held.pop(silo).spool.discard()
         self.changed.set()  # wakes every waiting poll; the next ones wait on a new event
         self.changed = asyncio.Event()
         self._begin_next()

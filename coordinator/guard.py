@@ -1,17 +1,18 @@
 """Who calls, and may they: checked before any method of any service runs.
 
 (1) the connection is TLS 1.3; (2) its certificate's public key is that of a roster entry; (3) that entry's role fits
-the service: silos have Federation, operators Operations, both the health service; (4) the member is within its limits.
-Errors leave here as gRPC status codes with a code of the closed list, by one table.
+the service: silos have Federation, operators Operations, both the health service; (4) the member is within its limits;
+(5) what it sends are messages. Errors leave here as gRPC status codes with a code of the closed list, by one table.
 """
 
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from .. import log
 from ..errors import PeerError, RefusedError, StaddleError
@@ -88,7 +89,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        codec = (handler.request_deserializer, handler.response_serializer)
+        codec = (_readable(handler.request_deserializer), handler.response_serializer)
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), *codec)
         if handler.stream_unary:
@@ -113,7 +114,7 @@ class Guard(grpc.aio.ServerInterceptor):
         async def guarded(request: Any, context: Context) -> Any:
             try:
                 with self._admitted(method, context):
-                    return await behaviour(request, context)
+                    return await behaviour(_read(request, context), context)
             except RefusedError as error:
                 await refuse(context, method, error)
             except StaddleError as error:
@@ -127,13 +128,37 @@ class Guard(grpc.aio.ServerInterceptor):
         async def guarded(request: Any, context: Context) -> None:
             try:
                 with self._admitted(method, context):
-                    await behaviour(request, context)
+                    await behaviour(_read(request, context), context)
             except RefusedError as error:
                 await refuse(context, method, error)
             except StaddleError as error:
                 await fail(context, method, error)
 
         return guarded
+
+
+def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """None for bytes that are no message: gRPC decodes before the guard is asked, and would end the call by itself."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except (DecodeError, ValueError):  # also: text that is no UTF-8
+            return None
+
+    return read
+
+
+def _read(request: Any, context: Context) -> Any:
+    """A request, or a stream of them; RefusedError MANIFEST where (5) fails."""
+    if request is None:
+        raise RefusedError(context.peer(), "MANIFEST", "sent bytes that are no message of this protocol")
+    return _all_read(request, context) if isinstance(request, AsyncIterator) else request
+
+
+async def _all_read(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _read(request, context)
 
 
 async def fail(context: Context, method: str, error: StaddleError) -> None:

@@ -7,32 +7,24 @@ from typing import Any
 
 from .. import log
 from ..errors import RefusedError
-from ..files import MAX_SAFE_INTEGER
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
 from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
-from ..proto.stream import Digester, Inbound, chunks
-from ..proto.wire import Item, check_manifest, delivered_items, given_items, to_wire
+from ..proto.stream import Digester, chunks
+from ..proto.wire import delivered_items, to_wire
 from ..security import roster as rosters
 from .daemon import Daemon, JobRun
 from .guard import Context, caller
 from .round import Answered, Done, Failed, FinishTask, OfferTask, RoundTask, SiloTask
-
-FAULTS_OF_THE_SILO = (
-    "MANIFEST",
-    "LENGTH",
-    "DIGEST",
-    "NOT_FINITE",
-    "WEIGHT",
-)  # a refused upload with one of these is final
+from .uploads import Uploads
 
 
 class Service:
-    """The six calls; identity and limits were checked by the guard."""
+    """The seven calls; identity and limits were checked by the guard."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._uploading: set[str] = set()
+        self._uploads = Uploads(daemon, self._admit)
 
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:  # noqa: N802 gRPC's name
         """Agree on a version; open a session."""
@@ -138,52 +130,18 @@ class Service:
             raise RefusedError(silo, "LIMIT", "the delivery was read slower than its size allows") from None
 
     async def Upload(self, frames: AsyncIterator[tensor.Frame], context: Context) -> pb.Receipt:  # noqa: N802
-        """Spool, check and accept what a silo gives; nothing half done stays behind."""
-        silo = caller(context, self._daemon.roster).id
-        if silo in self._uploading:
-            raise RefusedError(silo, "LIMIT", "an upload of this silo is running already; wait for its end")
-        self._uploading.add(silo)
-        try:
-            return await self._receive(silo, frames, context)
-        finally:
-            self._uploading.discard(silo)
+        """Take what a silo gives."""
+        return await self._uploads.receive(caller(context, self._daemon.roster).id, frames)
 
-    async def _receive(self, silo: str, frames: AsyncIterator[tensor.Frame], context: Context) -> pb.Receipt:
-        run: JobRun | None = None
-        round_ = 0
+    async def Standing(self, request: pb.StandingRequest, context: Context) -> pb.StandingReply:  # noqa: N802
+        """Say what has come of an upload whose connection the silo lost."""
+        silo = self._silo(request.session, context)
+        run = self._run(silo, request.job, request.job_digest)
+        return await self._uploads.standing(silo, run, request.round)
 
-        def check(manifest: tensor.Manifest) -> tuple[Item, ...]:
-            nonlocal run, round_
-            self._check_session(silo, manifest.session)
-            run = self._run(silo, manifest.job, manifest.job_digest)
-            round_ = manifest.round
-            run.check_open(silo, round_)
-            items = given_items(run.job.up(round_))
-            check_manifest(silo, manifest, items)
-            run.store.check_space(silo, manifest.size)
-            return items
-
-        spool = self._daemon.spool(silo)
-        inbound = Inbound(silo, check, spool.write)
-        largest = max((run.largest_upload for run in self._daemon.runs), default=0)
-        try:
-            async with asyncio.timeout(transfer_seconds(largest)):
-                async for frame in frames:
-                    inbound.feed(frame)
-                    self._daemon.saw(silo)
-            end, digests = inbound.finish()
-            if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
-                raise RefusedError(silo, "MANIFEST", "the end frame names no place in a ledger")
-            file = await run.accept(silo, round_, spool, inbound.items)
-        except RefusedError as error:
-            if run is not None and error.code in FAULTS_OF_THE_SILO:
-                self._daemon.apply(run, Failed(silo, round_, error.code))
-            raise
-        except TimeoutError:
-            raise RefusedError(silo, "LIMIT", "the upload took longer than its size allows; it was dropped") from None
-        finally:
-            spool.discard()
-        return self._daemon.conclude(run, silo, round_, file, end, digests)
+    def _admit(self, silo: str, manifest: tensor.Manifest) -> JobRun:
+        self._check_session(silo, manifest.session)
+        return self._run(silo, manifest.job, manifest.job_digest)
 
     def _silo(self, session: bytes, context: Context) -> str:
         silo = caller(context, self._daemon.roster).id

@@ -2,7 +2,8 @@
 
 ::
 
-    <directory>/spool/<silo>.part                            a stream that is still coming; removed when it fails
+    <directory>/spool/<silo>.part                            a stream that is still coming; removed when it is refused,
+                                                             kept for its rest when its connection was lost
     <directory>/jobs/<job>/<round>.<silo>.upload             a checked upload; it stays while it is the last version of
                                                              a Mix, else it goes after the fold
     <directory>/jobs/<job>/<round>.<part>.safetensors        what a round published
@@ -19,7 +20,7 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import safetensors
@@ -30,6 +31,7 @@ from ..algorithms.exchange import REGION, WEIGHT, all_finite, weight_fault
 from ..algorithms.method import CoordinatorState
 from ..errors import RefusedError
 from ..files import sync_directory
+from ..proto.channel import CHUNK_BYTES
 from ..proto.wire import Item, tensor_from
 from .database import Files, Place
 
@@ -41,11 +43,13 @@ SILOS = "silos"  # in the header of a result: the job's silos as a JSON list, in
 class Spool:
     """One upload in flight: bytes go to a file of their own until they are checked."""
 
-    def __init__(self, path: Path, silo: str) -> None:
+    def __init__(self, path: Path, silo: str, *, going_on: bool = False) -> None:
+        """``going_on``: behind what an interrupted upload left there."""
         self._path = path
         self._silo = silo
+        how = os.O_APPEND if going_on else os.O_CREAT | os.O_TRUNC
         # Unbuffered: a full disk is met by write, not by close.
-        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0)
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | how, 0o600), "wb", buffering=0)
 
     def write(self, chunk: bytes) -> None:
         """Append bytes; RefusedError STORAGE when the disk does not take them."""
@@ -55,6 +59,21 @@ class Spool:
                 view = view[self._file.write(view) :]
         except OSError as error:
             raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+
+    def held(self) -> Iterator[bytes]:
+        """What the file holds, piece by piece."""
+        try:
+            with self._path.open("rb") as file:
+                while piece := file.read(CHUNK_BYTES):
+                    yield piece
+        except OSError as error:
+            raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+
+    def suspend(self) -> int:
+        """Close, and leave the file for the rest of its upload; how many bytes it holds."""
+        size = os.fstat(self._file.fileno()).st_size
+        self._file.close()
+        return size
 
     def finished(self) -> Path:
         """Make the bytes durable; where they lie."""

@@ -15,6 +15,11 @@ MAX_STREAMS_PER_CONNECTION = 16
 
 ERROR_METADATA = "staddle-error"  # trailing metadata that carries the name of an ErrorCode
 
+# Both ends ask a silent connection whether it is there, so each notices within 40 s that the other vanished without a
+# word: a router that died, a machine without power. Every call but transfers and polls has a shorter deadline.
+KEEPALIVE_SECONDS = 30
+KEEPALIVE_ANSWER_SECONDS = 10
+
 UPLOAD_SECONDS = 60  # grace on top of the time that the payload takes at the slowest rate
 SLOWEST_BYTES_PER_SECOND = 256 * 1024
 
@@ -30,9 +35,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.compression_enabled_algorithms_bitset", 1),  # identity alone
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),  # bytes that the ledger counts once cross once
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_SECONDS * 1000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),  # a connection that stays silent is asked again and again
 )
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (

@@ -212,3 +212,23 @@ class Receipt(_message.Message):
     sha256: bytes
     signature: bytes
     def __init__(self, round: _Optional[int] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class StandingRequest(_message.Message):
+    __slots__ = ("session", "job", "job_digest", "round")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    job: str
+    job_digest: bytes
+    round: int
+    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ...) -> None: ...
+
+class StandingReply(_message.Message):
+    __slots__ = ("received", "receipt")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    receipt: Receipt
+    def __init__(self, received: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...

@@ -66,6 +66,11 @@ class FederationStub:
                 request_serializer=staddle_dot_proto_dot_tensor__pb2.Frame.SerializeToString,
                 response_deserializer=staddle_dot_proto_dot_federation__pb2.Receipt.FromString,
                 _registered_method=True)
+        self.Standing = channel.unary_unary(
+                '/staddle.v1.Federation/Standing',
+                request_serializer=staddle_dot_proto_dot_federation__pb2.StandingRequest.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_federation__pb2.StandingReply.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -113,6 +118,13 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Standing(self, request, context):
+        """Tells what the coordinator has of this silo's upload of a round. Asked after a lost connection: one that still runs ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +157,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Upload,
                     request_deserializer=staddle_dot_proto_dot_tensor__pb2.Frame.FromString,
                     response_serializer=staddle_dot_proto_dot_federation__pb2.Receipt.SerializeToString,
+            ),
+            'Standing': grpc.unary_unary_rpc_method_handler(
+                    servicer.Standing,
+                    request_deserializer=staddle_dot_proto_dot_federation__pb2.StandingRequest.FromString,
+                    response_serializer=staddle_dot_proto_dot_federation__pb2.StandingReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -309,6 +326,33 @@ class Federation:
             '/staddle.v1.Federation/Upload',
             staddle_dot_proto_dot_tensor__pb2.Frame.SerializeToString,
             staddle_dot_proto_dot_federation__pb2.Receipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Standing(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/staddle.v1.Federation/Standing',
+            staddle_dot_proto_dot_federation__pb2.StandingRequest.SerializeToString,
+            staddle_dot_proto_dot_federation__pb2.StandingReply.FromString,
             options,
             channel_credentials,
             insecure,

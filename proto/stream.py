@@ -4,6 +4,7 @@
 
     state      frame       goes to
     manifest   manifest    chunks     checked against the schema before a byte is taken
+    chunks     (bytes)     chunks     once, where the manifest has an offset: what an earlier stream brought
     chunks     chunk       chunks     1 MiB each, the last one what is left of the declared bytes
     chunks     end         done       all bytes there, every digest as computed here
 
@@ -92,6 +93,11 @@ def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[bytes
         yield bytes(pending)
 
 
+def resumable(offset: int, size: int) -> bool:
+    """Whether a stream of ``size`` bytes may go on at ``offset``: between two chunks, or behind the last."""
+    return offset == size or (0 <= offset < size and offset % CHUNK_BYTES == 0)
+
+
 class Inbound:
     """The receiving end of one stream."""
 
@@ -108,6 +114,7 @@ class Inbound:
         self._items: Sequence[Item] = ()
         self._digester: Digester | None = None
         self._left = 0
+        self._missing = 0  # bytes before the manifest's offset that were not taken up yet
         self.end: pb.End | None = None
         self.digests: Digests | None = None
 
@@ -127,6 +134,11 @@ class Inbound:
             self._items = self._check(frame.manifest)
             self._digester = Digester([item.spec.nbytes for item in self._items])
             self._left = sum(item.spec.nbytes for item in self._items)
+            self._missing = frame.manifest.offset
+            if not resumable(self._missing, self._left):
+                raise RefusedError(
+                    self._peer, "MANIFEST", f"goes on at byte {self._missing} of {self._left}, which begins no chunk"
+                )
         elif body == "chunk":
             self._take(frame.chunk, self._digester)
         elif body == "end":
@@ -134,7 +146,18 @@ class Inbound:
         else:
             raise RefusedError(self._peer, "MANIFEST", "a second manifest in one stream")
 
+    def take_up(self, pieces: Iterable[bytes]) -> None:
+        """Hash what lies before the manifest's offset; it came with an earlier stream, so the sink has it."""
+        for piece in pieces:
+            if self._digester is None or len(piece) > self._missing:
+                raise LocalError(f"a piece of {len(piece)} bytes where {self._missing} lie before the offset")
+            self._digester.update(piece)
+            self._missing -= len(piece)
+            self._left -= len(piece)
+
     def _take(self, chunk: bytes, digester: Digester) -> None:
+        if self._missing:
+            raise LocalError(f"a chunk while {self._missing} bytes before the offset were not taken up")
         wanted = min(self._left, CHUNK_BYTES)
         if not chunk or len(chunk) != wanted:
             raise RefusedError(

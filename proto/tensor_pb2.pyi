@@ -67,20 +67,22 @@ class TensorHeader(_message.Message):
     def __init__(self, part: _Optional[str] = ..., kind: _Optional[_Union[PartKind, str]] = ..., name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("session", "job", "job_digest", "round", "size", "tensors")
+    __slots__ = ("session", "job", "job_digest", "round", "size", "tensors", "offset")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     job: str
     job_digest: bytes
     round: int
     size: int
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
-    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., size: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ...) -> None: ...
+    offset: int
+    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., size: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("sha256", "tensor_sha256", "ledger_seq", "ledger_leaf")

@@ -11,6 +11,7 @@ by whoever holds a later head, such as a receipt; and the ledger cannot prove wh
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -43,6 +44,16 @@ from .records import (
 from .release import Release
 
 
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """A message without outcome so far, and its digest with the place of that record, if it came to it."""
+
+    seq: int
+    intent: Intent
+    digest: Digest | None = None
+    place: Appended | None = None
+
+
 class Ledger:
     """The writer; safe to share between threads. Every method returns once its record is durable, or raises."""
 
@@ -50,6 +61,7 @@ class Ledger:
         self.silo = silo
         self._rules = Rules()
         self._sent: Counter[tuple[str, int]] = Counter()
+        self._unsettled: dict[int, Unsettled] = {}
         self._mutex = threading.Lock()
         self._log: AppendLog
 
@@ -63,7 +75,7 @@ class Ledger:
             if problem := ledger._rules.check(record) or _foreign(record, silo):
                 raise LocalError(f"{path}: seq {line.seq}: {problem}; keep the file as evidence and start a new one")
             ledger._rules.accept(line.seq, record)
-            ledger._note(record)
+            ledger._note(Appended(line.seq, line.leaf), record)
 
         ledger._log = AppendLog.open(path, visit)
         return ledger
@@ -99,8 +111,12 @@ class Ledger:
         policy: Applied,
         releases: Sequence[Release],
         message_bytes: int,
+        offset: int = 0,
     ) -> Appended:
-        """A message is about to leave; its ``seq`` is the ``ref`` of what follows."""
+        """A message is about to leave; its ``seq`` is the ``ref`` of what follows.
+
+        ``message_bytes`` are those that go now: of the payload all but its first ``offset`` bytes.
+        """
         tensors = tuple(
             Tensor(part=r.part, kind=r.kind, name=r.name, dtype=r.dtype, shape=r.shape, bytes=r.nbytes, taint=r.taint)
             for r in releases
@@ -120,6 +136,7 @@ class Ledger:
                 policy=policy,
                 tensors=tensors,
                 message=Size(bytes=message_bytes),
+                offset=offset,
             )
         )
 
@@ -170,8 +187,13 @@ class Ledger:
     @property
     def open_intents(self) -> tuple[int, ...]:
         """Intents without outcome, such as a crash leaves: they count as left."""
+        return tuple(message.seq for message in self.unsettled)
+
+    @property
+    def unsettled(self) -> tuple[Unsettled, ...]:
+        """What the intents without outcome said, oldest first: the recipient may be asked what became of them."""
         with self._mutex:
-            return tuple(self._rules.intents)
+            return tuple(self._unsettled.values())
 
     def close(self) -> None:
         """Make everything durable and let the lock go."""
@@ -189,12 +211,18 @@ class Ledger:
                 raise LocalError(f"ledger of {self.silo!r}: {problem}")
             appended = self._log.append(record.model_dump(mode="json"), durable=durable)
             self._rules.accept(appended.seq, record)
-            self._note(record)
+            self._note(appended, record)
             return appended
 
-    def _note(self, record: Record) -> None:
-        if isinstance(record, Intent):
-            self._sent[record.job_digest, record.round] += record.message.bytes
+    def _note(self, at: Appended, record: Record) -> None:
+        match record:
+            case Intent():
+                self._sent[record.job_digest, record.round] += record.message.bytes
+                self._unsettled[at.seq] = Unsettled(at.seq, record)
+            case Digest():
+                self._unsettled[record.ref] = replace(self._unsettled[record.ref], digest=record, place=at)
+            case Outcome():
+                del self._unsettled[record.ref]
 
 
 def _foreign(record: Record, silo: str) -> str:

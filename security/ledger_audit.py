@@ -1,7 +1,8 @@
 """Reading a ledger: whether it holds, and what left. Needs no lock, no key and no network.
 
 ``verify`` checks the chain and the rules; it says nothing of whole records cut off the end (ledger.py). ``summary``
-counts by rule 27: an intent without digest left with all bytes that it declared.
+counts by rule 27: an intent without digest left with all bytes that it declared. Of a payload that goes on at an
+offset only the bytes behind it count again, with all elements of the tensors that they are of.
 """
 
 from collections.abc import Iterator, Mapping
@@ -137,11 +138,11 @@ def summary(path: Path) -> dict[tuple[str, str], Totals]:
     for message in messages(path):
         intent = message.intent
         rest = intent.message.bytes
-        for part in dict.fromkeys(tensor.part for tensor in intent.tensors):
-            tensors = [tensor for tensor in intent.tensors if tensor.part == part]
-            size = sum(tensor.bytes for tensor in tensors)
+        for part in dict.fromkeys(tensor.part for tensor, _ in intent.leaving):
+            tensors = [(tensor, size) for tensor, size in intent.leaving if tensor.part == part]
+            size = sum(size for _, size in tensors)
             rest -= size
-            elements = sum(tensor.elements for tensor in tensors)
+            elements = sum(tensor.elements for tensor, _ in tensors)
             _add(totals, (intent.job, part), Totals(1, len(tensors), elements, size, 0 if message.digested else size))
         if rest or not intent.tensors:
             _add(totals, (intent.job, MESSAGE), Totals(1, 0, 0, rest, 0 if message.digested else rest))

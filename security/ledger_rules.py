@@ -3,8 +3,9 @@
 ====================  ==========================================================================
 record                may come
 ====================  ==========================================================================
-``egress.intent``     any time; its tensors fit into its message
-``egress.digest``     once for an intent without outcome, with its tensors and its bytes
+``egress.intent``     any time; its tensors fit into its message and the bytes before its offset, and these were
+                      declared by an earlier intent of that round
+``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the whole payload
 ``egress.outcome``    once for an intent; ``sent`` only after its digest and with all its bytes
 ``control.open``      when no control session is open; a ``start`` abandons one that a crash left open
 ``control.close``     for the open session, within its caps
@@ -22,7 +23,8 @@ class OpenIntent:
     """An intent without outcome so far."""
 
     tensors: tuple[tuple[str, str], ...]  # (part, name)
-    bytes: int
+    bytes: int  # that go now
+    offset: int  # bytes of the payload before them
     digested: bool = False
 
 
@@ -32,12 +34,13 @@ class Rules:
     def __init__(self) -> None:
         self.intents: dict[int, OpenIntent] = {}
         self.control: tuple[int, ControlOpen] | None = None
+        self.declared: dict[tuple[str, int], int] = {}  # (job digest, round) → bytes of the payload declared so far
 
     def check(self, record: Record) -> str:
         """Why this record must not come next; empty if it may."""
         match record:
             case Intent():
-                return _check_intent(record)
+                return self._check_intent(record)
             case Digest():
                 return self._check_digest(record)
             case Outcome():
@@ -55,7 +58,9 @@ class Rules:
                 self.control = None
             case Intent():
                 names = tuple((tensor.part, tensor.name) for tensor in record.tensors)
-                self.intents[seq] = OpenIntent(names, record.message.bytes)
+                self.intents[seq] = OpenIntent(names, record.message.bytes, record.offset)
+                place, end = (record.job_digest, record.round), record.offset + record.message.bytes
+                self.declared[place] = max(end, self.declared.get(place, 0))
             case Digest():
                 self.intents[record.ref].digested = True
             case Outcome():
@@ -64,6 +69,22 @@ class Rules:
                 self.control = (seq, record)
             case ControlClose():
                 self.control = None
+
+    def _check_intent(self, record: Intent) -> str:
+        names = [(tensor.part, tensor.name) for tensor in record.tensors]
+        if len(set(names)) != len(names):
+            return f"intent names a tensor twice: {_names(names)}"
+        inside = sum(tensor.bytes for tensor in record.tensors)
+        if inside > record.offset + record.message.bytes:
+            behind = f" behind {record.offset}" if record.offset else ""
+            size = record.message.bytes
+            return f"tensors of {inside} bytes do not fit into the intent's message of {size} bytes{behind}"
+        if not record.readers:
+            return "intent names no reader; name at least its recipient"
+        before = self.declared.get((record.job_digest, record.round), 0)
+        if record.offset > before:
+            return f"intent goes on at byte {record.offset}, of which earlier intents of its round declared {before}"
+        return ""
 
     def _check_digest(self, record: Digest) -> str:
         intent = self.intents.get(record.ref)
@@ -74,8 +95,9 @@ class Rules:
         names = tuple((tensor.part, tensor.name) for tensor in record.tensors)
         if names != intent.tensors:
             return f"digest of intent {record.ref} has tensors {_names(names)}, the intent {_names(intent.tensors)}"
-        if record.message.bytes != intent.bytes:
-            return f"digest of intent {record.ref} has {record.message.bytes} bytes, the intent {intent.bytes}"
+        whole = intent.offset + intent.bytes
+        if record.message.bytes != whole:
+            return f"digest of intent {record.ref} has {record.message.bytes} bytes, the intent {whole}"
         return ""
 
     def _check_outcome(self, record: Outcome) -> str:
@@ -100,18 +122,6 @@ class Rules:
                 f"its cap is {cap.max_messages} and {cap.max_bytes}"
             )
         return ""
-
-
-def _check_intent(record: Intent) -> str:
-    names = [(tensor.part, tensor.name) for tensor in record.tensors]
-    if len(set(names)) != len(names):
-        return f"intent names a tensor twice: {_names(names)}"
-    inside = sum(tensor.bytes for tensor in record.tensors)
-    if inside > record.message.bytes:
-        return f"tensors of {inside} bytes do not fit into the intent's message of {record.message.bytes} bytes"
-    if not record.readers:
-        return "intent names no reader; name at least its recipient"
-    return ""
 
 
 def _names(names: list[tuple[str, str]] | tuple[tuple[str, str], ...]) -> str:

@@ -122,7 +122,10 @@ class JobDecline(Strict):
 class Intent(Strict):
     """Durable before byte 1 leaves; without an ``egress.digest`` all of it counts as left (rule 27).
 
-    ``{"attempt":0,"form":"plain","job":"lung-3","job_digest":"ab12…","message":{"bytes":1800},
+    ``tensors`` are the whole payload, ``message`` is what goes of it now: all behind its first ``offset`` bytes, which
+    the recipient has from an attempt whose connection broke (0: everything goes).
+
+    ``{"attempt":0,"form":"plain","job":"lung-3","job_digest":"ab12…","message":{"bytes":1800},"offset":0,
     "policy":{"decision":"allow","file":"e3b0…","rule":"round-update"},"purpose":"update",
     "readers":["coordinator"],"recipient":{"id":"coordinator","spki":"9f86…"},"round":17,
     "rpc":"/staddle.Federation/Upload","silo":"hospital-a","tensors":[{…}],"type":"egress.intent"}``
@@ -142,10 +145,25 @@ class Intent(Strict):
     policy: Applied
     tensors: tuple[Tensor, ...]
     message: Size
+    offset: Count = 0
+
+    @property
+    def leaving(self) -> tuple[tuple[Tensor, int], ...]:
+        """The tensors of which something goes now, and how many bytes of each."""
+        found, end = [], 0
+        for tensor in self.tensors:
+            end += tensor.bytes
+            left = min(tensor.bytes, max(0, end - self.offset))
+            if left or not self.offset:
+                found.append((tensor, left))
+        return tuple(found)
 
 
 class Digest(Strict):
-    """Durable before the END frame: ``{"message":{…},"ref":412,"tensors":[{…}],"type":"egress.digest"}``."""
+    """Durable before the END frame: ``{"message":{…},"ref":412,"tensors":[{…}],"type":"egress.digest"}``.
+
+    Hashes and size are of the whole payload, bytes before the intent's offset included.
+    """
 
     type: Literal["egress.digest"] = "egress.digest"
     ref: Count

@@ -132,6 +132,8 @@ class Agent:
             longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(attempt - 1, 8))
             await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 jitter is no secret
         self._beat_seconds = await self._gate.hello()
+        for upload in await self._gate.settle():
+            log.event("upload.settled", job=upload.job, round=upload.round, outcome=upload.status, why=upload.why)
         log.event("connected", coordinator=self._roster.coordinator.id, address=self._config.coordinator)
         return Connected()
 

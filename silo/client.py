@@ -67,6 +67,10 @@ class Client:
         """Answer a task."""
         return cast("pb.AnswerReply", await self._unary(self._stub.Answer, request, CALL_SECONDS))
 
+    async def standing(self, request: pb.StandingRequest) -> pb.StandingReply:
+        """Ask what has come of an upload."""
+        return cast("pb.StandingReply", await self._unary(self._stub.Standing, request, CALL_SECONDS))
+
     async def fetch(self, request: pb.FetchRequest, largest: int) -> AsyncIterator[tensor.Frame]:
         """Frames of a delivery of at most ``largest`` bytes."""
         try:

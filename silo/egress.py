@@ -7,6 +7,12 @@ that they describe count for anything (SECURITY.md rule 27):
 readers and the round's bytes; (4) INTENT is durable; (5) the bytes go, hashed as they go; (6) DIGEST is durable;
 (7) END makes the message count; (8) OUTCOME.
 
+Where the connection breaks between (4) and (8), the INTENT stays open. After the next greeting, of this process or of
+one after it, the gate asks the coordinator how it stands and writes OUTCOME: ``sent`` with the receipt that was lost,
+else ``unknown``, which counts as left. What the coordinator has of the bytes need not go again: the next attempt is an
+INTENT of its own, over the bytes behind that offset. So every byte on the wire is declared by the intent that it goes
+under, twice where it goes twice, and the policy's limit of a round's bytes is of their sum.
+
 Greetings, polls, heartbeats, fetch requests and answers hold names, numbers and codes of a closed list; they are
 counted against the caps of one control record a session. No method code runs after check (1): the tensors belong to
 the gate from there on, and the digests are of the bytes that went.
@@ -15,6 +21,7 @@ the gate from there on, and the digests are of the bytes that went.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -25,11 +32,11 @@ from ..errors import LocalError, PeerError, RefusedError, StaddleError
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
 from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, checked_address
-from ..proto.stream import Digester, Digests, Inbound, chunks
+from ..proto.stream import Digester, Digests, Inbound, chunks, resumable
 from ..proto.wire import Item, check_manifest, delivered_items, given_items, to_wire
 from ..security import roster as rosters
 from ..security.identity import Keys
-from ..security.ledger import Ledger
+from ..security.ledger import Ledger, Unsettled
 from ..security.policy import Policy
 from ..security.receipt import Receipt
 from ..security.records import Applied, Payload, Peer, TensorDigest
@@ -68,6 +75,16 @@ class Control:
     size: int = 0
 
 
+@dataclass(frozen=True)
+class Settled:
+    """What became of an upload whose connection broke, and why if it is not ``sent``."""
+
+    job: str
+    round: int
+    status: Literal["sent", "unknown"]
+    why: str
+
+
 class Gate:
     """Holds the client; nobody else does."""
 
@@ -79,6 +96,8 @@ class Gate:
         self._control: Control | None = None
         self._session = b""
         self._hold = 0.0
+        self._handed: dict[int, int] = {}  # intent whose connection broke → payload bytes handed to the transport
+        self._received: dict[tuple[str, int], int] = {}  # (job digest, round) → bytes that wait there for the rest
 
     @property
     def _coordinator(self) -> Peer:
@@ -142,7 +161,12 @@ class Gate:
 
     def _count(
         self,
-        message: pb.HelloRequest | pb.PollRequest | pb.BeatRequest | pb.AnswerRequest | pb.FetchRequest,
+        message: pb.HelloRequest
+        | pb.PollRequest
+        | pb.BeatRequest
+        | pb.AnswerRequest
+        | pb.FetchRequest
+        | pb.StandingRequest,
     ) -> None:
         """Count a control message before it leaves; UnreachableError asks for a new session at the cap."""
         size = message.ByteSize()
@@ -170,6 +194,8 @@ class Gate:
         def check(manifest: tensor.Manifest) -> tuple[Item, ...]:
             if manifest.job != job.name or manifest.job_digest.hex() != job.digest or manifest.round != round_:
                 raise RefusedError(peer, "MANIFEST", f"delivery is of {manifest.job[:64]!r} round {manifest.round}")
+            if manifest.offset:
+                raise RefusedError(peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it")
             named = list(dict.fromkeys(header.part for header in manifest.tensors))
             unknown = [name for name in named if name not in parts]
             if unknown:
@@ -212,10 +238,12 @@ class Gate:
                 raise LocalError(f"tensor {item.part}/{item.spec.name} holds NaN or infinity; it does not leave")
         # (3) The policy allows it.
         size = sum(item.spec.nbytes for item in items)
-        applied = await self._decide(job, round_, [release_of(item) for item in items])
+        offset = self._received.pop((job.digest, round_), 0)
+        offset = offset if resumable(offset, size) else 0
+        applied = await self._decide(job, round_, [release_of(item) for item in items], offset)
         # (4) INTENT is durable.
-        intent = await asyncio.to_thread(self._intend, job, round_, items, size, applied)
-        for kind, left in bytes_by_kind(items).items():
+        intent = await asyncio.to_thread(self._intend, job, round_, items, (offset, size), applied)
+        for kind, left in bytes_by_kind(items, offset).items():
             log.event("leaving", job=job.name, round=round_, kind=kind, bytes=left, intent=intent)
         # (5) to (7): the bytes, the DIGEST record and the END frame.
         sent = _Sent()
@@ -226,22 +254,29 @@ class Gate:
             round=round_,
             size=size,
             tensors=to_wire(items),
+            offset=offset,
         )
         status, receipt = "unknown", b""
         try:
-            reply = await self._client.upload(self._frames(intent, manifest, items, values, sent), size)
-            self._check_receipt(job, round_, size, sent, reply)
+            reply = await self._client.upload(self._frames(intent, manifest, items, values, sent), size - offset)
+            self._check_receipt(intent, reply)
             status, receipt = "sent", reply.signature
         except TurnedAwayError:
             status = "failed"
             raise
+        except (UnreachableError, asyncio.CancelledError):
+            status = "open"
+            raise
         finally:
-            # (8) OUTCOME. What was on its way when the connection broke stays "unknown", which counts as left.
-            await asyncio.to_thread(self._close_intent, intent, status, sent.size, receipt)
+            # (8) OUTCOME; of what was on its way when the connection broke, once it is settled.
+            if status == "open":
+                self._handed[intent] = sent.size
+            else:
+                await asyncio.to_thread(self._close_intent, intent, status, sent.size, receipt)
 
-    async def _decide(self, job: Job, round_: int, releases: list[Release]) -> Applied:
+    async def _decide(self, job: Job, round_: int, releases: list[Release], offset: int) -> Applied:
         coordinator = self._roster.coordinator.id
-        sent = self._ledger.sent(job.digest, round_)
+        sent = self._ledger.sent(job.digest, round_) - offset  # the policy adds the whole message
         decision = self._policy.decide(job.method_name, releases, coordinator, readers_of(self._roster), sent)
         if not decision.allow:
             await asyncio.to_thread(
@@ -256,7 +291,10 @@ class Gate:
             raise DeniedError("the policy holds this round back: " + "; ".join(decision.reasons))
         return Applied(file=self._policy.digest, rule=decision.rule, decision="allow")
 
-    def _intend(self, job: Job, round_: int, items: tuple[Item, ...], size: int, applied: Applied) -> int:
+    def _intend(
+        self, job: Job, round_: int, items: tuple[Item, ...], stretch: tuple[int, int], applied: Applied
+    ) -> int:
+        offset, size = stretch
         return self._ledger.intent(
             job=job.name,
             job_digest=job.digest,
@@ -269,7 +307,8 @@ class Gate:
             form="plain",
             policy=applied,
             releases=[release_of(item) for item in items],
-            message_bytes=size,
+            message_bytes=size - offset,
+            offset=offset,
         ).seq
 
     async def _frames(
@@ -277,18 +316,22 @@ class Gate:
     ) -> AsyncIterator[tensor.Frame]:
         yield tensor.Frame(manifest=manifest)
         digester = Digester([item.spec.nbytes for item in items])
+        at = 0
         for chunk in chunks(values):
             digester.update(chunk)
+            at += len(chunk)
+            if at <= manifest.offset:  # it is there already
+                await asyncio.sleep(0)
+                continue
             sent.size += len(chunk)
             yield tensor.Frame(chunk=chunk)
         digests = digester.digests()
-        message = Payload(bytes=sent.size, sha256=digests.total.hex())
+        message = Payload(bytes=at, sha256=digests.total.hex())
         tensors = [
             TensorDigest(part=item.part, name=item.spec.name, sha256=value.hex())
             for item, value in zip(items, digests.tensors, strict=True)
         ]
         appended = await asyncio.to_thread(self._ledger.digest, intent, tensors, message)
-        sent.digests, sent.seq, sent.leaf = digests, appended.seq, appended.leaf
         yield tensor.Frame(
             end=tensor.End(
                 sha256=digests.total,
@@ -298,24 +341,60 @@ class Gate:
             )
         )
 
-    def _check_receipt(self, job: Job, round_: int, size: int, sent: "_Sent", reply: pb.Receipt) -> None:
-        if sent.digests is None:
+    def _check_receipt(self, intent: int, reply: pb.Receipt) -> None:
+        """PeerError unless the coordinator signed that it has just this message, from this place of our ledger."""
+        message = next((found for found in self._ledger.unsettled if found.seq == intent), None)
+        if message is None or message.digest is None or message.place is None:
             raise PeerError(self._roster.coordinator.id, "sent a receipt before the message ended")
         Receipt(
             federation=self._roster.federation,
             roster=rosters.digest(self._roster),
             silo=self._ledger.silo,
-            job=job.digest,
-            round=round_,
-            size=size,
-            sha256=sent.digests.total.hex(),
-            ledger_seq=sent.seq,
-            ledger_leaf=sent.leaf,
+            job=message.intent.job_digest,
+            round=message.intent.round,
+            size=message.digest.message.bytes,
+            sha256=message.digest.message.sha256,
+            ledger_seq=message.place.seq,
+            ledger_leaf=message.place.leaf,
         ).verify(self._roster.coordinator, reply.signature)
 
     def _close_intent(self, intent: int, status: str, size: int, receipt: bytes) -> None:
         write: Callable[..., object] = self._ledger.outcome
         write(intent, status, size, receipt.hex() or None)
+
+    # What became of uploads whose connection broke.
+
+    async def settle(self) -> list[Settled]:
+        """Ask how they stand and write their outcomes, oldest first; the session is open, and no upload runs."""
+        return [await self._settle(message) for message in self._ledger.unsettled]
+
+    async def _settle(self, message: Unsettled) -> Settled:
+        intent = message.intent
+        digest = bytes.fromhex(intent.job_digest)
+        request = pb.StandingRequest(session=self._session, job=intent.job, job_digest=digest, round=intent.round)
+        self._count(request)
+        status: Literal["sent", "unknown"] = "unknown"
+        receipt = b""
+        try:
+            reply = await self._client.standing(request)
+            why = f"the coordinator has {reply.received} bytes that wait for the rest"
+            self._received[intent.job_digest, intent.round] = reply.received
+            if reply.HasField("receipt"):
+                self._check_receipt(message.seq, reply.receipt)
+                status, receipt, why = "sent", reply.receipt.signature, ""
+        except UnreachableError:
+            raise
+        except TurnedAwayError as error:
+            if error.code != "UNKNOWN_JOB":
+                raise
+            why = str(error)
+        except PeerError as error:  # a receipt for something else
+            why = str(error)
+        # After a restart it is not known how far the bytes came: all that was declared counts.
+        handed = self._handed.pop(message.seq, intent.message.bytes)
+        size = intent.message.bytes if status == "sent" else handed
+        await asyncio.to_thread(self._close_intent, message.seq, status, size, receipt)
+        return Settled(intent.job, intent.round, status, why)
 
     # Decisions on jobs.
 
@@ -340,7 +419,4 @@ class Gate:
 class _Sent:
     """How far an upload came."""
 
-    size: int = 0
-    digests: Digests | None = None
-    seq: int = 0
-    leaf: str = ""
+    size: int = 0  # payload bytes handed to the transport

@@ -19,11 +19,13 @@ def release_of(item: Item) -> Release:
     return Release(item.part, item.kind.name.lower(), spec.name, spec.dtype, spec.shape)
 
 
-def bytes_by_kind(items: tuple[Item, ...]) -> dict[str, int]:
-    """Payload bytes of a bundle by kind of part."""
+def bytes_by_kind(items: tuple[Item, ...], offset: int = 0) -> dict[str, int]:
+    """Payload bytes of a bundle behind an offset, by kind of part."""
     sizes: Counter[str] = Counter()
     for item in items:
-        sizes[item.kind.name.lower()] += item.spec.nbytes
+        skipped = min(offset, item.spec.nbytes)
+        sizes[item.kind.name.lower()] += item.spec.nbytes - skipped
+        offset -= skipped
     return dict(sizes)
 
 

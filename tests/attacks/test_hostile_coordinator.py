@@ -101,7 +101,7 @@ class Hostile:
         self.script = {"hello": list(hello), "fetch": list(fetch), "upload": list(upload)}
         self.endless = endless
         self.told = asyncio.Event()  # every task was told, and the silo asks for more
-        self.calls = {"hello": 0, "poll": 0, "beat": 0, "answer": 0, "fetch": 0}
+        self.calls = {"hello": 0, "poll": 0, "beat": 0, "answer": 0, "standing": 0, "fetch": 0}
         self.answers = []
         self.arrived = 0  # payload bytes, of uploads that were cut off too
         self.uploads = []  # (job, round, payload) of whole ones
@@ -133,6 +133,10 @@ class Hostile:
         kind, code = pb.AnswerKind.Name(request.kind)[12:], pb.ErrorCode.Name(request.code)[11:]
         self.answers.append((kind, request.round, code))
         return pb.AnswerReply()
+
+    async def standing(self, request, context):
+        self.calls["standing"] += 1
+        return pb.StandingReply()
 
     async def fetch(self, request, context):
         self.calls["fetch"] += 1
@@ -214,6 +218,7 @@ async def listening(hostile):
         "Poll": unary(hostile.poll, pb.PollRequest.FromString, encode),
         "Beat": unary(hostile.beat, pb.BeatRequest.FromString, encode),
         "Answer": unary(hostile.answer, pb.AnswerRequest.FromString, encode),
+        "Standing": unary(hostile.standing, pb.StandingRequest.FromString, encode),
         "Fetch": grpc.unary_stream_rpc_method_handler(hostile.fetch, pb.FetchRequest.FromString, encode),
         "Upload": grpc.stream_unary_rpc_method_handler(hostile.upload, tensor.Frame.FromString, encode),
     }

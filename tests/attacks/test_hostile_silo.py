@@ -10,23 +10,18 @@ import grpc
 import pytest
 import safetensors
 import torch
+from raw_silo import SECONDS, Caller, frames_of, refused
 
-from staddle.algorithms.exchange import DTYPES, WEIGHT
+from staddle.algorithms.exchange import WEIGHT
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator import server, service
-from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.channel import ERROR_METADATA, OPTIONS
-from staddle.proto.federation_pb2_grpc import FederationStub
-from staddle.proto.stream import Digester, chunks
-from staddle.proto.wire import given_items, to_wire
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
 
 SILOS = ("north", "east", "south")
-SECONDS = 20
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -56,97 +51,6 @@ def world(tmp_path_factory):
     )
 
 
-class Caller:
-    """A silo made of raw calls."""
-
-    def __init__(self, world, silo, address):
-        keys = world.keys[silo]
-        pair = (keys.tls_key, keys.entry.certificate.encode())
-        credentials = grpc.ssl_channel_credentials(world.roster.coordinator.certificate.encode(), *pair)
-        options = [*OPTIONS, ("grpc.ssl_target_name_override", "coordinator.staddle")]
-        self.channel = grpc.aio.secure_channel(address, credentials, options=options)
-        self.stub = FederationStub(self.channel)
-        self.silo, self.job, self.session = silo, world.job, b""
-        self.roster = bytes.fromhex(rosters.digest(world.roster))
-
-    async def hello(self):
-        request = pb.HelloRequest(silo=self.silo, protocol_min=1, protocol_max=1, roster_digest=self.roster)
-        self.session = (await self.stub.Hello(request, timeout=SECONDS)).session
-
-    async def poll(self):
-        return await self.stub.Poll(pb.PollRequest(session=self.session), timeout=SECONDS)
-
-    async def told(self, body):
-        """The next task; it is of this kind."""
-        async with asyncio.timeout(SECONDS):
-            while (task := await self.poll()).WhichOneof("body") == "nothing":
-                pass
-        assert task.WhichOneof("body") == body, task
-        return getattr(task, body)
-
-    async def answer(self, kind, round_=0, code=0):
-        digest = bytes.fromhex(self.job.digest)
-        request = pb.AnswerRequest(session=self.session, job=self.job.name, job_digest=digest, round=round_, code=code)
-        request.kind = pb.AnswerKind.Value(f"ANSWER_KIND_{kind}")
-        await self.stub.Answer(request, timeout=SECONDS)
-
-    async def upload(self, frames, wary=False):
-        """Write all frames; its reply. ``wary``: look after each whether the coordinator has ended the call.
-
-        gRPC reports INTERNAL instead of the coordinator's own status to whoever writes into a call that is just ending.
-        """
-        call = self.stub.Upload(timeout=SECONDS)
-        ended = asyncio.ensure_future(call.code())
-        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):  # it has ended the call
-            for frame in frames:
-                await call.write(frame)
-                if wary and (await asyncio.wait({ended}, timeout=0.2))[0]:
-                    break
-            else:
-                await call.done_writing()
-        return await call
-
-    async def give(self, round_=0, wary=False, **changes):
-        return await self.upload(frames_of(self, round_, **changes), wary)
-
-    def fetch(self, round_):
-        digest = bytes.fromhex(self.job.digest)
-        request = pb.FetchRequest(session=self.session, job=self.job.name, job_digest=digest, round=round_)
-        return self.stub.Fetch(request, timeout=SECONDS)
-
-    async def delivered(self, round_):
-        return b"".join([frame.chunk async for frame in self.fetch(round_)])
-
-
-def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq=3):
-    """An upload with correct digests."""
-    items = given_items(caller.job.up(round_))
-    values = [
-        torch.full(i.spec.shape, weight if i.spec.name == WEIGHT else fill, dtype=torch.float64).to(
-            DTYPES[i.spec.dtype]
-        )
-        for i in items
-    ]
-    digester, pieces = Digester([item.spec.nbytes for item in items]), list(chunks(values, size))
-    for piece in pieces:
-        digester.update(piece)
-    digests = digester.digests()
-    manifest = tensor.Manifest(
-        session=caller.session,
-        job=caller.job.name,
-        job_digest=bytes.fromhex(caller.job.digest),
-        round=round_,
-        size=sum(item.spec.nbytes for item in items),
-        tensors=to_wire(items),
-    )
-    end = tensor.End(sha256=digests.total, tensor_sha256=digests.tensors, ledger_seq=seq, ledger_leaf=bytes(32))
-    return [
-        tensor.Frame(manifest=manifest),
-        *(tensor.Frame(chunk=piece) for piece in pieces),
-        tensor.Frame(end=end),
-    ]
-
-
 @pytest.fixture
 def serving(world, tmp_path, monkeypatch):
     """A coordinator with three silos in round 0; ``serving.state()`` is the job's state."""
@@ -165,11 +69,9 @@ def serving(world, tmp_path, monkeypatch):
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         config = world.config.model_copy(update={"directory": tmp_path / "state"})
         async with server.running(config) as address:
-            callers = [Caller(world, silo, address) for silo in SILOS]
+            callers = [Caller(address, world.keys[silo], world.roster, world.job) for silo in SILOS]
             for caller in callers:
-                await caller.hello()
-                await caller.told("offer")
-                await caller.answer("ACCEPT")
+                await caller.accept()
             yield callers
             for caller in callers:
                 await caller.channel.close()
@@ -179,16 +81,6 @@ def serving(world, tmp_path, monkeypatch):
     begin.state = lambda: made[-1].runs[0].state
     begin.folder = tmp_path / "state"
     return begin
-
-
-async def refused(call, code, status, *words):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    details = caught.value.details()
-    assert dict(caught.value.trailing_metadata() or ()).get(ERROR_METADATA) == code, details
-    assert caught.value.code() is status
-    for word in words:
-        assert word in details
 
 
 # Uploads.

@@ -1,7 +1,6 @@
 """What the coordinator refuses, over real TLS on loopback, and that the other silos go on."""
 
 import asyncio
-import contextlib
 import socket
 import ssl
 import struct
@@ -10,67 +9,20 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from raw_silo import SECONDS, Caller, code_of, frames_of, refused
 
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator.server import running
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.channel import ERROR_METADATA, OPTIONS
 from staddle.proto.federation_pb2_grpc import FederationStub
-from staddle.proto.stream import Digester, chunks
-from staddle.proto.wire import given_items, tensor_from, to_wire
+from staddle.proto.stream import Digester
+from staddle.proto.wire import given_items
 from staddle.security import roster as rosters
 from staddle.security.identity import Role, create_keys, load_keys
 
 SILOS = ("north", "east", "south")
-SECONDS = 20
-
-
-class Caller:
-    """A silo made of raw calls, for saying what ours never says."""
-
-    def __init__(self, address, keys, roster, limit=4 * 1024 * 1024):
-        pair = (keys.tls_key, keys.entry.certificate.encode())
-        credentials = grpc.ssl_channel_credentials(roster.coordinator.certificate.encode(), *pair)
-        options = {**dict(OPTIONS), "grpc.max_send_message_length": limit}
-        options["grpc.ssl_target_name_override"] = "coordinator.staddle"
-        self.channel = grpc.aio.secure_channel(address, credentials, options=list(options.items()))
-        self.stub = FederationStub(self.channel)
-        self.silo = keys.entry.id
-        self.roster = bytes.fromhex(rosters.digest(roster))
-        self.session = b""
-
-    async def hello(self, **changes):
-        request = {"silo": self.silo, "protocol_min": 1, "protocol_max": 1, "roster_digest": self.roster, **changes}
-        reply = await self.stub.Hello(pb.HelloRequest(**request), timeout=SECONDS)
-        self.session = reply.session
-        return reply
-
-    async def poll(self):
-        return await self.stub.Poll(pb.PollRequest(session=self.session), timeout=SECONDS)
-
-    async def answer(self, job, kind, round_=0, code=0):
-        digest = bytes.fromhex(job.digest)
-        request = pb.AnswerRequest(session=self.session, job=job.name, job_digest=digest, round=round_, code=code)
-        request.kind = pb.AnswerKind.Value(f"ANSWER_KIND_{kind}")
-        await self.stub.Answer(request, timeout=SECONDS)
-
-    async def upload(self, frames, wary=False):
-        """Write all frames; its reply. ``wary``: look after each whether the coordinator has ended the call.
-
-        gRPC reports INTERNAL instead of the coordinator's own status to whoever writes into a call that is just ending.
-        """
-        call = self.stub.Upload(timeout=SECONDS)
-        ended = asyncio.ensure_future(call.code())
-        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):  # it has ended the call
-            for frame in frames:
-                await call.write(frame)
-                if wary and (await asyncio.wait({ended}, timeout=0.2))[0]:
-                    break
-            else:
-                await call.done_writing()
-        return await call
 
 
 class Setup:
@@ -102,61 +54,12 @@ async def serving(setup):
 async def in_round_zero(setup):
     """Three silos that have accepted the job; the round is open."""
     async with serving(setup) as address:
-        callers = [Caller(address, setup.keys(silo), setup.roster) for silo in SILOS]
+        callers = [Caller(address, setup.keys(silo), setup.roster, setup.job) for silo in SILOS]
         for caller in callers:
-            await caller.hello()
-            assert (await caller.poll()).WhichOneof("body") == "offer"
-            await caller.answer(setup.job, "ACCEPT")
+            await caller.accept()
         yield callers
         for caller in callers:
             await caller.channel.close()
-
-
-def frames_of(job, session, round_=0, value=0.5):
-    """A valid upload: manifest, one chunk, end."""
-    items = given_items(job.up(round_))
-    payload = b"".join(
-        struct.pack("<" + {"float32": "f", "float64": "d", "int64": "q"}[i.spec.dtype], int(value > 0) or value)
-        * i.spec.elements
-        for i in items
-    )
-    offsets, offset = [], 0
-    for item in items:
-        offsets.append(offset)
-        offset += item.spec.nbytes
-    tensors = [tensor_from(payload, item.spec, at) for item, at in zip(items, offsets, strict=True)]
-    digester = Digester([item.spec.nbytes for item in items])
-    pieces = list(chunks(tensors))
-    for piece in pieces:
-        digester.update(piece)
-    digests = digester.digests()
-    manifest = tensor.Manifest(
-        session=session,
-        job=job.name,
-        job_digest=bytes.fromhex(job.digest),
-        round=round_,
-        size=offset,
-        tensors=to_wire(items),
-    )
-    end = tensor.End(sha256=digests.total, tensor_sha256=digests.tensors, ledger_seq=3, ledger_leaf=bytes(32))
-    return [
-        tensor.Frame(manifest=manifest),
-        *(tensor.Frame(chunk=piece) for piece in pieces),
-        tensor.Frame(end=end),
-    ]
-
-
-def code_of(error):
-    return dict(error.trailing_metadata() or ()).get(ERROR_METADATA)
-
-
-async def refused(call, code, status, *words):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    assert code_of(caught.value) == code, caught.value.details()
-    assert caught.value.code() is status
-    for word in words:
-        assert word in caught.value.details()
 
 
 # Who may speak.
@@ -208,7 +111,7 @@ def test_unknown_silo_is_refused(setup, tmp_path):
 
     async def scenario():
         async with serving(setup) as address:
-            caller = Caller(address, load_keys(tmp_path / "stranger"), setup.roster)
+            caller = Caller(address, load_keys(tmp_path / "stranger"), setup.roster, setup.job)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await caller.hello()
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -220,7 +123,7 @@ def test_unknown_silo_is_refused(setup, tmp_path):
 def test_another_members_certificate_is_refused(setup):
     async def scenario():
         async with serving(setup) as address:
-            caller = Caller(address, setup.keys("north"), setup.roster)
+            caller = Caller(address, setup.keys("north"), setup.roster, setup.job)
             await refused(caller.hello(silo="east"), "IDENTITY", grpc.StatusCode.PERMISSION_DENIED, "'east'", "'north'")
             await caller.channel.close()
 
@@ -230,7 +133,7 @@ def test_another_members_certificate_is_refused(setup):
 def test_coordinator_and_founder_may_not_act_as_silos(setup):
     async def scenario():
         async with serving(setup) as address:
-            caller = Caller(address, setup.keys("coordinator"), setup.roster)
+            caller = Caller(address, setup.keys("coordinator"), setup.roster, setup.job)
             await refused(caller.hello(), "IDENTITY", grpc.StatusCode.PERMISSION_DENIED, "role coordinator")
             await caller.channel.close()
 
@@ -240,7 +143,7 @@ def test_coordinator_and_founder_may_not_act_as_silos(setup):
 def test_wrong_protocol_version_is_refused_politely(setup):
     async def scenario():
         async with serving(setup) as address:
-            caller = Caller(address, setup.keys("north"), setup.roster)
+            caller = Caller(address, setup.keys("north"), setup.roster, setup.job)
             call = caller.hello(protocol_min=2, protocol_max=3)
             status = grpc.StatusCode.FAILED_PRECONDITION
             await refused(call, "PROTOCOL_VERSION", status, "protocol 2 to 3", "install the same release")
@@ -253,7 +156,7 @@ def test_wrong_protocol_version_is_refused_politely(setup):
 def test_another_roster_is_refused(setup):
     async def scenario():
         async with serving(setup) as address:
-            caller = Caller(address, setup.keys("north"), setup.roster)
+            caller = Caller(address, setup.keys("north"), setup.roster, setup.job)
             call = caller.hello(roster_digest=bytes(32))
             await refused(call, "ROSTER", grpc.StatusCode.FAILED_PRECONDITION, "roster; this coordinator has version")
             await caller.channel.close()
@@ -274,7 +177,7 @@ def test_a_session_is_needed_and_is_ones_own(setup):
 def test_health_service_answers_members(setup):
     async def scenario():
         async with serving(setup) as address:
-            caller = Caller(address, setup.keys("north"), setup.roster)
+            caller = Caller(address, setup.keys("north"), setup.roster, setup.job)
             reply = await health_pb2_grpc.HealthStub(caller.channel).Check(health_pb2.HealthCheckRequest())
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
             watching = health_pb2_grpc.HealthStub(caller.channel).Watch(health_pb2.HealthCheckRequest())
@@ -288,7 +191,7 @@ def test_health_service_answers_members(setup):
 def test_reflection_is_off(setup):
     async def scenario():
         async with serving(setup) as address:
-            caller = Caller(address, setup.keys("north"), setup.roster)
+            caller = Caller(address, setup.keys("north"), setup.roster, setup.job)
             call = caller.channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 async for _ in call(iter([b""]), timeout=SECONDS):
@@ -418,12 +321,12 @@ BAD_UPLOADS = [
 def test_bad_uploads_are_refused_and_the_others_go_on(setup, change, code, status, word):
     async def scenario():
         async with in_round_zero(setup) as (north, east, south):
-            await refused(north.upload(change(frames_of(setup.job, north.session)), wary=True), code, status, word)
+            await refused(north.upload(change(frames_of(north)), wary=True), code, status, word)
             for silo in (east, south):
-                receipt = await silo.upload(frames_of(setup.job, silo.session))
+                receipt = await silo.upload(frames_of(silo))
                 assert len(receipt.signature) == 64
             if change in (chunk_first, no_end):  # no fault in what it gave so far: north may try again
-                await north.upload(frames_of(setup.job, north.session))
+                await north.upload(frames_of(north))
             task = await east.poll()
             assert (task.WhichOneof("body"), task.round.round) == ("round", 1)
 
@@ -434,7 +337,7 @@ def test_bad_uploads_are_refused_and_the_others_go_on(setup, change, code, statu
 def test_values_that_are_not_finite_are_refused(setup, value):
     async def scenario():
         async with in_round_zero(setup) as (north, east, south):
-            frames = frames_of(setup.job, north.session)
+            frames = frames_of(north)
             items = given_items(setup.job.up(0))
             payload = bytearray(frames[1].chunk)
             payload[4:8] = struct.pack("<f", value)
@@ -442,7 +345,7 @@ def test_values_that_are_not_finite_are_refused(setup, value):
             frames[2].end.CopyFrom(end_of(frames[0].manifest.tensors, payload))
             await refused(north.upload(frames, wary=True), "NOT_FINITE", INVALID, items[0].spec.name)
             for silo in (east, south):
-                await silo.upload(frames_of(setup.job, silo.session))
+                await silo.upload(frames_of(silo))
             assert (await south.poll()).round.round == 1
 
     asyncio.run(scenario())
@@ -451,7 +354,7 @@ def test_values_that_are_not_finite_are_refused(setup, value):
 def test_a_chunk_over_one_mebibyte_is_refused(setup):
     async def scenario():
         async with in_round_zero(setup) as (north, _, _):
-            frames = frames_of(setup.job, north.session)
+            frames = frames_of(north)
             frames[1].chunk = bytes(3 * 1024 * 1024)
             await refused(north.upload(frames, wary=True), "LENGTH", INVALID, "3145728 bytes")
 
@@ -461,7 +364,7 @@ def test_a_chunk_over_one_mebibyte_is_refused(setup):
 def test_a_message_over_the_limit_is_refused(setup):
     async def scenario():
         async with serving(setup) as address:
-            caller = Caller(address, setup.keys("north"), setup.roster, limit=64 * 1024 * 1024)
+            caller = Caller(address, setup.keys("north"), setup.roster, setup.job, limit=64 * 1024 * 1024)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await caller.hello(silo="n" * 5 * 1024 * 1024)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -475,13 +378,13 @@ def test_a_round_takes_one_upload_a_silo_and_none_when_closed(setup):
 
     async def scenario():
         async with in_round_zero(setup) as (north, east, south):
-            await refused(north.upload(frames_of(setup.job, north.session, round_=1), wary=True), *closed)
-            await north.upload(frames_of(setup.job, north.session))
-            await refused(north.upload(frames_of(setup.job, north.session), wary=True), *closed)
-            await east.upload(frames_of(setup.job, east.session))
-            await south.answer(setup.job, "FAILED", 0, pb.ERROR_CODE_TRAINING)
+            await refused(north.upload(frames_of(north, round_=1), wary=True), *closed)
+            await north.upload(frames_of(north))
+            await refused(north.upload(frames_of(north), wary=True), *closed)
+            await east.upload(frames_of(east))
+            await south.answer("FAILED", 0, pb.ERROR_CODE_TRAINING)
             assert (await north.poll()).round.round == 1
-            await refused(south.upload(frames_of(setup.job, south.session), wary=True), *closed)
+            await refused(south.upload(frames_of(south), wary=True), *closed)
 
     asyncio.run(scenario())
 
@@ -489,7 +392,7 @@ def test_a_round_takes_one_upload_a_silo_and_none_when_closed(setup):
 def test_another_jobs_digest_is_refused(setup):
     async def scenario():
         async with in_round_zero(setup) as (north, _, _):
-            frames = frames_of(setup.job, north.session)
+            frames = frames_of(north)
             frames[0].manifest.job_digest = bytes(32)
             await refused(north.upload(frames, wary=True), "UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND, "digest")
 
@@ -500,14 +403,14 @@ def test_a_silo_that_breaks_off_may_come_back(setup):
     async def scenario():
         async with in_round_zero(setup) as (north, east, south):
             call = north.stub.Upload(timeout=SECONDS)
-            for frame in frames_of(setup.job, north.session)[:1]:
+            for frame in frames_of(north)[:1]:
                 await call.write(frame)
             call.cancel()
             for silo in (east, south):
-                await silo.upload(frames_of(setup.job, silo.session))
+                await silo.upload(frames_of(silo))
             for _ in range(100):  # until the coordinator has noticed the end of the first stream
                 try:
-                    await north.upload(frames_of(setup.job, north.session))
+                    await north.upload(frames_of(north))
                     break
                 except grpc.aio.AioRpcError as error:
                     assert code_of(error) == "LIMIT"  # noqa: PT017
@@ -519,7 +422,7 @@ def test_a_silo_that_breaks_off_may_come_back(setup):
 def test_the_signed_job_crosses_unchanged(setup):
     async def scenario():
         async with serving(setup) as address:
-            caller = Caller(address, setup.keys("north"), setup.roster)
+            caller = Caller(address, setup.keys("north"), setup.roster, setup.job)
             await caller.hello()
             offer = (await caller.poll()).offer
             assert offer.signed_job == (setup.folder / "jobs/refuse.json").read_bytes()

@@ -59,6 +59,13 @@ def test_the_server_lets_the_clients_pings_pass():
     assert server["grpc.http2.min_ping_interval_without_data_ms"] < both["grpc.keepalive_time_ms"]
 
 
+def test_both_ends_notice_within_a_minute_that_the_other_vanished():
+    for options in (dict(OPTIONS), dict(SERVER_OPTIONS)):
+        assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 60_000
+        assert options["grpc.keepalive_permit_without_calls"] == 1  # between two calls too
+        assert options["grpc.http2.max_pings_without_data"] == 0  # however long nothing is said
+
+
 def test_a_chunk_fits_into_a_frame_with_room_for_its_header():
     assert channel.CHUNK_BYTES + 1024 <= MAX_MESSAGE_BYTES
     assert channel.PROTOCOL_MIN <= channel.PROTOCOL_MAX

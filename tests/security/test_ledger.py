@@ -125,6 +125,7 @@ def test_intent_holds_what_the_rules_ask_for(path):
         "form": "plain",
         "policy": {"file": HASH, "rule": "update", "decision": "allow"},
         "message": {"bytes": BYTES},
+        "offset": 0,
         "tensors": [
             {
                 "part": r.part,
@@ -166,6 +167,9 @@ def test_writer_refuses_what_the_verifier_would(path):
             (lambda: intend(ledger, releases=RELEASES[:1] * 2), "names a tensor twice"),
             (lambda: intend(ledger, message_bytes=BYTES - 1), "do not fit into"),
             (lambda: intend(ledger, readers=[]), "no reader"),
+            (lambda: intend(ledger, message_bytes=BYTES - 9, offset=8), "of 175 bytes behind 8"),
+            (lambda: intend(ledger, message_bytes=0, offset=BYTES + 1), f"at byte {BYTES + 1}, of which .* {BYTES}"),
+            (lambda: intend(ledger, round_number=4, message_bytes=BYTES - 8, offset=8), "at byte 8, of which .* 0"),
             (lambda: ledger.control_close(0, 1, 1), "no open control session"),
         ]:
             with pytest.raises(LocalError, match=said):
@@ -226,6 +230,54 @@ def test_verifier_finds_each_broken_rule(path):
                 ledger_audit.summary(path)
         with pytest.raises(LocalError):
             Ledger.open(path, "silo-a")
+
+
+def test_a_payload_goes_on_behind_its_offset(path):
+    """170 of 184 bytes had arrived: 6 of b's 16 and the metric's 8 go; hashes are of the whole payload."""
+    with Ledger.open(path, "silo-a") as ledger:
+        first = intend(ledger)
+        ledger.outcome(first, "unknown", BYTES)
+        assert ledger.sent(HASH, 3) == BYTES
+        ref = intend(ledger, message_bytes=BYTES - 170, offset=170)
+        assert ledger.sent(HASH, 3) == 2 * BYTES - 170
+        with pytest.raises(LocalError, match=f"has 14 bytes, the intent {BYTES}"):
+            ledger.digest(ref, DIGESTS, payload(BYTES - 170))
+        ledger.digest(ref, DIGESTS, payload())
+        with pytest.raises(LocalError, match="with 13 of 14"):
+            ledger.outcome(ref, "sent", 13)
+        ledger.outcome(ref, "sent", 14, "5c1f")
+    assert ledger_audit.verify(path).ok
+    first, then = (message.intent for message in ledger_audit.messages(path))
+    assert [(tensor.name, size) for tensor, size in first.leaving] == [("w", 160), ("b", 16), ("correct", 8)]
+    assert [(tensor.name, size) for tensor, size in then.leaving] == [("b", 6), ("correct", 8)]
+    totals = ledger_audit.summary(path)
+    assert (totals["j1", "model"].bytes, totals["j1", "metric"].bytes) == (176 + 6, 8 + 8)
+    assert (totals["j1", "model"].tensors, totals["j1", "model"].elements) == (2 + 1, 44 + 4)
+    assert (totals["j1", "model"].assumed, totals["j1", "metric"].assumed) == (176, 8)
+
+
+def test_what_is_unsettled_is_known_after_a_restart_too(path):
+    with Ledger.open(path, "silo-a") as ledger:
+        send(ledger)
+        cut, digested = intend(ledger), intend(ledger, round_number=4)
+        place = ledger.digest(digested, DIGESTS, payload())
+        before = ledger.unsettled
+    with Ledger.open(path, "silo-a") as ledger:
+        assert ledger.unsettled == before
+        first, second = ledger.unsettled
+        assert (first.seq, first.intent.round, first.digest, first.place) == (cut, 3, None, None)
+        assert (second.seq, second.intent.round, second.place) == (digested, 4, place)
+        assert second.digest.message == payload()
+        ledger.outcome(cut, "unknown", BYTES)
+        assert ledger.unsettled == (second,)
+
+
+def test_a_ledger_without_offsets_is_read(path):
+    full(path)
+    old = {key: value for key, value in body(lines(path)[5]).items() if key != "offset"}
+    raw(path, old)
+    assert ledger_audit.verify(path).ok
+    assert ledger_audit.messages(path)[-1].intent.offset == 0
 
 
 def test_broken_chain_is_a_problem_not_an_exception(path):

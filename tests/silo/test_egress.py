@@ -43,6 +43,7 @@ class FakeClient:
         self.error = UnreachableError("coordinator", "gone")
         self.receipt = lambda _: pb.Receipt()
         self.delivery = []
+        self.standing_reply = lambda _: pb.StandingReply()
         self.task = pb.Task(nothing=pb.Nothing())
         self.greeting = pb.HelloReply(protocol=1, session=SESSION, beat_seconds=5, hold_seconds=20)
         self.on_frame = lambda _: None
@@ -63,6 +64,10 @@ class FakeClient:
     async def answer(self, request):
         self.messages.append(request)
         return pb.AnswerReply()
+
+    async def standing(self, request):
+        self.messages.append(request)
+        return self.standing_reply(self)
 
     async def fetch(self, request, largest):
         self.messages.append(request)
@@ -155,6 +160,28 @@ class World:
             await self.gate.give(self.job, round_, self.payload(round_) if payload is None else payload)
 
         asyncio.run(scenario())
+
+    def broken(self, frames, payload=None):
+        """Give once; the connection breaks after this many frames, or behind the last."""
+
+        def gone(_):
+            raise self.client.error
+
+        self.client.stop_after, self.client.receipt = frames, gone
+        with pytest.raises(UnreachableError):
+            self.give(payload)
+        self.client.receipt = self.receipt
+
+    def settle(self):
+        return asyncio.run(self.gate.settle())
+
+    def restart(self):
+        """The process died and began anew: another gate over the ledger's file."""
+        self.ledger.close()
+        self.ledger = Ledger.open(self.path, SILO)
+        self.ledger.start("test", "00" * 32, "00" * 32)
+        self.gate = Gate(self.client, self.ledger, self.policy, self.made.roster)
+        asyncio.run(self.gate.hello())
 
     def outcome(self):
         """The outcome record; durable at the latest when the ledger is closed."""
@@ -494,9 +521,8 @@ def test_7_the_end_frame_names_its_place_in_the_ledger(world):
 
 @pytest.mark.parametrize("frames", [0, 1, 3])
 def test_8_a_connection_lost_midway_counts_as_left(world, small_chunks, frames):
-    world.client.stop_after = frames
-    with pytest.raises(UnreachableError):
-        world.give()
+    world.broken(frames)
+    world.settle()
     outcome = world.outcome()
     sent = sum(len(frame.chunk) for frame in world.client.frames)
     assert (outcome["status"], outcome["bytes_sent"], outcome["receipt"]) == ("unknown", sent, None)
@@ -507,9 +533,9 @@ def test_8_a_connection_lost_midway_counts_as_left(world, small_chunks, frames):
 
 
 def test_8_a_connection_lost_after_the_end_is_unknown_and_digested(world):
-    world.client.stop_after = 3
-    with pytest.raises(UnreachableError):
-        world.give()
+    world.broken(3)
+    (settled,) = world.settle()
+    assert (settled.job, settled.round, settled.status) == ("simple", 0, "unknown")
     assert world.client.frames[-1].WhichOneof("body") == "end"
     assert world.outcome()["status"] == "unknown"
     assert world.audited().undigested == ()
@@ -591,8 +617,149 @@ def test_8_a_cancelled_upload_is_unknown(world, small_chunks):
             await task
 
     asyncio.run(scenario())
-    assert world.outcome()["status"] == "unknown"
+    (intent,) = world.ledger.open_intents
+    world.settle()
+    outcome = world.outcome()
+    assert (outcome["ref"], outcome["status"], outcome["bytes_sent"]) == (intent, "unknown", 2 * 4096)
     assert world.audited().open_intents == ()
+
+
+# Uploads whose connection broke: how they stand, and their rest.
+
+
+def test_an_upload_whose_connection_broke_stays_open_until_the_coordinator_was_asked(world, small_chunks):
+    world.broken(4)
+    assert kinds(records(world.path)) == ["control.open", "egress.intent"]
+    assert ledger_audit.verify(world.path).ok
+    (settled,) = world.settle()
+    request = world.client.messages[-1]
+    assert (request.session, request.job, request.round) == (SESSION, "simple", 0)
+    assert request.job_digest.hex() == world.job.digest
+    assert world.gate._control.messages == 2  # a control message like any other
+    assert "0 bytes" in settled.why
+    assert world.settle() == []
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["same process", "after a restart"])
+def test_a_lost_receipt_is_settled(world, small_chunks, restart):
+    payload = world.payload()
+    world.broken(10**6, payload)  # all frames left
+    assert world.client.frames[-1].WhichOneof("body") == "end"
+    if restart:
+        world.restart()
+    world.client.standing_reply = lambda client: pb.StandingReply(receipt=world.receipt(client))
+    (settled,) = world.settle()
+    assert (settled.status, settled.why) == ("sent", "")
+    outcome = world.outcome()
+    assert (outcome["status"], outcome["bytes_sent"]) == ("sent", world.client.frames[0].manifest.size)
+    assert outcome["receipt"] == world.receipt(world.client).signature.hex()
+    assert world.audited().open_intents == ()
+
+
+@pytest.mark.parametrize("changes", [{"ledger_seq": 1}, {"round": 1}, {"sha256": "00" * 32}, {"job": "00" * 32}])
+def test_a_receipt_for_anything_else_settles_nothing_as_sent(world, changes):
+    world.broken(10**6)
+    world.receipt_changes = changes
+    world.client.standing_reply = lambda client: pb.StandingReply(receipt=world.receipt(client))
+    (settled,) = world.settle()
+    assert settled.status == "unknown"
+    assert "does not fit" in settled.why
+    assert (world.outcome()["status"], world.outcome()["receipt"]) == ("unknown", None)
+    assert world.audited().ok
+
+
+def test_a_receipt_for_a_message_that_never_ended_settles_nothing_as_sent(world, small_chunks):
+    world.broken(3)
+    world.client.standing_reply = lambda _: pb.StandingReply(receipt=pb.Receipt(signature=bytes(64)))
+    assert "before the message ended" in world.settle()[0].why
+    assert world.outcome()["status"] == "unknown"
+
+
+def test_after_a_restart_all_that_was_declared_counts_as_handed_over(world, small_chunks):
+    world.broken(3)
+    world.restart()
+    world.settle()
+    assert world.outcome()["bytes_sent"] == sum(item.spec.nbytes for item in world.items())
+    assert world.audited().ok
+
+
+def test_a_job_that_the_coordinator_has_no_more_is_unknown_and_other_refusals_leave_it_open(world):
+    world.broken(2)
+
+    def refuse(code):
+        def reply(_):
+            raise TurnedAwayError("coordinator", code, "no")
+
+        world.client.standing_reply = reply
+
+    for code in ("SESSION", "STOPPING", "LIMIT"):
+        refuse(code)
+        with pytest.raises(TurnedAwayError):
+            world.settle()
+        assert len(world.ledger.open_intents) == 1
+    refuse("UNKNOWN_JOB")
+    assert world.settle()[0].status == "unknown"
+
+
+def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
+    """Cut after 12 chunks, of which 7 are there: the manifest says so, the rest goes, the digests are of all of it."""
+    payload = world.payload()
+    pieces = b"".join(world.wanted(payload))
+    world.broken(13, payload)
+    offset = 7 * 4096
+    world.client.standing_reply = lambda _: pb.StandingReply(received=offset)
+    world.settle()
+    world.client.stop_after = None
+    world.give(payload)
+    first, *middle, last = world.client.frames
+    assert (first.manifest.offset, first.manifest.size) == (offset, len(pieces))
+    assert b"".join(frame.chunk for frame in middle) == pieces[offset:]
+    assert list(last.end.tensor_sha256) == [sha256(piece).digest() for piece in world.wanted(payload)]
+    cut, whole = ledger_audit.messages(world.path)
+    assert (cut.intent.offset, cut.intent.message.bytes, cut.status) == (0, len(pieces), "unknown")
+    assert (whole.intent.offset, whole.intent.message.bytes, whole.status) == (offset, len(pieces) - offset, "sent")
+    assert world.ledger.sent(world.job.digest, 0) == 2 * len(pieces) - offset
+    world.give(payload)  # said once, used once
+    assert world.client.frames[0].manifest.offset == 0
+    assert world.audited().ok
+
+
+def test_what_the_coordinator_has_whole_needs_its_end_alone(world, small_chunks):
+    size = sum(item.spec.nbytes for item in world.items())
+    world.broken(10**6)
+    world.client.standing_reply = lambda _: pb.StandingReply(received=size)
+    world.settle()
+    world.client.stop_after = None
+    world.give()
+    assert [frame.WhichOneof("body") for frame in world.client.frames] == ["manifest", "end"]
+    assert world.outcome()["status"] == "sent"
+    assert world.audited().ok
+
+
+@pytest.mark.parametrize("received", [1, 4095, 4097, 10**9 * 4096, 2**64 - 1])
+def test_an_offset_between_two_chunks_or_past_the_end_is_not_used(world, small_chunks, received):
+    world.broken(5)
+    world.client.standing_reply = lambda _: pb.StandingReply(received=received)
+    world.settle()
+    world.client.stop_after = None
+    world.give()
+    assert world.client.frames[0].manifest.offset == 0
+    assert world.audited().ok
+
+
+def test_3_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, small_chunks):
+    size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
+    offset = 6 * 4096
+    for most, may in ((2 * size - offset, True), (2 * size - offset - 1, False)):
+        limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {most}"}
+        world = World(made, tmp_path / str(may), made.policy(*made.jobs.values(), replace=limit))
+        world.broken(9)
+        world.client.standing_reply = lambda _: pb.StandingReply(received=offset)
+        world.settle()
+        world.client.stop_after = None
+        with contextlib.nullcontext() if may else pytest.raises(DeniedError, match=f"{2 * size - offset} bytes"):
+            world.give()
+        assert world.audited().ok
 
 
 def test_8_an_outcome_that_cannot_be_written_counts_as_left(world, monkeypatch):
@@ -824,6 +991,8 @@ def test_an_empty_delivery_leaves_no_record(world):
         ({"job_digest": bytes(32)}, "MANIFEST"),
         ({"round": 2}, "MANIFEST"),
         ({"size": 1}, "MANIFEST"),
+        ({"offset": 1}, "MANIFEST"),
+        ({"offset": PIECE}, "MANIFEST"),
         ({"tensors": []}, "MANIFEST"),
         ({"tensors": [tensor.TensorHeader(part="secret", name="x")]}, "MANIFEST"),
         ({"tensors": [tensor.TensorHeader(part="extractor", name="x")]}, "MANIFEST"),

@@ -8,7 +8,7 @@ from staddle.proto import tensor_pb2 as pb
 from staddle.proto.stream import Digester, Inbound, chunks
 from staddle.proto.wire import Item
 from staddle.security.release import Release
-from staddle.silo.payload import exactly, readers_of, release_of, unpack
+from staddle.silo.payload import bytes_by_kind, exactly, readers_of, release_of, unpack
 
 ITEMS = (
     Item("model", Kind.WHOLE_MODEL, TensorSpec("w", "float32", (2, 2))),
@@ -27,6 +27,13 @@ def payload(**changes):
         **changes,
     }
     return {"metrics": {"n": torch.tensor(7)}, "model": {k: v for k, v in model.items() if v is not None}}
+
+
+@pytest.mark.parametrize(
+    ("offset", "model", "metric"), [(0, 24, 8), (10, 14, 8), (16, 8, 8), (20, 8, 4), (24, 8, 0), (30, 2, 0), (32, 0, 0)]
+)
+def test_bytes_behind_an_offset_are_told_by_kind(offset, model, metric):
+    assert bytes_by_kind(ITEMS, offset) == {"whole_model": model, "metric": metric}
 
 
 # exactly.

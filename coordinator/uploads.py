@@ -1,0 +1,141 @@
+"""What silos give: a stream is spooled, checked and accepted; what a lost connection left waits for its rest.
+
+Of an upload whose connection was lost the bytes that arrived are kept: one upload of a silo, while its round awaits it
+and this process lives. The silo asks with Standing and sends the rest; the bytes that are here are hashed again, so the
+digests are checked over the whole payload. Nothing stays of an upload that was refused or took too long.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from ..errors import RefusedError
+from ..files import MAX_SAFE_INTEGER
+from ..proto import federation_pb2 as pb
+from ..proto import tensor_pb2 as tensor
+from ..proto.channel import transfer_seconds
+from ..proto.stream import Inbound
+from ..proto.wire import Item, check_manifest, given_items
+from .daemon import Daemon, Held, JobRun
+from .round import Failed
+from .store import Spool
+
+FAULTS_OF_THE_SILO = (
+    "MANIFEST",
+    "LENGTH",
+    "DIGEST",
+    "NOT_FINITE",
+    "WEIGHT",
+)  # a refused upload with one of these is final
+
+Admit = Callable[[str, tensor.Manifest], JobRun]
+
+
+@dataclass
+class Arriving:
+    """One stream as it comes; ``run`` is set once it may count against the silo, ``spool`` with the first byte."""
+
+    run: JobRun | None = None
+    round: int = 0
+    spool: Spool = field(init=False)
+    spooled: bool = False
+
+    def write(self, chunk: bytes) -> None:
+        """Take bytes that the manifest declared."""
+        self.spool.write(chunk)
+
+    def discard(self) -> None:
+        """Remove what arrived."""
+        if self.spooled:
+            self.spool.discard()
+
+
+class Uploads:
+    """The uploads of all silos, at most one of each at a time."""
+
+    def __init__(self, daemon: Daemon, admit: Admit) -> None:
+        """``admit`` gives the job that a manifest is of, or refuses its session or its job."""
+        self._daemon = daemon
+        self._admit = admit
+        self._running: dict[str, asyncio.Task[pb.Receipt]] = {}
+
+    async def receive(self, silo: str, frames: AsyncIterator[tensor.Frame]) -> pb.Receipt:
+        """One upload from its first frame to its receipt."""
+        if silo in self._running:
+            raise RefusedError(silo, "LIMIT", "an upload of this silo is running already; wait for its end")
+        running = self._running[silo] = asyncio.create_task(self._receive(silo, frames))
+        try:
+            return await running
+        except asyncio.CancelledError:
+            this = asyncio.current_task()
+            if this is not None and this.cancelling():  # the connection is lost
+                raise
+            raise RefusedError(silo, "INTERRUPTED", "the silo asked meanwhile what has arrived of it") from None
+        finally:
+            del self._running[silo]
+
+    async def standing(self, silo: str, run: JobRun, round_: int) -> pb.StandingReply:
+        """What has come of a silo's upload. It asks after a lost connection: one that still runs is ended first."""
+        if (running := self._running.get(silo)) is not None:
+            running.cancel()
+            await asyncio.wait({running})
+        if (receipt := self._daemon.receipt(run, round_, silo)) is not None:
+            return pb.StandingReply(receipt=receipt)
+        held = self._daemon.held.get(silo)
+        return pb.StandingReply(received=held.size if held is not None and held.fits(run, round_) else 0)
+
+    async def _receive(self, silo: str, frames: AsyncIterator[tensor.Frame]) -> pb.Receipt:
+        arriving = Arriving()
+        inbound = Inbound(silo, lambda manifest: self._check(silo, manifest, arriving), arriving.write)
+        largest = max((run.largest_upload for run in self._daemon.runs), default=0)
+        try:
+            async with asyncio.timeout(transfer_seconds(largest)):
+                async for frame in frames:
+                    inbound.feed(frame)
+                    if frame.HasField("manifest") and frame.manifest.offset:
+                        await asyncio.to_thread(inbound.take_up, arriving.spool.held())
+                    self._daemon.saw(silo)
+            end, digests = inbound.finish()
+            run = arriving.run
+            if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
+                raise RefusedError(silo, "MANIFEST", "the end frame names no place in a ledger")
+            file = await run.accept(silo, arriving.round, arriving.spool, inbound.items)
+        except asyncio.CancelledError:
+            self._keep(silo, arriving)
+            raise
+        except RefusedError as error:
+            if error.code == "INTERRUPTED":
+                self._keep(silo, arriving)
+            elif arriving.run is not None and error.code in FAULTS_OF_THE_SILO:
+                self._daemon.apply(arriving.run, Failed(silo, arriving.round, error.code))
+            raise
+        except TimeoutError:
+            raise RefusedError(silo, "LIMIT", "the upload took longer than its size allows; it was dropped") from None
+        finally:
+            arriving.discard()
+        return self._daemon.conclude(run, silo, arriving.round, file, end, digests)
+
+    def _check(self, silo: str, manifest: tensor.Manifest, arriving: Arriving) -> tuple[Item, ...]:
+        """What a manifest declares; it is open, fits the job and the disk, and goes on where the bytes here end."""
+        run = self._admit(silo, manifest)
+        run.check_open(silo, manifest.round)
+        if manifest.offset:
+            held = self._daemon.held.get(silo)
+            have = held.size if held is not None and held.fits(run, manifest.round) else 0
+            if manifest.offset != have:  # before `run` is set: the silo may start over
+                why = f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it; send all of it"
+                raise RefusedError(silo, "MANIFEST", why)
+        arriving.run, arriving.round = run, manifest.round
+        items = given_items(run.job.up(manifest.round))
+        check_manifest(silo, manifest, items)
+        run.store.check_space(silo, manifest.size - manifest.offset)
+        self._daemon.held.pop(silo, None)
+        arriving.spool, arriving.spooled = self._daemon.spool(silo, going_on=manifest.offset > 0), True
+        return items
+
+    def _keep(self, silo: str, arriving: Arriving) -> None:
+        """Leave the bytes that arrived for the rest of their upload, if its round still awaits it."""
+        run = arriving.run
+        if run is not None and arriving.spooled and run.awaits(silo, arriving.round):
+            arriving.spooled = False
+            self._daemon.held[silo] = Held(run, arriving.round, arriving.spool, arriving.spool.suspend())

@@ -1,0 +1,292 @@
+"""Bad lines between silos and coordinator: real TLS through a proxy that cuts, stalls, delays, throttles, reorders."""
+
+import asyncio
+import contextlib
+import json
+import time
+
+import pytest
+import torch
+from federation.proxy import Proxy
+
+from staddle.algorithms.data import Dataset, split
+from staddle.algorithms.local_round import state_from_bytes
+from staddle.algorithms.simulation import simulate
+from staddle.commands import local_federation
+from staddle.coordinator import config as coordinator_configs
+from staddle.coordinator import daemon as daemons
+from staddle.coordinator import server
+from staddle.proto.channel import OPTIONS, SERVER_OPTIONS
+from staddle.proto.wire import given_items
+from staddle.security import ledger_audit
+from staddle.security import policy as policies
+from staddle.security import roster as rosters
+from staddle.security.identity import load_keys
+from staddle.security.ledger import Ledger
+from staddle.silo import agent as agents
+from staddle.silo import client as clients
+from staddle.silo import config as silo_configs
+from staddle.silo.agent import Agent
+from staddle.silo.egress import Gate, open_client
+from staddle.silo.state import split_key
+
+SILOS = ("north", "east")
+MIB = 1024 * 1024
+SECONDS = 40
+BIG = {"name": "glm", "classes": 500, "input": [1, 64, 64]}  # about 8 MB
+
+
+def records(seed):
+    rng = torch.Generator().manual_seed(seed)
+    return Dataset(torch.randn(40, 1, 64, 64, generator=rng), torch.randint(0, 10, (40,), generator=rng))
+
+
+class Network:
+    """Two silos as agents of this process, each behind a line of its own; ``events`` is what everybody logged."""
+
+    def __init__(self, running, events):
+        self.running = running
+        self.events = events
+        self.lines = {}
+        self.agents = {}
+        self.run = None
+
+    @property
+    def job(self):
+        return self.running.jobs[0]
+
+    @property
+    def size(self):
+        """Payload bytes of a round."""
+        return sum(item.spec.nbytes for item in given_items(self.job.up(0)))
+
+    def ledger(self, silo):
+        return self.running.federation.state(silo) / "ledger" / "egress.jsonl"
+
+    def messages(self, silo):
+        return ledger_audit.messages(self.ledger(silo))
+
+    async def silo(self, silo):
+        """One agent until it is stopped."""
+        config = silo_configs.load(self.running.federation.silo_config(silo))
+        keys, roster, policy = load_keys(config.keys), rosters.load(config.roster), policies.load(config.policy)
+        self.ledger(silo).parent.mkdir(parents=True, exist_ok=True)
+        with Ledger.open(self.ledger(silo), silo) as ledger:
+            ledger.start("test", rosters.digest(roster), policy.digest)
+            gate = Gate(open_client(config.coordinator, keys, roster), ledger, policy, roster)
+            self.agents[silo] = Agent(config, silo, roster, policy, gate)
+            assert await self.agents[silo].run() == ""
+
+    @contextlib.asynccontextmanager
+    async def open(self):
+        """Coordinator and lines."""
+        config = coordinator_configs.load(self.running.federation.coordinator_config)
+        async with server.running(config) as address, contextlib.AsyncExitStack() as stack:
+            for silo in SILOS:
+                self.lines[silo] = await stack.enter_async_context(Proxy(address))
+                self.running.address = self.lines[silo].address
+                self.running.write_silo(silo)
+            yield self.lines
+
+    async def finish(self):
+        """Run the agents until the job has ended; every ledger holds, nothing is unsettled."""
+        tasks = {silo: asyncio.create_task(self.silo(silo)) for silo in SILOS}
+        await self.until("job.finished", len(SILOS))
+        for silo, task in tasks.items():
+            self.agents[silo].stop()
+            await task
+            found = ledger_audit.verify(self.ledger(silo))
+            assert found.ok, found.problems
+            assert found.open_intents == ()
+
+    def same_as_simulated(self):
+        torch.set_num_threads(1)
+        state = self.running.federation.state
+        shards = {silo: split(self.running.data[silo], split_key(state(silo)), 0.25) for silo in SILOS}
+        expected = simulate(self.job, shards)
+        for silo in SILOS:
+            found = state_from_bytes((state(silo) / "jobs" / self.job.name / "model.safetensors").read_bytes())
+            for part, tensors in expected.states[silo].parts.items():
+                for name, value in tensors.items():
+                    assert torch.equal(found.parts[part][name], value), (silo, part, name)
+
+    async def until(self, event, times=1, **fields):
+        async with asyncio.timeout(SECONDS):
+            while len(self.named(event, **fields)) < times:  # noqa: ASYNC110 events come from threads too
+                await asyncio.sleep(0.02)
+
+    def named(self, event, **fields):
+        return [e for e in self.events if e["event"] == event and fields.items() <= e.items()]
+
+
+@pytest.fixture
+def network(start, document, monkeypatch):
+    torch.set_num_threads(1)
+    events = []
+
+    def note(event, **fields):
+        events.append({"event": event, "at": time.monotonic(), **json.loads(json.dumps(fields, default=str))})
+
+    for module in (agents, daemons):
+        monkeypatch.setattr(module.log, "event", note)
+        monkeypatch.setattr(module.log, "problem", note)
+    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(agents, "LONGEST_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(clients, "RECONNECT_MS", (50, 200))
+
+    def make(**timing):
+        running = start(*SILOS)
+        running.data = {silo: records(number) for number, silo in enumerate(SILOS)}
+        table = document("net", SILOS, rounds=2)
+        running.job({**table, "model": BIG})
+        timing = {"admission_seconds": 60, "beat_seconds": 2, "hold_seconds": 2, **timing}
+        local_federation.write_coordinator(running.federation, ["net"], timing)
+        return Network(running, events)
+
+    return make
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+def test_an_upload_that_is_cut_goes_on_where_it_broke(network, reset):
+    """Cut four times in two rounds; little crosses twice, each byte of it under an intent that declares it."""
+    net = network()
+
+    async def scenario():
+        async with net.open() as lines:
+            lines["north"].rate = 48 * MIB
+            for place in (2.3, 4.6, 6.9, 10.2):
+                lines["north"].when("up", int(place * MIB), lambda: lines["north"].cut(reset=reset))
+            await net.finish()
+
+    asyncio.run(scenario())
+    wire, payload = net.lines["north"].bytes["up"], 2 * net.size
+    sent = [message for message in net.messages("north") if message.status == "sent"]
+    going_on = [message for message in net.messages("north") if message.intent.offset]
+    assert net.lines["north"].came >= 5
+    assert len(going_on) >= 3
+    assert all(message.intent.offset % MIB == 0 for message in going_on)
+    assert [message.intent.round for message in sent] == [0, 1]
+    assert wire < 1.3 * payload, wire / payload
+    assert sum(message.intent.message.bytes for message in net.messages("north")) >= payload
+    assert len(net.named("upload.settled", job="net", outcome="unknown")) == len(net.messages("north")) - 2
+    assert not net.named("silo.dropped")
+    net.same_as_simulated()
+
+
+def test_a_receipt_that_was_lost_is_settled(network, monkeypatch):
+    """The line is cut after the coordinator has taken the upload, before its receipt is through."""
+    net, real, lost = network(), daemons.Daemon.conclude, []
+
+    def conclude(self, run, silo, round_, *args):
+        receipt = real(self, run, silo, round_, *args)
+        if silo == "north":
+            lost.append((round_, receipt.signature.hex()))
+            net.lines["north"].cut()
+        return receipt
+
+    monkeypatch.setattr(daemons.Daemon, "conclude", conclude)
+
+    async def scenario():
+        async with net.open():
+            await net.finish()
+
+    asyncio.run(scenario())
+    settled = [(e["round"], e["outcome"]) for e in net.named("upload.settled")]
+    assert settled == [(0, "sent"), (1, "sent")]
+    assert [(m.intent.round, m.status, m.receipt) for m in net.messages("north")] == [(r, "sent", s) for r, s in lost]
+    assert net.lines["north"].bytes["up"] < 1.1 * 2 * net.size  # it went once
+    net.same_as_simulated()
+
+
+def test_a_line_that_stalls_is_noticed_and_the_round_ends_after_the_stall(network, monkeypatch):
+    """Nothing comes through and nothing is closed, as when a router dies. Times of keepalive are shortened."""
+    short = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 1000}
+    monkeypatch.setattr(clients, "OPTIONS", tuple({**dict(OPTIONS), **short}.items()))
+    served = {**short, "grpc.http2.min_ping_interval_without_data_ms": 500}
+    monkeypatch.setattr(server, "SERVER_OPTIONS", tuple({**dict(SERVER_OPTIONS), **served}.items()))
+    net = network()
+
+    async def scenario():
+        async with net.open() as lines:
+            north, times = lines["north"], {}
+            north.rate = 48 * MIB
+
+            def stall():
+                times["stalled"] = time.monotonic()
+                north.stall()
+
+            north.when("up", int(3.2 * MIB), stall)
+            running = asyncio.create_task(net.finish())
+            await net.until("coordinator.lost")
+            noticed = net.named("coordinator.lost")[0]["at"] - times["stalled"]
+            assert noticed < 5, noticed
+            assert not net.named("silo.dropped")
+            north.go_on()
+            await running
+
+    asyncio.run(scenario())
+    first = net.messages("north")[0]
+    assert (first.intent.round, first.status) == (0, "unknown")
+    assert any(message.intent.offset for message in net.messages("north"))
+    assert {m.intent.round for m in net.messages("north") if m.status == "sent"} == {0, 1}
+    net.same_as_simulated()
+
+
+def test_a_silo_behind_a_stalled_line_is_dropped_by_its_missed_beats(network):
+    net = network(beat_seconds=1, hold_seconds=1)
+
+    async def scenario():
+        async with net.open() as lines:
+            lines["north"].when("up", int(1.2 * MIB), lines["north"].stall)
+            running = [asyncio.create_task(net.silo(silo)) for silo in SILOS]
+            await net.until("silo.dropped", silo="north", code="lost")
+            for silo in SILOS:
+                net.agents[silo].stop()
+            lines["north"].go_on()
+            await asyncio.gather(*running)
+
+    asyncio.run(scenario())
+    spool = coordinator_configs.load(net.running.federation.coordinator_config).directory / "spool"
+    assert spool.is_dir()
+    assert not list(spool.iterdir())
+
+
+def test_a_throttled_silo_finishes_while_the_others_wait(network):
+    net = network(beat_seconds=1)
+
+    async def scenario():
+        async with net.open() as lines:
+            lines["north"].rate = 16 * MIB
+            lines["north"].delay = 0.001
+            await net.finish()
+
+    asyncio.run(scenario())
+    assert not net.named("silo.dropped")
+    assert [message.status for message in net.messages("north")] == ["sent", "sent"]
+    net.same_as_simulated()
+
+
+def test_a_coordinator_that_refuses_is_not_hammered_and_late_connections_come_first(network, monkeypatch):
+    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(agents, "LONGEST_WAIT_SECONDS", 5.0)
+    monkeypatch.setattr(clients, "RECONNECT_MS", (200, 5000))
+    net = network()
+
+    async def scenario():
+        async with net.open() as lines:
+            north = lines["north"]
+            north.refuse()
+            running = asyncio.create_task(net.finish())
+            await asyncio.sleep(3)
+            refused = (north.came, len(net.named("coordinator.lost")))
+            north.refuse(False)
+            north.reverse(2)
+            probe = await asyncio.open_connection(*north.address.split(":"))  # comes first, is opened last
+            await running
+            probe[1].close()
+            return refused
+
+    refused = asyncio.run(scenario())
+    assert all(2 <= count <= 8 for count in refused), refused
+    net.same_as_simulated()

@@ -1,0 +1,140 @@
+"""A silo made of raw calls, for saying what ours never says."""
+
+import asyncio
+import contextlib
+
+import grpc
+import pytest
+import torch
+
+from staddle.algorithms.exchange import DTYPES, WEIGHT
+from staddle.proto import federation_pb2 as pb
+from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.channel import ERROR_METADATA, MAX_MESSAGE_BYTES, OPTIONS
+from staddle.proto.federation_pb2_grpc import FederationStub
+from staddle.proto.stream import Digester, chunks
+from staddle.proto.wire import given_items, to_wire
+from staddle.security import roster as rosters
+
+SECONDS = 20
+
+
+class Caller:
+    """One silo of a job."""
+
+    def __init__(self, address, keys, roster, job, limit=MAX_MESSAGE_BYTES):
+        pair = (keys.tls_key, keys.entry.certificate.encode())
+        credentials = grpc.ssl_channel_credentials(roster.coordinator.certificate.encode(), *pair)
+        options = {**dict(OPTIONS), "grpc.max_send_message_length": limit}
+        options["grpc.ssl_target_name_override"] = "coordinator.staddle"
+        self.channel = grpc.aio.secure_channel(address, credentials, options=list(options.items()))
+        self.stub = FederationStub(self.channel)
+        self.silo, self.job, self.session = keys.entry.id, job, b""
+        self.roster = bytes.fromhex(rosters.digest(roster))
+
+    async def hello(self, **changes):
+        request = {"silo": self.silo, "protocol_min": 1, "protocol_max": 1, "roster_digest": self.roster, **changes}
+        reply = await self.stub.Hello(pb.HelloRequest(**request), timeout=SECONDS)
+        self.session = reply.session
+        return reply
+
+    async def poll(self):
+        return await self.stub.Poll(pb.PollRequest(session=self.session), timeout=SECONDS)
+
+    async def told(self, body):
+        """The next task; it is of this kind."""
+        async with asyncio.timeout(SECONDS):
+            while (task := await self.poll()).WhichOneof("body") == "nothing":
+                pass
+        assert task.WhichOneof("body") == body, task
+        return getattr(task, body)
+
+    @property
+    def digest(self):
+        return bytes.fromhex(self.job.digest)
+
+    async def answer(self, kind, round_=0, code=0):
+        request = pb.AnswerRequest(
+            session=self.session, job=self.job.name, job_digest=self.digest, round=round_, code=code
+        )
+        request.kind = pb.AnswerKind.Value(f"ANSWER_KIND_{kind}")
+        await self.stub.Answer(request, timeout=SECONDS)
+
+    async def accept(self):
+        """From the greeting to the accepted job."""
+        await self.hello()
+        await self.told("offer")
+        await self.answer("ACCEPT")
+
+    async def upload(self, frames, wary=False):
+        """Write all frames; its reply. ``wary``: look after each whether the coordinator has ended the call.
+
+        gRPC reports INTERNAL instead of the coordinator's own status to whoever writes into a call that is just ending.
+        """
+        call = self.stub.Upload(timeout=SECONDS)
+        ended = asyncio.ensure_future(call.code())
+        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):  # it has ended the call
+            for frame in frames:
+                await call.write(frame)
+                if wary and (await asyncio.wait({ended}, timeout=0.2))[0]:
+                    break
+            else:
+                await call.done_writing()
+        return await call
+
+    async def give(self, round_=0, wary=False, **changes):
+        return await self.upload(frames_of(self, round_, **changes), wary)
+
+    async def standing(self, round_=0):
+        request = pb.StandingRequest(session=self.session, job=self.job.name, job_digest=self.digest, round=round_)
+        return await self.stub.Standing(request, timeout=SECONDS)
+
+    def fetch(self, round_):
+        request = pb.FetchRequest(session=self.session, job=self.job.name, job_digest=self.digest, round=round_)
+        return self.stub.Fetch(request, timeout=SECONDS)
+
+    async def delivered(self, round_):
+        return b"".join([frame.chunk async for frame in self.fetch(round_)])
+
+
+def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq=3):
+    """An upload with correct digests."""
+    items = given_items(caller.job.up(round_))
+    values = [
+        torch.full(i.spec.shape, weight if i.spec.name == WEIGHT else fill, dtype=torch.float64).to(
+            DTYPES[i.spec.dtype]
+        )
+        for i in items
+    ]
+    digester, pieces = Digester([item.spec.nbytes for item in items]), list(chunks(values, size))
+    for piece in pieces:
+        digester.update(piece)
+    digests = digester.digests()
+    manifest = tensor.Manifest(
+        session=caller.session,
+        job=caller.job.name,
+        job_digest=caller.digest,
+        round=round_,
+        size=sum(item.spec.nbytes for item in items),
+        tensors=to_wire(items),
+    )
+    end = tensor.End(sha256=digests.total, tensor_sha256=digests.tensors, ledger_seq=seq, ledger_leaf=bytes(32))
+    return [
+        tensor.Frame(manifest=manifest),
+        *(tensor.Frame(chunk=piece) for piece in pieces),
+        tensor.Frame(end=end),
+    ]
+
+
+def code_of(error):
+    return dict(error.trailing_metadata() or ()).get(ERROR_METADATA)
+
+
+async def refused(call, code, status, *words):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    details = caught.value.details()
+    assert code_of(caught.value) == code, details
+    assert caught.value.code() is status
+    for word in words:
+        assert word in details
