@@ -10,6 +10,7 @@ right after it; steps are told apart by the file and what it holds, so the n-th 
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -137,11 +138,21 @@ def main(role: str, plan: str, config: Path) -> int:
         _, seed, number = plan.split(":")
         rng = random.Random(int(seed))
         delays = [rng.uniform(0, LONGEST_SECONDS) for _ in range(int(number))]
-    life = 0
-    while True:
+    life, asked, child = 0, False, 0
+
+    def stop(*_: object) -> None:
+        nonlocal asked
+        asked = True
+        if child:
+            with contextlib.suppress(ProcessLookupError):  # it has just died
+                os.kill(child, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    while not asked:
         ours, theirs = os.pipe()
         child = os.fork()
         if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the daemon has its own
             os.close(ours)
             if plan == "every":
                 Steps(died, theirs).arm()
@@ -150,7 +161,8 @@ def main(role: str, plan: str, config: Path) -> int:
             run(role, config)
             os._exit(0)
         os.close(theirs)
-        signal.signal(signal.SIGTERM, lambda *_, child=child: os.kill(child, signal.SIGTERM))
+        if asked:  # while it was forked
+            stop()
         with os.fdopen(ours) as pipe:
             told = pipe.read().splitlines()
         _, status = os.waitpid(child, 0)
@@ -160,6 +172,7 @@ def main(role: str, plan: str, config: Path) -> int:
         life += 1
         sys.stderr.write(json.dumps({"event": "killed", "life": life, "at": told}) + "\n")
         sys.stderr.flush()
+    return 0
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ def free_port():
         return found.getsockname()[1]
 
 
-def begin(running, document, plans):
+def begin(running, document, plans, rounds):
     """A federation in which some daemons die and die; fedsimsup's mail is what a fold may not apply twice."""
-    options = {"participation": 0.75, "rounds": 2, "round_timeout": 120}
+    options = {"participation": 0.75, "rounds": rounds, "round_timeout": 120}
     running.job(document("sup", SILOS, "fedsimsup", options={"tau_theta": 1}, **options))
     running.address = f"127.0.0.1:{free_port()}"
     federation, names = running.federation, [job.name for job in running.jobs]
@@ -72,17 +72,17 @@ def finished(running):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("plans", "fewest"),
+    ("plans", "rounds", "fewest"),
     [
-        ({"coordinator": "every"}, 60),
-        ({"north": "every"}, 25),
-        ({"coordinator": "seed:1:10", "north": "seed:2:10", "east": "seed:3:10"}, 10),
+        ({"coordinator": "every"}, 1, 45),
+        ({"north": "every"}, 1, 20),
+        ({"coordinator": "seed:1:10", "north": "seed:2:10", "east": "seed:3:10"}, 2, 10),
     ],
     ids=["coordinator at every step", "silo at every step", "all at random"],
 )
-def test_killed_again_and_again(start, document, plans, fewest):
+def test_killed_again_and_again(start, document, plans, rounds, fewest):
     running = start(*SILOS)
-    begin(running, document, plans)
+    begin(running, document, plans, rounds)
     finished(running)
     died = [death for name in plans for death in deaths(running, name)]
     running.stop()
