@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from ..errors import StaddleError
-from . import coordinator, demo, job, keys, ledger, membership, policy, roster, silo, status
+from . import coordinator, demo, job, keys, ledger, membership, operator, policy, roster, silo, status
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 app.add_typer(keys.app, name="keys")
 app.add_typer(roster.app, name="roster")
+app.add_typer(operator.app, name="operator")
 app.add_typer(job.app, name="job")
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(silo.app, name="silo")

@@ -1,17 +1,4 @@
-"""An operator's connection to a coordinator, and its file.
-
-::
-
-    version = 1
-    coordinator = "federation.example:7443"
-    keys = "operator-1"               # paths are relative to this file
-    roster = "roster.json"
-
-    [trust]                           # pinned by hand: a swapped roster file is noticed
-    federation = "northern-hospitals"
-    founders = ["SHA256:..."]
-    threshold = 1
-"""
+"""An operator's connection to a coordinator, and its file; templates/operator.toml is an example of it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

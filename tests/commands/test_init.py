@@ -12,6 +12,7 @@ from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.sources import Npz
 from staddle.commands import examples
 from staddle.commands.main import app
+from staddle.commands.operations import OperatorConfig
 from staddle.commands.settings import MODEL, SETTINGS
 from staddle.coordinator.config import CoordinatorConfig
 from staddle.errors import LocalError
@@ -23,6 +24,7 @@ SETTING = re.compile(r"^# (\[\[?[a-z.]+\]\]?|[a-z0-9_]+ = .*)$", re.MULTILINE)
 FILES = [
     ("silo", (), SiloConfig, 0o600),
     ("coordinator", (), CoordinatorConfig, 0o600),
+    ("operator", (), OperatorConfig, 0o600),
     ("policy", (), PolicyFile, 0o644),
     *(("job", ("--method", method), JobFile, 0o644) for method in METHODS),
 ]
@@ -155,6 +157,8 @@ UNKNOWN = [
     ("coordinator", CoordinatorConfig, "[timing]", "[timings]", "unknown key 'timings'; did you mean 'timing'?"),
     ("coordinator", CoordinatorConfig, "beat_seconds", "beat_secs", "unknown key 'timing.beat_secs'; did you mean"),
     ("coordinator", CoordinatorConfig, "[trust]\n", "[trust]\nhold_seconds = 3\n", "belongs in [timing]"),
+    ("operator", OperatorConfig, "keys = ", "key = ", "unknown key 'key'; did you mean 'keys'?"),
+    ("operator", OperatorConfig, "threshold = ", "treshold = ", "'trust.treshold'; did you mean 'threshold'?"),
     ("policy", PolicyFile, "[control]", "[controls]", "unknown key 'controls'; did you mean 'control'?"),
     ("policy", PolicyFile, "[[allow]]", "[[alow]]", "unknown key 'alow'; did you mean 'allow'?"),
     ("policy", PolicyFile, "never = ", "nevr = ", "unknown key 'allow.0.nevr'; did you mean 'never'?"),
