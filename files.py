@@ -17,6 +17,7 @@ import pydantic
 from .errors import LocalError
 
 MAX_FILE_BYTES = 16 * 1024 * 1024  # no configuration, roster or job comes near; a larger one is a mistake
+MOST_FAULTS = 50  # of one document that are explained: each takes a search for the key that was meant
 MAX_DEPTH = 64  # of canonical JSON: far above any format here, far below the interpreter's own limit
 WANTED = {  # pydantic's type of a fault → what to write instead
     "int_type": "a whole number",
@@ -139,13 +140,15 @@ def parse_toml(data: bytes, model: type[ModelT], origin: str) -> ModelT:
 
 
 def validate(document: Any, model: type[ModelT], origin: str) -> ModelT:
-    """Check a parsed document against a strict model; every fault found is named in one LocalError."""
+    """Check a parsed document against a strict model; the faults found are named in one LocalError."""
     try:
         return model.model_validate(document)
     except pydantic.ValidationError as error:
         faults = error.errors(include_url=False)
         deep = {fault["loc"][:-1] for fault in faults}  # a list with a wrong item is not too short as well
-        lines = [_explain(f, model) for f in faults if f["type"] != "too_short" or f["loc"] not in deep]
+        told = [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in deep]
+        lines = [_explain(fault, model) for fault in told[:MOST_FAULTS]]
+        lines += [f"and {len(told) - MOST_FAULTS} more faults"] if len(told) > MOST_FAULTS else []
         raise LocalError(f"{origin}: " + "; ".join(lines)) from None
 
 

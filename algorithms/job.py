@@ -26,6 +26,7 @@ phase the parts that cross. What is not in the schema cannot cross. A silo recom
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,7 +100,7 @@ class JobFile(Strict):
 
     @pydantic.model_validator(mode="after")
     def _combinations(self) -> "JobFile":
-        twice = sorted({silo for silo in self.silos if self.silos.count(silo) > 1})
+        twice = sorted(silo for silo, times in Counter(self.silos).items() if times > 1)
         if twice:
             raise ValueError(f"silos names {', '.join(twice)} more than once; keep one of each")
         if self.min_cohort > len(self.silos):

@@ -20,6 +20,8 @@ from .streams import stream, uniform
 
 MODEL_VERSION = 1  # raised when a model of this file changes: it enters the job's model digest
 
+LARGEST_MODEL = 2**28  # parameters, 1 GiB: whoever reads a job builds its model, so a job must not take all memory
+
 Size = Annotated[int, Field(strict=True, ge=1, le=4096)]
 
 
@@ -51,9 +53,14 @@ class ModelOptions(Strict):
             raise ValueError(f"{self.name} {fault}; choose another model or model.input")
         if self.norm not in network.norms:
             raise ValueError(f"model {self.name!r} has norm {' or '.join(network.norms)}, not {self.norm!r}")
-        if self.buffers == "global" and not any(
-            b.is_floating_point() for m in sketch(self).values() for b in m.buffers()
-        ):
+        modules = sketch(self).values()
+        size = sum(tensor.numel() for module in modules for tensor in module.parameters())
+        if size > LARGEST_MODEL:
+            raise ValueError(
+                f"model {self.name!r} with this input and these classes has {size:,} parameters; "
+                f"lower input or classes, {LARGEST_MODEL:,} are the most"
+            )
+        if self.buffers == "global" and not any(b.is_floating_point() for m in modules for b in m.buffers()):
             raise ValueError(
                 f'buffers = "global", but model {self.name!r} with norm {self.norm!r} keeps no running statistics; '
                 "leave buffers out, or choose a model and norm that do"

@@ -41,6 +41,7 @@ STATUS = {
     "JOB_SIGNATURE": grpc.StatusCode.PERMISSION_DENIED,
     "JOB_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
 }
+LONGEST_WHY = 1000  # characters of a reason, which may quote what was sent: status texts have room for a few KiB
 MAY_CALL = {
     "/staddle.v1.Federation": (Role.SILO,),
     "/staddle.v1.Operations": (Role.OPERATOR,),
@@ -169,9 +170,10 @@ async def fail(context: Context, method: str, error: StaddleError) -> None:
 
 async def refuse(context: Context, method: str, error: RefusedError) -> None:
     """End a call with the status of the error's code."""
-    log.problem("refused", peer=error.peer, method=method, code=error.code, why=error.why)
+    why = error.why if len(error.why) <= LONGEST_WHY else f"{error.why[:LONGEST_WHY]}…"
+    log.problem("refused", peer=error.peer, method=method, code=error.code, why=why)
     try:
-        await context.abort(STATUS[error.code], error.why, trailing_metadata=((ERROR_METADATA, error.code),))
+        await context.abort(STATUS[error.code], why, trailing_metadata=((ERROR_METADATA, error.code),))
     except grpc.aio.InternalError:
         # A message that the peer does not read is still on its way, so no status can follow it. The call is over for
         # us; the peer's own deadline ends it there.

@@ -276,3 +276,10 @@ def test_write_new_never_overwrites_and_never_leaves_half_a_file(tmp_path, monke
     with pytest.raises(LocalError, match="No space"):
         write_new(tmp_path / "other", b"x")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_document_with_very_many_faults_is_refused_at_once_and_in_few_words():
+    with pytest.raises(LocalError) as caught:
+        validate({f"key-{number}": number for number in range(5_000)}, Tables, "f")
+    assert str(caught.value).count("unknown key") == 50
+    assert str(caught.value).endswith("; and 4950 more faults")

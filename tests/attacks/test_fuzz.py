@@ -4,18 +4,18 @@ import asyncio
 import contextlib
 import gc
 import threading
-import time
 import tracemalloc
 from hashlib import sha256
 from types import SimpleNamespace
 
 import grpc
 import pytest
+from anything import PATIENT, SECONDS, ended, messages
 from federation.proxy import Proxy
 from google.protobuf.descriptor import FieldDescriptor
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from raw_silo import Caller, code_of, frames_of, refused
+from raw_silo import Caller, frames_of, refused
 
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
@@ -32,7 +32,6 @@ from staddle.security.ledger import Ledger
 from staddle.silo.egress import Gate
 
 SILOS = ("north", "east", "south")
-SECONDS = 5  # for any one call
 REQUESTS = {
     "Hello": pb.HelloRequest,
     "Poll": pb.PollRequest,
@@ -42,7 +41,6 @@ REQUESTS = {
     "Fetch": pb.FetchRequest,
     "Upload": tensor.Frame,
 }
-PATIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 @pytest.fixture(scope="module")
@@ -132,23 +130,6 @@ def honest(world):
     assert not list((world.folder / "spool").iterdir())
 
 
-async def ended(call):
-    """How a call ended, within seconds; nothing but OK, our own codes, and gRPC's for what it cannot read."""
-    started = time.monotonic()
-    error = (await asyncio.gather(call, return_exceptions=True))[0]
-    assert time.monotonic() - started < SECONDS
-    if not isinstance(error, BaseException):
-        return "OK"
-    assert isinstance(error, grpc.aio.AioRpcError), error
-    if (found := code_of(error)) is not None:
-        assert error.code() is guard.STATUS[found]
-        return found
-    # INTERNAL is also what a client says that writes into a call that is just ending
-    assert error.code().name in {"INTERNAL", "UNIMPLEMENTED"}, (error.code(), error.details())
-    assert "coordinator failed" not in error.details()
-    return error.code().name
-
-
 async def say(caller, name, *payloads):
     """Raw bytes as the messages of one call."""
     path = f"/staddle.v1.Federation/{name}"
@@ -172,31 +153,6 @@ async def say(caller, name, *payloads):
 # What may be said.
 
 WHOLE = -1  # stands for the payload's size
-MAGIC = ("@session", "@job", "@digest", "@silo")  # replaced by the true values
-BITS = {
-    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
-    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
-    FieldDescriptor.TYPE_ENUM: (-(2**31), 2**31 - 1),
-}
-
-
-def field(descriptor):
-    kind = descriptor.type
-    if kind == FieldDescriptor.TYPE_MESSAGE:
-        return messages(descriptor.message_type._concrete_class)
-    if kind == FieldDescriptor.TYPE_BYTES:
-        return st.binary(max_size=40) | st.sampled_from([name.encode() for name in MAGIC])
-    if kind == FieldDescriptor.TYPE_STRING:
-        return st.text(max_size=20) | st.sampled_from(MAGIC)
-    if kind == FieldDescriptor.TYPE_BOOL:
-        return st.booleans()
-    return st.sampled_from([0, 1, 2, 4]) | st.integers(*BITS[kind])
-
-
-def messages(cls):
-    """Any well-formed message of a class, from its descriptor."""
-    fields = {f.name: st.lists(field(f), max_size=3) if f.is_repeated else field(f) for f in cls.DESCRIPTOR.fields}
-    return st.fixed_dictionaries({}, optional=fields).map(lambda chosen: cls(**chosen))
 
 
 def true_values(caller, message):

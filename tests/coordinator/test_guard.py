@@ -1,6 +1,7 @@
 import ast
 import asyncio
 import ssl
+import urllib.parse
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from staddle.coordinator.guard import STATUS, Guard, identify
 from staddle.errors import RefusedError
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import operations_pb2
-from staddle.proto.channel import ERROR_METADATA
+from staddle.proto.channel import ERROR_METADATA, MAX_METADATA_BYTES
 from staddle.security import roster as rosters
 from staddle.security.identity import Role, create_keys
 
@@ -264,6 +265,15 @@ def test_every_code_of_the_table_leaves_with_its_status(entries, roster, code):
     with pytest.raises(grpc.aio.AbortError):
         called(Guard(roster), context, error=RefusedError("silo-a", code, "why"))
     assert context.aborted == (STATUS[code], code)
+
+
+@pytest.mark.parametrize("character", ["x", "\U0001f600"])
+def test_a_reason_that_quotes_much_is_cut_so_that_its_code_arrives(entries, roster, character):
+    error = RefusedError("silo-a", "JOB_INVALID", "unknown key " + character * 4_000_000)
+    with pytest.raises(grpc.aio.AbortError, match=r"^unknown key ") as caught:
+        called(Guard(roster), Context(entries["silo-a"]), error=error)
+    on_the_line = urllib.parse.quote(str(caught.value))  # as gRPC writes what is not ASCII
+    assert 1_000 < len(on_the_line) < MAX_METADATA_BYTES
 
 
 def raised_codes(folder):

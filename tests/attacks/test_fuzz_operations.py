@@ -1,0 +1,415 @@
+"""Anything at all said to the Operations service: an error of ours each time, soon, and operators work on. Real TLS."""
+
+import asyncio
+import contextlib
+import copy
+import gc
+import json
+import threading
+import tracemalloc
+from itertools import count
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from anything import PATIENT, SECONDS, ended, messages
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from raw_silo import Caller
+
+from staddle.algorithms.job import Job
+from staddle.commands import local_federation
+from staddle.coordinator import config as configs
+from staddle.coordinator import daemon as daemons
+from staddle.coordinator import guard, limits, server
+from staddle.errors import LocalError
+from staddle.files import canonical_json, parse_json
+from staddle.proto import operations_pb2 as pb
+from staddle.proto.channel import MAX_STREAMS_PER_CONNECTION
+from staddle.proto.operations_pb2_grpc import OperationsStub
+from staddle.security import roster as rosters
+from staddle.security.envelope import sign_document
+from staddle.security.identity import load_keys
+from staddle.security.labels import JOB
+
+SILOS = ("north", "east", "south")
+REQUESTS = {
+    "Submit": pb.SubmitRequest,
+    "List": pb.ListRequest,
+    "Show": pb.JobRequest,
+    "Watch": pb.JobRequest,
+    "Stop": pb.JobRequest,
+    "Resume": pb.JobRequest,
+}
+LARGE = 3_900_000  # bytes, just below what one message may have
+PATIENCE = 30  # seconds, for reading so much on a busy machine
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    federation = local_federation.make(tmp_path_factory.mktemp("operated") / "federation", SILOS)
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "rounds": 3,
+        "silos": list(SILOS),
+        "method": {"name": "fedavg"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.05},
+    }
+    job = local_federation.sign_job(federation, document)
+    local_federation.write_coordinator(federation, ["job"], {"beat_seconds": 60, "hold_seconds": 1})
+    folder = federation.folder
+    roster, operator = rosters.load(folder / "roster.json"), load_keys(folder / "operator")
+    return SimpleNamespace(
+        job=job,
+        roster=roster,
+        operator=operator,
+        north=load_keys(folder / "north" / "keys"),
+        config=configs.load(federation.coordinator_config),
+        signed=lambda document: canonical_json(sign_document(document, roster, operator, JOB)),
+    )
+
+
+@pytest.fixture(scope="module")
+def world(made, tmp_path_factory):
+    """A coordinator in a thread of its own, an operator and a silo. Nothing may go wrong inside."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(limits, "CALLS_PER_SECOND", 1e9)
+    patch.setattr(limits, "BURST", 1e9)
+    world = SimpleNamespace(made=made, broken=[], names=count())
+    patch.setattr(
+        guard.log, "problem", lambda event, **fields: world.broken.append(fields) if event == "call.failed" else None
+    )
+    real, real_guard = daemons.Daemon.__init__, guard.Guard.__init__
+
+    def noted(self, *args):
+        real(self, *args)
+        world.daemon = self
+
+    def noted_guard(self, *args):
+        real_guard(self, *args)
+        world.limits = self.limits
+
+    patch.setattr(daemons.Daemon, "__init__", noted)
+    patch.setattr(guard.Guard, "__init__", noted_guard)
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda _, context: world.broken.append(context))
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    world.run = lambda work, seconds=60: asyncio.run_coroutine_threadsafe(work, loop).result(seconds)
+    world.folder = tmp_path_factory.mktemp("state")
+    stack = contextlib.AsyncExitStack()
+
+    async def begin():
+        config = made.config.model_copy(update={"directory": world.folder})
+        address = await stack.enter_async_context(server.running(config))
+        both = [Caller(address, keys, made.roster, made.job) for keys in (made.operator, made.north)]
+        world.operator, world.silo, world.address = *both, address
+        for caller in both:
+            stack.push_async_callback(caller.channel.close)
+        world.stub = OperationsStub(world.operator.channel)
+
+    world.run(begin())
+    yield world
+    world.run(stack.aclose())
+    loop.call_soon_threadsafe(loop.stop)
+    patch.undo()
+
+
+@pytest.fixture
+def honest(world):
+    """After the test an operator's day works, silos are served, and nothing was left or broken on the way."""
+    yield
+
+    async def scenario():
+        name = f"honest-{next(world.names)}"
+        signed = world.made.signed({**world.made.job.document(), "name": name})
+        before = await listed(world)
+        assert (await world.stub.Submit(pb.SubmitRequest(signed_job=signed), timeout=SECONDS)).job == name
+        assert [status.job for status in (await world.stub.List(pb.ListRequest(), timeout=SECONDS)).jobs] == [
+            *before,
+            name,
+        ]
+        request = pb.JobRequest(job=name)
+        assert (await world.stub.Stop(request, timeout=SECONDS)).stage == "stopped"
+        watching = world.stub.Watch(request, timeout=SECONDS)
+        assert (await watching.read()).status.stage == "stopped"
+        assert (await world.stub.Resume(request, timeout=SECONDS)).stage in {"queued", "admitting"}
+        assert (await watching.read()).status.stage in {"queued", "admitting"}
+        watching.cancel()
+        await world.silo.hello()
+        assert (await world.silo.told("offer")).job in {*before, name}
+        await all_calls_over(world)
+
+    world.run(scenario())
+    assert world.broken == []
+
+
+async def listed(world):
+    return [status.job for status in (await world.stub.List(pb.ListRequest(), timeout=SECONDS)).jobs]
+
+
+async def all_calls_over(world):
+    async with asyncio.timeout(SECONDS):
+        while world.limits.running:  # noqa: ASYNC110 a plain counter has no event
+            await asyncio.sleep(0.01)
+
+
+async def say(caller, name, *payloads):
+    """Raw bytes as the messages of one call; of a Watch, its first report is read."""
+    path = f"/staddle.v1.Operations/{name}"
+    if name == "Watch":
+        call = caller.channel.unary_stream(path)(payloads[0], timeout=SECONDS)
+        found = await ended(call.read())
+        call.cancel()
+        return found
+    if len(payloads) == 1:
+        return await ended(caller.channel.unary_unary(path)(payloads[0], timeout=PATIENCE), PATIENCE)
+
+    async def all_of_it():
+        for payload in payloads:
+            yield payload
+
+    return await ended(caller.channel.stream_unary(path)(all_of_it(), timeout=SECONDS))
+
+
+@settings(max_examples=150, **PATIENT)
+@given(name=st.sampled_from(sorted(REQUESTS)), payload=st.binary(max_size=300))
+def any_bytes(world, name, payload):
+    try:
+        REQUESTS[name].FromString(payload)
+        wanted = {"List": {"OK"}, "Submit": {"JOB_INVALID", "JOB_SIGNATURE"}}.get(name, {"UNKNOWN_JOB"})
+    except Exception:  # noqa: BLE001 whatever protobuf raises for bytes that are no message
+        wanted = {"MANIFEST"}
+    assert world.run(say(world.operator, name, payload)) in wanted
+
+
+def test_any_bytes_are_refused(world, honest):
+    any_bytes(world)
+
+
+@settings(max_examples=150, **PATIENT)
+@given(data=st.data(), name=st.sampled_from(sorted(REQUESTS)))
+def any_message(world, data, name):
+    message = data.draw(messages(REQUESTS[name]))
+    if name not in {"List", "Submit"} and message.job == "@job":
+        message.job = world.made.job.name
+    found = world.run(say(world.operator, name, message.SerializeToString()))
+    known = name == "List" or (name != "Submit" and message.job == world.made.job.name)
+    assert found == "OK" if known else found in {"UNKNOWN_JOB", "JOB_INVALID", "JOB_SIGNATURE"}
+
+
+def test_any_message_is_answered_or_refused(world, honest):
+    any_message(world)
+
+
+@pytest.mark.parametrize("name", sorted(set(REQUESTS) - {"Watch"}))
+def test_a_call_of_several_messages_is_one_of_its_first_or_refused(world, honest, name):
+    for number in (2, 3):
+        found = world.run(say(world.operator, name, *[b""] * number))
+        assert found in ({"OK", "INTERNAL", "UNIMPLEMENTED"} if name == "List" else {"UNKNOWN_JOB", "JOB_INVALID"})
+
+
+@pytest.mark.parametrize("name", sorted(REQUESTS))
+def test_calls_that_end_before_their_message_hold_no_place(world, honest, name):
+    """gRPC waits for the message until the caller goes; more of them than one connection may have streams."""
+
+    async def scenario():
+        async def nothing():
+            for _ in ():
+                yield b""
+
+        for _ in range(MAX_STREAMS_PER_CONNECTION + 2):
+            call = world.operator.channel.stream_unary(f"/staddle.v1.Operations/{name}")(nothing(), timeout=0.1)
+            assert await call.code() is not grpc.StatusCode.OK
+
+    world.run(scenario())
+
+
+# Documents.
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.sampled_from([0, 1, 2, 99_999, 100_000, 2**31, 2**53 - 1, 2**53, -1, 10**30, 0.5, 1e308])
+    | st.text(max_size=12)
+    | st.sampled_from(["fedper", "fedsimsup", "ppfl", "lenet5", "glm", "global", "\ud800", "0.1", "inf", "1e-999"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def places(value, path=()):
+    """All places of a document."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, below in inner:
+        yield from places(below, (*path, key))
+
+
+def changed(document, path, action, value):
+    """A copy with one place replaced, left out, or with a neighbour."""
+    if not path:
+        return value
+    document = copy.deepcopy(document)
+    holder = document
+    for key in path[:-1]:
+        holder = holder[key]
+    if action == "replace":
+        holder[path[-1]] = value
+    elif action == "remove":
+        del holder[path[-1]]
+    elif isinstance(holder, list):
+        holder.insert(path[-1], value)
+    else:
+        holder[str(value)] = value
+    return document
+
+
+@settings(max_examples=300, **PATIENT)
+@given(data=st.data(), signed=st.booleans(), action=st.sampled_from(["replace", "remove", "add"]))
+def any_document(world, data, signed, action):
+    """A job that is wrong in one place, signed as it stands or signed before; or an envelope that is."""
+    made, value = world.made, data.draw(VALUES)
+    document = made.job.document()
+    if signed:
+        top = [(key,) for key in document if key != "schema"]
+        path = data.draw(st.sampled_from([*top, *places(document)]))
+        try:
+            payload = made.signed(changed(document, path, action, value))
+        except (LocalError, TypeError, ValueError):
+            return  # nothing that a signature could be over
+    else:
+        envelope = parse_json(made.signed(document), "f")
+        path = data.draw(st.sampled_from(list(places(envelope))))
+        text = json.dumps(changed(envelope, path, action, value))
+        payload = text.encode()
+    found = world.run(say(world.operator, "Submit", pb.SubmitRequest(signed_job=payload).SerializeToString()))
+    assert found in {"OK", "JOB_INVALID", "JOB_SIGNATURE"}
+    if found == "OK":
+        job = Job.from_document(parse_json(payload, "f")["document"], "f")
+        assert job.digest in [run.job.digest for run in world.daemon.runs]
+
+
+def test_any_document_is_refused_or_is_the_job_that_it_says(world, honest):
+    any_document(world)
+
+
+def large_documents(made):
+    """Documents of almost four megabytes, by what is large in them."""
+    document, text = made.job.document(), "x" * LARGE
+    yield "bytes", b"\xff" * LARGE
+    yield "key twice", b'{"%s": 1, "%s": 1}' % ((b"x" * (LARGE // 2),) * 2)
+    yield "nested", b"[" * LARGE
+    yield "nested and closed", b'{"document":' + b"[" * 900 + b"]" * 900 + b"}"
+    yield "number", b"1" * LARGE
+    yield "numbers", b"[" + b"1," * (LARGE // 2) + b"1]"
+    yield "envelope", json.dumps({"document": {text: 1}, "signer": "s", "roster": "r", "signature": "0"}).encode()
+    yield "signer", json.dumps({"document": {}, "signer": text, "roster": "0" * 64, "signature": "0" * 128}).encode()
+    yield "unknown keys", json.dumps({f"key-{n}": n for n in range(150_000)}).encode()
+    yield "document", made.signed({**document, "name": text})
+    yield "name of a key", made.signed({**document, text: 1})
+    yield "method", made.signed({**document, "method": {**document["method"], "name": text}})
+    yield "model", made.signed({**document, "model": {**document["model"], "name": text}})
+    yield "option", made.signed({**document, "method": {**document["method"], "options": {text: 1}}})
+    yield "silos", made.signed({**document, "silos": [f"s-{n}" for n in range(300_000)]})
+    yield "ten thousand silos", made.signed({**document, "silos": [f"silo-number-{n}" for n in range(10_000)]})
+    yield "rounds", made.signed({**document, "rounds": 100_000, "name": "long"})
+    wide = {**document["model"], "name": "glm", "classes": 100_000, "input": [4096, 4096, 4096]}
+    yield "parameters", made.signed({**document, "model": wide})
+    yield "schema", made.signed({**document, "schema": [[] for _ in range(900_000)]})
+
+
+def test_large_documents_are_refused_with_a_short_reason(world, honest):
+    async def scenario():
+        for what, payload in large_documents(world.made):
+            request = pb.SubmitRequest(signed_job=payload).SerializeToString()
+            found = await say(world.operator, "Submit", request)
+            assert found in {"JOB_INVALID", "JOB_SIGNATURE"}, (what, found)
+        text = pb.JobRequest(job="x" * LARGE).SerializeToString()
+        for name in sorted(set(REQUESTS) - {"List", "Submit"}):
+            assert await say(world.operator, name, text) == "UNKNOWN_JOB"
+
+    world.run(scenario(), 300)
+
+
+def test_a_message_that_is_too_large_is_refused_by_the_line(world, honest):
+    async def scenario():
+        large = Caller(world.address, world.made.operator, world.made.roster, world.made.job, 32_000_000)
+        payload = pb.SubmitRequest(signed_job=bytes(5_000_000)).SerializeToString()
+        with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
+            await large.channel.unary_unary("/staddle.v1.Operations/Submit")(payload, timeout=SECONDS)
+        await large.channel.close()
+
+    world.run(scenario())
+
+
+# Who may not.
+
+
+@pytest.mark.parametrize("name", sorted(REQUESTS))
+def test_a_silo_may_not_operate_whatever_it_says(world, honest, name):
+    good = {"Submit": {"signed_job": world.made.signed(world.made.job.document())}, "List": {}}
+    payload = REQUESTS[name](**good.get(name, {"job": world.made.job.name})).SerializeToString()
+    before = [run.state for run in world.daemon.runs]
+    for said in (payload, b"", b"\xff\xff"):
+        assert world.run(say(world.silo, name, said)) == "IDENTITY"
+    assert [run.state for run in world.daemon.runs] == before
+
+
+@pytest.mark.parametrize("name", ["Hello", "Poll", "Answer", "Fetch"])
+def test_an_operator_may_not_take_part(world, honest, name):
+    async def scenario():
+        path, channel = f"/staddle.v1.Federation/{name}", world.operator.channel
+        if name == "Fetch":
+            return await ended(channel.unary_stream(path)(b"", timeout=SECONDS).read())
+        return await ended(channel.unary_unary(path)(b"", timeout=SECONDS))
+
+    assert world.run(scenario()) == "IDENTITY"
+
+
+# Watching.
+
+
+def test_watching_ends_with_the_watcher_and_only_so_many_watch(world, honest):
+    async def scenario():
+        request = pb.JobRequest(job=world.made.job.name)
+        for _ in range(3):
+            calls = [world.stub.Watch(request, timeout=SECONDS) for _ in range(limits.OTHERS_AT_ONCE)]
+            for call in calls:
+                assert (await call.read()).status.job == world.made.job.name
+            assert await say(world.operator, "Watch", request.SerializeToString()) == "LIMIT"
+            for call in calls:
+                call.cancel()
+            await all_calls_over(world)
+
+    world.run(scenario())
+
+
+def test_memory_does_not_grow(world, honest):
+    """Refused submissions and watchers that leave, again and again."""
+    payloads = [
+        pb.SubmitRequest(signed_job=payload).SerializeToString()
+        for what, payload in large_documents(world.made)
+        if what in {"bytes", "key twice", "number", "document", "silos"}
+    ]
+    request = pb.JobRequest(job=world.made.job.name).SerializeToString()
+
+    async def storm(number):
+        for turn in range(number):
+            await say(world.operator, "Submit", payloads[turn % len(payloads)])
+            await say(world.operator, "Watch", request)
+            await say(world.operator, "Show", pb.JobRequest(job="x" * 100_000).SerializeToString())
+
+    world.run(storm(5))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        world.run(storm(20), 300)
+        gc.collect()
+        left, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert left < 4_000_000, left
+    assert peak < 400_000_000, peak
