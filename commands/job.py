@@ -213,7 +213,7 @@ def _line(status: "pb.JobStatus") -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {item or '-'}" for key, item in sorted(value.items())) or "-"
+        return ", ".join(f"{key} {'-' if item == '' else item}" for key, item in sorted(value.items())) or "-"
     return ", ".join(value) or "-" if isinstance(value, list) else str(value) or "-"
 
 

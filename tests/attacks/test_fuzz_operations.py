@@ -1,11 +1,9 @@
 """Anything at all said to the Operations service: an error of ours each time, soon, and operators work on. Real TLS."""
 
 import asyncio
-import contextlib
 import copy
 import gc
 import json
-import threading
 import tracemalloc
 from itertools import count
 from types import SimpleNamespace
@@ -13,6 +11,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 from anything import PATIENT, SECONDS, ended, messages
+from coordinating import coordinator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_silo import Caller
@@ -20,8 +19,7 @@ from raw_silo import Caller
 from staddle.algorithms.job import Job
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
-from staddle.coordinator import daemon as daemons
-from staddle.coordinator import guard, limits, server
+from staddle.coordinator import limits
 from staddle.errors import LocalError
 from staddle.files import canonical_json, parse_json
 from staddle.proto import operations_pb2 as pb
@@ -74,47 +72,23 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def world(made, tmp_path_factory):
-    """A coordinator in a thread of its own, an operator and a silo. Nothing may go wrong inside."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(limits, "CALLS_PER_SECOND", 1e9)
-    patch.setattr(limits, "BURST", 1e9)
-    world = SimpleNamespace(made=made, broken=[], names=count())
-    patch.setattr(
-        guard.log, "problem", lambda event, **fields: world.broken.append(fields) if event == "call.failed" else None
-    )
-    real, real_guard = daemons.Daemon.__init__, guard.Guard.__init__
+    """A coordinator, an operator and a silo. Nothing may go wrong inside."""
+    config = made.config.model_copy(update={"directory": tmp_path_factory.mktemp("state")})
+    with coordinator(config) as world:
 
-    def noted(self, *args):
-        real(self, *args)
-        world.daemon = self
+        async def connect():
+            both = [Caller(world.address, keys, made.roster, made.job) for keys in (made.operator, made.north)]
+            world.operator, world.silo = both
+            world.stub = OperationsStub(world.operator.channel)
 
-    def noted_guard(self, *args):
-        real_guard(self, *args)
-        world.limits = self.limits
+        async def leave():
+            for caller in (world.operator, world.silo):
+                await caller.channel.close()
 
-    patch.setattr(daemons.Daemon, "__init__", noted)
-    patch.setattr(guard.Guard, "__init__", noted_guard)
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda _, context: world.broken.append(context))
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    world.run = lambda work, seconds=60: asyncio.run_coroutine_threadsafe(work, loop).result(seconds)
-    world.folder = tmp_path_factory.mktemp("state")
-    stack = contextlib.AsyncExitStack()
-
-    async def begin():
-        config = made.config.model_copy(update={"directory": world.folder})
-        address = await stack.enter_async_context(server.running(config))
-        both = [Caller(address, keys, made.roster, made.job) for keys in (made.operator, made.north)]
-        world.operator, world.silo, world.address = *both, address
-        for caller in both:
-            stack.push_async_callback(caller.channel.close)
-        world.stub = OperationsStub(world.operator.channel)
-
-    world.run(begin())
-    yield world
-    world.run(stack.aclose())
-    loop.call_soon_threadsafe(loop.stop)
-    patch.undo()
+        world.made, world.names = made, count()
+        world.run(connect())
+        yield world
+        world.run(leave())
 
 
 @pytest.fixture
