@@ -7,6 +7,7 @@
     │   └── CancelledError     this process was asked to stop
     ├── PeerError         another member of the federation broke the protocol, or a stranger knocked
     │   └── RefusedError       the same, with a code of the closed list that may be told to the peer
+    ├── ProofError         a note, checkpoint or proof does not hold; whoever asked for it knows whose it is
     └── AbortedError           nobody's fault: a deadline passed, too few silos were left
 
 Every text names the thing, the value and the fix. From a silo only codes of the closed list ``ErrorCode`` in
@@ -42,6 +43,10 @@ class RefusedError(PeerError):
     def __init__(self, peer: str, code: str, why: str) -> None:
         super().__init__(peer, why)
         self.code = code
+
+
+class ProofError(StaddleError):
+    """A signed note, a checkpoint or a Merkle proof is malformed, or does not prove what it should."""
 
 
 class AbortedError(StaddleError):

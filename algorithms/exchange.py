@@ -16,6 +16,7 @@ coordinator give the same bits (Gram uses a matrix product: the same bits at one
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
@@ -31,6 +32,7 @@ Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo gav
 
 WEIGHT = "@weight"  # the name under which a Sum's weight crosses; "@" cannot start a tensor's own name
 BLOCK = 1 << 16  # elements of a float64 accumulator that are worked on at a time: 512 KiB, inside a core's cache
+WORKERS = 2  # threads that fold a large tensor
 REGION = 1 << 20  # elements of which there is an accumulator at all: 8 MiB, whatever the size of a tensor
 LARGEST_WEIGHT = 2.0**53  # counts of records are exact up to here
 MIX_BITS = 32  # SECURITY.md rule 19: the integer weights of a Mix row add up to 2^32 exactly
@@ -252,10 +254,11 @@ def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
 def _weighted(spec: TensorSpec, shares: Mapping[str, float], read: Read, divisor: float) -> Tensor:
     """sum_i share_i x_i / divisor in float64, region by region, block by block: no large temporary, and in cache.
 
-    A region is read anew from each silo, so that of mapped files no more than a region is in memory.
+    A region is read anew from each silo, so that of mapped files no more than a region is in memory for each worker.
     """
     result = torch.empty(spec.elements, dtype=DTYPES[spec.dtype])
-    for start in range(0, spec.elements, REGION):
+
+    def fold(start: int) -> None:
         here = slice(start, start + REGION)
         total = torch.zeros(min(REGION, spec.elements - start), dtype=torch.float64)
         for silo, share in shares.items():
@@ -267,6 +270,13 @@ def _weighted(spec: TensorSpec, shares: Mapping[str, float], read: Read, divisor
         for at in range(0, len(total), BLOCK):
             block = slice(at, at + BLOCK)
             target[block] = total[block] / divisor
+
+    starts = range(0, spec.elements, REGION)
+    if len(starts) > 1:  # regions do not overlap: who folds which does not matter to the bits
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(fold, starts))
+    else:
+        fold(0)
     return result.reshape(spec.shape)
 
 

@@ -131,7 +131,7 @@ class FedAIMS(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        extractor = setting.build()["extractor"]
+        extractor = setting.sketch()["extractor"]
         if not isinstance(extractor, Blocks):
             raise LocalError(
                 "method 'fedaims' supervises the blocks of a model, and the job's model has none; choose "

@@ -243,6 +243,7 @@ class Job:
             self.optimiser,
             self.seed,
             lambda: build(self.model, self.seed),
+            lambda: sketch(self.model),
             self.cohort,
             self.model.buffers,
         )

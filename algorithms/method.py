@@ -63,7 +63,8 @@ class Setting:
     """The public facts of a job that both halves know.
 
     ``build`` returns a freshly initialised model of the job as its two parts, ``extractor`` and ``classifier``; it
-    gives the same values at every silo (seeded by the job). Other modules that a method needs come from
+    gives the same values at every silo (seeded by the job). ``sketch`` returns it without values, on torch's device
+    "meta": names and shapes cost neither time nor memory. Other modules that a method needs come from
     ``initialise``, by the same streams under a prefix of the method's choice. ``buffers`` says whether floating-point
     buffers, the running statistics of batch norm, stay at a silo or cross with the parameters of their part.
     """
@@ -77,6 +78,7 @@ class Setting:
     optimiser: Optimiser
     seed: int
     build: Callable[[], dict[str, nn.Module]]
+    sketch: Callable[[], dict[str, nn.Module]]
     drawn: Callable[[int], tuple[str, ...]]  # the silos of a round, in job order; fewer may come
     buffers: Literal["local", "global"]
 
@@ -198,7 +200,7 @@ class Method(ABC):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         self.setting = setting
         self.options = self.options_model() if options is None else options
-        self.template = self.crossing(setting.build())
+        self.template = self.crossing(setting.sketch())
 
     # The wire list.
 

@@ -143,11 +143,11 @@ class PPFL(Method):
                 "round: class sums over changing cohorts tell the label proportions of one silo; set lam = 0, or "
                 f"participation = 1.0 (or min_cohort = {len(setting.silos)}) to draw all"
             )
-        classifier = setting.build()["classifier"]
+        classifier = setting.sketch()["classifier"]
         if not isinstance(classifier, nn.Linear):
             raise LocalError(f"ppfl: canonical models stand for a Linear classifier, not {type(classifier).__name__}")
         self.width = classifier.in_features
-        self.template = self.crossing(self.modules(""))
+        self.template = self.crossing({"extractor": setting.sketch()["extractor"], **self._mixed()})
         self.theta = tuple(part for part in ("extractor", "canonical") if self.template[part])
         kind = Kind.WHOLE_MODEL if "extractor" in self.theta else Kind.CANONICAL_MODELS
         self.model = self.shared("model", kind, *self.theta)
@@ -188,10 +188,12 @@ class PPFL(Method):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The job's extractor, K canonical models in place of its classifier, and the membership vector."""
+        return {"extractor": self.setting.build()["extractor"], **self._mixed()}
+
+    def _mixed(self) -> dict[str, nn.Module]:
         hidden = self.options.hidden if self.options.canonical == "mlp" else None
         sizes = (self.options.models, self.width, self.setting.classes, hidden)
         return {
-            "extractor": self.setting.build()["extractor"],
             "canonical": canonical(*sizes, self.mixture, self.setting.seed, "canonical"),
             "membership": Membership(self.options.models),
         }

@@ -64,6 +64,15 @@ class FoldResult:
     metrics: dict[str, int]
     method: CoordinatorState
     files: Mapping[Place, str | None]
+    digests: Mapping[str, dict[str, bytes]]  # of published tensors, by part
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What one silo gets: tensors by part, and the digests that are known already, by (part, name)."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    digests: Mapping[tuple[str, str], bytes]
 
 
 class JobRun:
@@ -91,12 +100,13 @@ class JobRun:
         """Whether this silo's upload of this round is still to come."""
         return self.state.stage == "round" and self.state.round == round_ and silo in self.state.open
 
-    async def delivery(self, round_: int, silo: str) -> dict[str, dict[str, Tensor]]:
+    async def delivery(self, round_: int, silo: str) -> Delivery:
         """What this silo gets at the start of this round."""
         async with self._reading:
-            return await asyncio.to_thread(
+            tensors = await asyncio.to_thread(
                 aggregation.deliver, self._method, self.exchanges, self._method_state, round_, silo, self.store
             )
+        return Delivery(tensors, self.store.digests(tensors))
 
     async def accept(self, silo: str, round_: int, spool: Spool, items: Sequence[Item]) -> str:
         """Check what was spooled, keep it, name it; RefusedError for a bad value, or if the round closed meanwhile."""
@@ -114,12 +124,13 @@ class JobRun:
         )
         if round_ + 1 == self.job.length:
             self.store.keep_result(method, self.job.silos)
-        return FoldResult({name: int(value) for name, value in metrics.items()}, method, archive.changes)
+        counted = {name: int(value) for name, value in metrics.items()}
+        return FoldResult(counted, method, archive.changes, archive.digests)
 
     def commit(self, round_: int, result: FoldResult) -> None:
         """Turn to what the database has committed."""
         self._method_state = result.method
-        self.store.commit(round_, result.files)
+        self.store.commit(round_, result.files, result.digests)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from google.protobuf.message import DecodeError
 
 from .. import log
 from ..errors import PeerError, RefusedError, StaddleError
-from ..proto.channel import ERROR_METADATA
+from ..proto import federation_pb2 as pb
+from ..proto.channel import ERROR_METADATA, FETCH, UPLOAD
+from ..proto.frames import decode, encode
 from ..security.certificate import UNREADABLE, subject_key
 from ..security.identity import Entry, Role
 from ..security.roster import Roster
@@ -46,6 +48,10 @@ MAY_CALL = {
     "/staddle.v1.Federation": (Role.SILO,),
     "/staddle.v1.Operations": (Role.OPERATOR,),
     "/grpc.health.v1.Health": (Role.SILO, Role.OPERATOR),
+}
+CODECS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {  # in place of protobuf's own
+    FETCH: (pb.FetchRequest.FromString, encode),
+    UPLOAD: (decode, pb.Receipt.SerializeToString),
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -90,7 +96,8 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        codec = (_readable(handler.request_deserializer), handler.response_serializer)
+        reads, writes = CODECS.get(method, (handler.request_deserializer, handler.response_serializer))
+        codec = (_readable(reads), writes)
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), *codec)
         if handler.stream_unary:

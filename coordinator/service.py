@@ -10,6 +10,7 @@ from ..errors import RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
 from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
+from ..proto.frames import Frame
 from ..proto.stream import Digester, chunks
 from ..proto.wire import delivered_items, to_wire
 from ..security import roster as rosters
@@ -106,7 +107,7 @@ class Service:
         if found is None or found[0] is not run or _round(found[1]) != request.round:
             raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r}: round {request.round} is not open to it")
         delivery = await run.delivery(request.round, silo)
-        items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery])
+        items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery.tensors])
         size = sum(item.spec.nbytes for item in items)
         manifest = tensor.Manifest(
             job=run.job.name,
@@ -118,18 +119,20 @@ class Service:
         try:
             async with asyncio.timeout(transfer_seconds(size)):
                 await context.write(tensor.Frame(manifest=manifest))
-                digester = Digester([item.spec.nbytes for item in items])
-                for chunk in chunks([delivery[item.part][item.spec.name] for item in items]):
-                    digester.update(chunk)
+                places = {place: (item.part, item.spec.name) for place, item in enumerate(items)}
+                known = {place: delivery.digests[key] for place, key in places.items() if key in delivery.digests}
+                digester = Digester([item.spec.nbytes for item in items], known)
+                for chunk in chunks([delivery.tensors[part][name] for part, name in places.values()]):
+                    digester.update(chunk.payload)
                     self._daemon.saw(silo)
-                    await context.write(tensor.Frame(chunk=chunk))  # waits while the silo is busy: back-pressure
+                    await context.write(chunk)  # waits while the silo is busy: back-pressure
                 digests = digester.digests()
                 await context.write(tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)))
             log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size)
         except TimeoutError:
             raise RefusedError(silo, "LIMIT", "the delivery was read slower than its size allows") from None
 
-    async def Upload(self, frames: AsyncIterator[tensor.Frame], context: Context) -> pb.Receipt:  # noqa: N802
+    async def Upload(self, frames: AsyncIterator[Frame], context: Context) -> pb.Receipt:  # noqa: N802
         """Take what a silo gives."""
         return await self._uploads.receive(caller(context, self._daemon.roster).id, frames)
 

@@ -21,6 +21,8 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 import safetensors
@@ -32,7 +34,7 @@ from ..algorithms.method import CoordinatorState
 from ..errors import RefusedError
 from ..files import sync_directory
 from ..proto.channel import CHUNK_BYTES
-from ..proto.wire import Item, tensor_from
+from ..proto.wire import Item, tensor_bytes, tensor_from
 from .database import Files, Place
 
 MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
@@ -51,12 +53,11 @@ class Spool:
         # Unbuffered: a full disk is met by write, not by close.
         self._file = os.fdopen(os.open(path, os.O_WRONLY | how, 0o600), "wb", buffering=0)
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: memoryview) -> None:
         """Append bytes; RefusedError STORAGE when the disk does not take them."""
         try:
-            view = memoryview(chunk)
-            while view:
-                view = view[self._file.write(view) :]
+            while chunk:
+                chunk = chunk[self._file.write(chunk) :]
         except OSError as error:
             raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
 
@@ -137,6 +138,7 @@ class JobStore:
         self._rubbish: set[str] = set()  # no longer referred to since the last commit
         self._loading = threading.Lock()
         self._loaded: dict[str, dict[str, Tensor]] = {}  # published values, once a silo has asked; shared by all
+        self._digests: dict[str, dict[str, bytes]] = {}  # theirs, where they were published by this process
         folder.mkdir(parents=True, exist_ok=True)
 
     def check_space(self, silo: str, size: int) -> None:
@@ -169,6 +171,17 @@ class JobStore:
             if part not in self._loaded and name is not None:
                 self._loaded[part] = safetensors.torch.load_file(self._folder / name)
             return self._loaded.get(part)
+
+    def digests(self, delivered: Mapping[str, Mapping[str, Tensor]]) -> dict[tuple[str, str], bytes]:
+        """SHA-256 by (part, name) of those tensors of a delivery that are published values with a known digest."""
+        with self._loading:
+            return {
+                (part, name): self._digests[part][name]
+                for part, tensors in delivered.items()
+                if part in self._digests and part in self._loaded
+                for name, tensor in tensors.items()
+                if tensor is self._loaded[part].get(name)
+            }
 
     def forget_loaded(self) -> None:
         """Let the memory of published values go."""
@@ -206,10 +219,11 @@ class JobStore:
             own = {name: tensor.clone() for name, tensor in state.items()}  # the format takes no shared memory
             self.write(RESULT, own, {SILOS: json.dumps(list(silos))})
 
-    def commit(self, round_: int, changes: Mapping[Place, str | None]) -> None:
+    def commit(self, round_: int, changes: Mapping[Place, str | None], digests: Mapping[str, dict[str, bytes]]) -> None:
         """Turn to the files of a round that the database has committed; remove what nothing refers to any more."""
         with self._loading:
             self._loaded.clear()
+            self._digests |= digests
             before = set(self._files.values())
             self._files |= {place: name for place, name in changes.items() if name is not None}
             for place in [place for place, name in changes.items() if name is None]:
@@ -254,6 +268,7 @@ class Folding:
 
     def __init__(self, store: JobStore, round_: int) -> None:
         self.changes: dict[Place, str | None] = {}
+        self.digests: dict[str, dict[str, bytes]] = {}  # of what was published
         self._store = store
         self._round = round_
 
@@ -262,8 +277,11 @@ class Folding:
         return self._store.latest(part)
 
     def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the published value of a part."""
-        self._write(("result", part, ""), f"{self._round}.{part}.safetensors", tensors)
+        """Replace the published value of a part; the disk writes while its tensors are hashed."""
+        with ThreadPoolExecutor(1) as beside:
+            hashing = beside.submit(_digests, tensors)
+            self._write(("result", part, ""), f"{self._round}.{part}.safetensors", tensors)
+            self.digests[part] = hashing.result()
 
     def store(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
         """Let a silo's upload of this round, which holds these tensors, be its version of a Mix part."""
@@ -292,6 +310,10 @@ class Folding:
     def _write(self, place: Place, name: str, tensors: Mapping[str, Tensor]) -> None:
         self._store.write(name, tensors)
         self.changes[place] = name
+
+
+def _digests(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    return {name: sha256(tensor_bytes(tensor)).digest() for name, tensor in tensors.items()}
 
 
 def _upload(round_: int, silo: str) -> str:

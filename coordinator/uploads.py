@@ -14,6 +14,7 @@ from ..files import MAX_SAFE_INTEGER
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
 from ..proto.channel import transfer_seconds
+from ..proto.frames import Chunk, Frame
 from ..proto.stream import Inbound
 from ..proto.wire import Item, check_manifest, given_items
 from .daemon import Daemon, Held, JobRun
@@ -40,7 +41,7 @@ class Arriving:
     spool: Spool = field(init=False)
     spooled: bool = False
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: memoryview) -> None:
         """Take bytes that the manifest declared."""
         self.spool.write(chunk)
 
@@ -59,7 +60,7 @@ class Uploads:
         self._admit = admit
         self._running: dict[str, asyncio.Task[pb.Receipt]] = {}
 
-    async def receive(self, silo: str, frames: AsyncIterator[tensor.Frame]) -> pb.Receipt:
+    async def receive(self, silo: str, frames: AsyncIterator[Frame]) -> pb.Receipt:
         """One upload from its first frame to its receipt."""
         if silo in self._running:
             raise RefusedError(silo, "LIMIT", "an upload of this silo is running already; wait for its end")
@@ -84,7 +85,7 @@ class Uploads:
         held = self._daemon.held.get(silo)
         return pb.StandingReply(received=held.size if held is not None and held.fits(run, round_) else 0)
 
-    async def _receive(self, silo: str, frames: AsyncIterator[tensor.Frame]) -> pb.Receipt:
+    async def _receive(self, silo: str, frames: AsyncIterator[Frame]) -> pb.Receipt:
         arriving = Arriving()
         inbound = Inbound(silo, lambda manifest: self._check(silo, manifest, arriving), arriving.write)
         largest = max((run.largest_upload for run in self._daemon.runs), default=0)
@@ -92,7 +93,7 @@ class Uploads:
             async with asyncio.timeout(transfer_seconds(largest)):
                 async for frame in frames:
                     inbound.feed(frame)
-                    if frame.HasField("manifest") and frame.manifest.offset:
+                    if not isinstance(frame, Chunk) and frame.manifest.offset:
                         await asyncio.to_thread(inbound.take_up, arriving.spool.held())
                     self._daemon.saw(silo)
             end, digests = inbound.finish()

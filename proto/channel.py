@@ -13,6 +13,9 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # a frame, a manifest of thousands of tenso
 MAX_METADATA_BYTES = 16 * 1024
 MAX_STREAMS_PER_CONNECTION = 16
 
+FETCH = "/staddle.v1.Federation/Fetch"
+UPLOAD = "/staddle.v1.Federation/Upload"
+
 ERROR_METADATA = "staddle-error"  # trailing metadata that carries the name of an ErrorCode
 
 # Both ends ask a silent connection whether it is there, so each notices within 40 s that the other vanished without a

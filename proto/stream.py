@@ -11,7 +11,7 @@
 Anything else is refused. No I/O here: the receiver hands checked bytes to its sink.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from ..errors import LocalError, RefusedError
 from . import tensor_pb2 as pb
 from .channel import CHUNK_BYTES
+from .frames import Chunk, Frame
 from .wire import Item, tensor_bytes
 
 
@@ -38,8 +39,10 @@ class Digests:
 class Digester:
     """Digests of tensors that lie back to back in a byte stream cut anywhere."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], known: Mapping[int, bytes] | None = None) -> None:
+        """``known``: digests by the tensor's place that need not be computed again."""
         self._sizes = list(sizes)
+        self._known = dict(known or {})
         self._done: list[bytes] = []
         self._hash = sha256()
         self._left = 0
@@ -50,7 +53,7 @@ class Digester:
         """Close finished tensors (empty ones too) and open the next."""
         while self._left == 0:
             if self._index >= 0:
-                self._done.append(self._hash.digest())
+                self._done.append(self._known.get(self._index) or self._hash.digest())
             self._index += 1
             if self._index >= len(self._sizes):
                 return
@@ -64,7 +67,8 @@ class Digester:
             if self._left == 0:
                 raise LocalError(f"{len(view)} bytes more than the tensors have")
             take = view[: self._left]
-            self._hash.update(take)
+            if self._index not in self._known:
+                self._hash.update(take)
             self._left -= len(take)
             view = view[len(take) :]
             self._advance()
@@ -74,23 +78,21 @@ class Digester:
         return Digests(tuple(self._done))
 
 
-def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """The tensors' bytes back to back, in pieces of ``size`` (the last may be smaller)."""
-    pending = bytearray()
+def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    """The tensors' bytes back to back, in chunks of ``size`` (the last may be smaller)."""
+    pieces: list[memoryview] = []
+    left = size
     for tensor in tensors:
         view = tensor_bytes(tensor)
-        while len(view):
-            take = view[: size - len(pending)]
-            view = view[len(take) :]
-            if len(take) == size:
-                yield bytes(take)
-                continue
-            pending += take
-            if len(pending) == size:
-                yield bytes(pending)
-                pending.clear()
-    if pending:
-        yield bytes(pending)
+        while view:
+            piece, view = view[:left], view[left:]
+            pieces.append(piece)
+            left -= len(piece)
+            if not left:
+                yield Chunk.of(pieces)
+                pieces, left = [], size
+    if pieces:
+        yield Chunk.of(pieces)
 
 
 def resumable(offset: int, size: int) -> bool:
@@ -105,7 +107,7 @@ class Inbound:
         self,
         peer: str,
         check: Callable[[pb.Manifest], Sequence[Item]],
-        sink: Callable[[bytes], object],
+        sink: Callable[[memoryview], object],
     ) -> None:
         """``check`` refuses a manifest or returns its items; ``sink`` takes bytes that were declared."""
         self._peer = peer
@@ -123,28 +125,31 @@ class Inbound:
         """What the manifest declared."""
         return self._items
 
-    def feed(self, frame: pb.Frame) -> None:
+    def feed(self, frame: Frame) -> None:
         """Take one frame; RefusedError for any that does not belong here."""
-        body = frame.WhichOneof("body")
+        body = "chunk" if isinstance(frame, Chunk) else frame.WhichOneof("body")
         if self.end is not None or body is None:
             raise RefusedError(self._peer, "MANIFEST", "a frame without body, or after the end")
         if self._digester is None:
-            if body != "manifest":
+            if isinstance(frame, Chunk) or body != "manifest":
                 raise RefusedError(self._peer, "MANIFEST", f"the first frame is a {body}, not a manifest")
-            self._items = self._check(frame.manifest)
-            self._digester = Digester([item.spec.nbytes for item in self._items])
-            self._left = sum(item.spec.nbytes for item in self._items)
-            self._missing = frame.manifest.offset
-            if not resumable(self._missing, self._left):
-                raise RefusedError(
-                    self._peer, "MANIFEST", f"goes on at byte {self._missing} of {self._left}, which begins no chunk"
-                )
-        elif body == "chunk":
-            self._take(frame.chunk, self._digester)
+            self._begin(frame.manifest)
+        elif isinstance(frame, Chunk):
+            self._take(frame.payload, self._digester)
         elif body == "end":
             self._finish(frame.end, self._digester)
         else:
             raise RefusedError(self._peer, "MANIFEST", "a second manifest in one stream")
+
+    def _begin(self, manifest: pb.Manifest) -> None:
+        self._items = self._check(manifest)
+        self._digester = Digester([item.spec.nbytes for item in self._items])
+        self._left = sum(item.spec.nbytes for item in self._items)
+        self._missing = manifest.offset
+        if not resumable(self._missing, self._left):
+            raise RefusedError(
+                self._peer, "MANIFEST", f"goes on at byte {self._missing} of {self._left}, which begins no chunk"
+            )
 
     def take_up(self, pieces: Iterable[bytes]) -> None:
         """Hash what lies before the manifest's offset; it came with an earlier stream, so the sink has it."""
@@ -155,7 +160,7 @@ class Inbound:
             self._missing -= len(piece)
             self._left -= len(piece)
 
-    def _take(self, chunk: bytes, digester: Digester) -> None:
+    def _take(self, chunk: memoryview, digester: Digester) -> None:
         if self._missing:
             raise LocalError(f"a chunk while {self._missing} bytes before the offset were not taken up")
         wanted = min(self._left, CHUNK_BYTES)

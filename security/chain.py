@@ -9,7 +9,6 @@ The hash of a line is RFC 6962's leaf hash, SHA-256(0x00 || line without its new
 ``seq`` is the leaf's index. The nonce keeps a published leaf hash from being guessed.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO
 
 from ..errors import LocalError
 from ..files import canonical_json, parse_json
-from .labels import LEAF
+from . import merkle
 
 MAX_LINE = 1024 * 1024  # bytes, newline included
 FIRST_PREV = "0" * 64
@@ -45,7 +44,7 @@ class Line:
 
 def leaf_hash(line: bytes) -> str:
     """Hex of the RFC 6962 leaf hash of a line without its newline."""
-    return hashlib.sha256(LEAF + line).hexdigest()
+    return merkle.leaf_hash(line).hex()
 
 
 class Reading:

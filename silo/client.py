@@ -8,9 +8,9 @@ import grpc
 
 from ..errors import PeerError, RefusedError
 from ..proto import federation_pb2 as pb
-from ..proto import tensor_pb2 as tensor
-from ..proto.channel import ERROR_METADATA, OPTIONS, require_tls13, transfer_seconds
+from ..proto.channel import ERROR_METADATA, FETCH, OPTIONS, UPLOAD, require_tls13, transfer_seconds
 from ..proto.federation_pb2_grpc import FederationStub
+from ..proto.frames import Frame, decode, encode
 
 CALL_SECONDS = 20.0
 RECONNECT_MS = (500, 10_000)  # first and longest wait between two attempts of the channel
@@ -50,6 +50,9 @@ class Client:
             ],
         )
         self._stub = cast("Any", FederationStub)(self._channel)
+        # Streams of tensors with a codec of their own in place of the stub's.
+        self._fetch: Any = self._channel.unary_stream(FETCH, pb.FetchRequest.SerializeToString, decode)
+        self._upload: Any = self._channel.stream_unary(UPLOAD, encode, pb.Receipt.FromString)
 
     async def hello(self, request: pb.HelloRequest) -> pb.HelloReply:
         """Open a session."""
@@ -71,17 +74,17 @@ class Client:
         """Ask what has come of an upload."""
         return cast("pb.StandingReply", await self._unary(self._stub.Standing, request, CALL_SECONDS))
 
-    async def fetch(self, request: pb.FetchRequest, largest: int) -> AsyncIterator[tensor.Frame]:
+    async def fetch(self, request: pb.FetchRequest, largest: int) -> AsyncIterator[Frame]:
         """Frames of a delivery of at most ``largest`` bytes."""
         try:
-            async for frame in self._stub.Fetch(request, timeout=transfer_seconds(largest)):
+            async for frame in self._fetch(request, timeout=transfer_seconds(largest)):
                 yield self._present(frame)
         except grpc.aio.AioRpcError as error:
             raise self._explained(error) from None
 
-    async def upload(self, frames: AsyncIterator[tensor.Frame], size: int) -> pb.Receipt:
+    async def upload(self, frames: AsyncIterator[Frame], size: int) -> pb.Receipt:
         """Stream frames up; the receipt. An error raised by ``frames`` ends the call and is raised here."""
-        call = self._stub.Upload(timeout=transfer_seconds(size))
+        call = self._upload(timeout=transfer_seconds(size))
         try:
             async for frame in frames:
                 await call.write(frame)  # waits while the coordinator is busy: back-pressure

@@ -31,7 +31,8 @@ from ..algorithms.job import Job
 from ..errors import LocalError, PeerError, RefusedError, StaddleError
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
-from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, checked_address
+from ..proto.channel import FETCH, PROTOCOL_MAX, PROTOCOL_MIN, UPLOAD, checked_address
+from ..proto.frames import Frame
 from ..proto.stream import Digester, Digests, Inbound, chunks, resumable
 from ..proto.wire import Item, check_manifest, delivered_items, given_items, to_wire
 from ..security import roster as rosters
@@ -42,10 +43,8 @@ from ..security.receipt import Receipt
 from ..security.records import Applied, Payload, Peer, TensorDigest
 from ..security.release import Release
 from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
-from .payload import bytes_by_kind, exactly, readers_of, release_of, unpack
+from .payload import Buffer, bytes_by_kind, exactly, readers_of, release_of, unpack
 
-UPLOAD = "/staddle.v1.Federation/Upload"
-FETCH = "/staddle.v1.Federation/Fetch"
 MAX_SESSION_BYTES = 64
 MAX_REASON = 500  # characters of one reason in a record: a coordinator chooses what we refuse
 MAX_CONTROL_BYTES = 1024  # one control message: ids, digests and numbers fit well below
@@ -202,17 +201,18 @@ class Gate:
                 raise RefusedError(peer, "MANIFEST", f"delivers part {unknown[0][:64]!r}, which is not in the schema")
             items = delivered_items([parts[name] for name in named])
             check_manifest(peer, manifest, items)
+            buffer.reserve(manifest.size)
             return items
 
-        buffer = bytearray()
-        inbound = Inbound(peer, check, buffer.extend)
+        buffer = Buffer()
+        inbound = Inbound(peer, check, buffer.write)
         largest = sum(item.spec.nbytes for item in delivered_items(list(parts.values())))
         async for frame in self._client.fetch(request, largest):
             inbound.feed(frame)
         _, digests = inbound.finish()
-        delivered = unpack(peer, inbound, buffer)
+        delivered = unpack(peer, inbound, buffer.bytes)
         if delivered:
-            await asyncio.to_thread(self._record_ingress, job, round_, len(buffer), digests)
+            await asyncio.to_thread(self._record_ingress, job, round_, len(buffer.bytes), digests)
         return delivered
 
     def _record_ingress(self, job: Job, round_: int, size: int, digests: Digests) -> None:
@@ -313,18 +313,18 @@ class Gate:
 
     async def _frames(
         self, intent: int, manifest: tensor.Manifest, items: tuple[Item, ...], values: list[Tensor], sent: "_Sent"
-    ) -> AsyncIterator[tensor.Frame]:
+    ) -> AsyncIterator[Frame]:
         yield tensor.Frame(manifest=manifest)
         digester = Digester([item.spec.nbytes for item in items])
         at = 0
         for chunk in chunks(values):
-            digester.update(chunk)
-            at += len(chunk)
+            digester.update(chunk.payload)
+            at += len(chunk.payload)
             if at <= manifest.offset:  # it is there already
                 await asyncio.sleep(0)
                 continue
-            sent.size += len(chunk)
-            yield tensor.Frame(chunk=chunk)
+            sent.size += len(chunk.payload)
+            yield chunk
         digests = digester.digests()
         message = Payload(bytes=at, sha256=digests.total.hex())
         tensors = [

@@ -13,6 +13,24 @@ from ..security.release import Release
 from ..security.roster import Roster
 
 
+class Buffer:
+    """The bytes of a delivery, in memory that is taken once."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray()
+        self._filled = 0
+
+    def reserve(self, size: int) -> None:
+        """Make room for exactly this many bytes."""
+        self.bytes = bytearray(size)
+
+    def write(self, chunk: memoryview) -> None:
+        """Append bytes, of which no more come than there is room for."""
+        end = self._filled + len(chunk)
+        memoryview(self.bytes)[self._filled : end] = chunk
+        self._filled = end
+
+
 def release_of(item: Item) -> Release:
     """What policy and ledger read about one tensor."""
     spec = item.spec

@@ -106,7 +106,8 @@ def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq
         )
         for i in items
     ]
-    digester, pieces = Digester([item.spec.nbytes for item in items]), list(chunks(values, size))
+    digester = Digester([item.spec.nbytes for item in items])
+    pieces = [bytes(piece.payload) for piece in chunks(values, size)]
     for piece in pieces:
         digester.update(piece)
     digests = digester.digests()

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
@@ -48,6 +49,11 @@ def test_canonical_json_round_trips_and_is_a_fixed_point(value):
     data = canonical_json(value)
     assert parse_json(data, "t") == value
     assert canonical_json(parse_json(data, "t")) == data
+
+
+@given(VALUES)
+def test_canonical_json_is_that_of_another_implementation(value):
+    assert canonical_json(value) == rfc8785.dumps(value)
 
 
 def test_canonical_json_bytes_are_those_of_rfc_8785():

@@ -219,3 +219,31 @@ def test_regions_and_blocks_change_no_bit(monkeypatch, region, block):
     monkeypatch.setattr(exchange, "BLOCK", block)
     after = PLAIN.collect(mean, tuple("abc"), read)["w"], PLAIN.mix(mixed, shares, read)["w"]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_large_tensor_folds_to_the_same_bits_as_its_pieces(monkeypatch):
+    """Regions are folded by several threads; who takes which does not show."""
+    values = {silo: torch.randn(4000, generator=torch.Generator().manual_seed(seed)) for seed, silo in enumerate("abc")}
+    weights = {"a": 3.0, "b": 1.0, "c": 1e-3}
+
+    def folded():
+        part = Part("model", Kind.WHOLE_MODEL, Sum("mean"), (TensorSpec("w", "float32", (4000,)),))
+        given = {s: PLAIN.give(part, Gift({"w": values[s]}, weights[s])) for s in "abc"}
+        return PLAIN.collect(part, "abc", lambda silo, name: given[silo][name])["w"]
+
+    whole = folded()
+    monkeypatch.setattr(exchange, "REGION", 130)  # 31 regions, the last one short
+    assert torch.equal(folded(), whole)
+
+
+def test_an_error_in_one_region_is_the_fold_s(monkeypatch):
+    monkeypatch.setattr(exchange, "REGION", 4)
+    part = Part("model", Kind.WHOLE_MODEL, Sum("mean"), (TensorSpec("w", "float32", (10,)),))
+
+    def read(silo, name):
+        if name == "w":
+            raise OSError("gone")
+        return torch.tensor(1.0, dtype=torch.float64)
+
+    with pytest.raises(OSError, match="gone"):
+        PLAIN.collect(part, ("a",), read)

@@ -485,7 +485,7 @@ def test_algorithm_2_never_compares_statistics(make, similarity):
         norms = [nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), nn.Sequential(nn.Conv2d(4, 6, 3))]
         return {"extractor": Blocks(norms, (4, 6)), "classifier": nn.Linear(6, 3)}
 
-    setting = replace(make().setting(), build=build, buffers="global")
+    setting = replace(make().setting(), build=build, sketch=build, buffers="global")
     method = FedAIMS(setting, FedAIMSOptions(sampling="algorithm2", similarity=similarity, sketch=0))
     names = [spec.name for spec in method.backbone.tensors]
     assert [name for name in names if "running" in name] == [

@@ -407,7 +407,7 @@ def test_options_out_of_range_are_refused(make, options):
 def test_a_network_without_a_linear_classifier_is_refused(make):
     setting = make().setting()
     with pytest.raises(LocalError, match="not Identity"):
-        METHODS["ppfl"](replace(setting, build=lambda: {"extractor": nn.Flatten(), "classifier": nn.Identity()}))
+        METHODS["ppfl"](replace(setting, sketch=lambda: {"extractor": nn.Flatten(), "classifier": nn.Identity()}))
 
 
 # Schedules.

@@ -24,6 +24,7 @@ from staddle.coordinator import guard, limits, server, uploads
 from staddle.errors import PeerError
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.frames import decode
 from staddle.proto.wire import delivered_items, to_wire
 from staddle.security import policy as policies
 from staddle.security import roster as rosters
@@ -345,7 +346,7 @@ class Deliverer:
 
     async def fetch(self, request, largest):
         for frame in self.frames:
-            yield frame
+            yield decode(frame.SerializeToString())
 
     async def close(self):
         pass

@@ -190,7 +190,7 @@ def delivery(world, job, round_, seed=0, change=None):
     if change is not None:
         change(values)
     digester = Digester([item.spec.nbytes for item in items])
-    pieces = list(chunks(values))
+    pieces = [bytes(piece.payload) for piece in chunks(values)]
     for piece in pieces:
         digester.update(piece)
     manifest = tensor.Manifest(

@@ -1,8 +1,10 @@
 import errno
 import stat
 import threading
+from hashlib import sha256
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import safetensors
 import safetensors.torch
@@ -38,7 +40,7 @@ def values(seed=0):
 def spooled(path, tensors):
     spool = Spool(path, "silo-a")
     for chunk in chunks(tensors, 7):
-        spool.write(chunk)
+        spool.write(chunk.payload)
     return spool
 
 
@@ -194,15 +196,18 @@ class Rounds:
         spool = spooled(tmp_path / f"{silo}.part", values(seed))
         return self.store.keep(silo, round_, spool.finished())
 
-    def fold(self, round_, act=nothing):
+    def folded(self, round_, act=nothing):
         fold = self.store.folding(round_)
         act(fold)
-        return fold.changes
+        return fold
+
+    def fold(self, round_, act=nothing):
+        return self.folded(round_, act).changes
 
     def close(self, round_, act=nothing):
-        changes = self.fold(round_, act)
-        self.places = {k: v for k, v in {**self.places, **changes}.items() if v is not None}
-        self.store.commit(round_, changes)
+        fold = self.folded(round_, act)
+        self.places = {k: v for k, v in {**self.places, **fold.changes}.items() if v is not None}
+        self.store.commit(round_, fold.changes, fold.digests)
 
     def publish(self, round_, value, part="model"):
         self.close(round_, lambda fold: fold.publish(part, {"w": torch.full((2,), float(value))}))
@@ -309,6 +314,29 @@ def test_a_published_value_can_be_replaced_while_it_is_being_read(job):
     job.publish(1, 1.0)
     job.publish(2, 2.0)
     assert held.sum() == 0
+
+
+def digests(job, **others):
+    """What is known of a delivery of the published value and of other parts."""
+    return job.store.digests({"model": job.store.latest("model"), **others})
+
+
+def test_the_digests_of_a_published_value_are_known_until_the_next_one(job):
+    for round_, value in enumerate((1, 2)):
+        job.publish(round_, value)
+        wanted = sha256(np.full(2, value, dtype="<f4").tobytes()).digest()
+        assert digests(job) == {("model", "w"): wanted}
+
+
+def test_no_digest_is_known_of_anything_but_the_published_value(job):
+    job.publish(0, 1)
+    before = {"w": job.store.latest("model")["w"]}
+    assert digests(job, row={"w": torch.ones(2)}).keys() == {("model", "w")}
+    assert job.store.digests({"model": {"w": before["w"].clone()}}) == {}  # such as a row of a Mix
+    job.publish(1, 2)
+    assert job.store.digests({"model": before}) == {}  # of the round before
+    job.restart()
+    assert digests(job) == {}
 
 
 def test_every_silo_gets_the_published_value_until_the_next_one(job):

@@ -14,6 +14,7 @@ from staddle.errors import LocalError, RefusedError
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as pb
 from staddle.proto.channel import CHUNK_BYTES, MAX_MESSAGE_BYTES
+from staddle.proto.frames import decode, encode
 from staddle.proto.stream import Digester, Inbound, chunks
 from staddle.proto.wire import Item, to_wire
 
@@ -56,7 +57,7 @@ def plain_bytes(tensor):
 @settings(deadline=None, max_examples=150)
 @given(values=tensors(), size=st.integers(1, 70))
 def test_chunks_are_the_bytes_back_to_back(values, size):
-    cut = list(chunks(values, size))
+    cut = [bytes(chunk.payload) for chunk in chunks(values, size)]
     assert b"".join(cut) == b"".join(plain_bytes(value) for value in values)
     assert all(len(chunk) == size for chunk in cut[:-1])
     assert all(0 < len(chunk) <= size for chunk in cut)
@@ -64,14 +65,14 @@ def test_chunks_are_the_bytes_back_to_back(values, size):
 
 def test_chunks_are_a_mebibyte_unless_told():
     values = [torch.zeros(CHUNK_BYTES // 4 - 1), torch.ones(2), torch.zeros(CHUNK_BYTES // 2)]
-    assert [len(chunk) for chunk in chunks(values)] == [CHUNK_BYTES] * 3 + [4]
+    assert [len(chunk.payload) for chunk in chunks(values)] == [CHUNK_BYTES] * 3 + [4]
     assert CHUNK_BYTES < MAX_MESSAGE_BYTES
 
 
 def test_chunks_do_not_change_with_the_tensors_afterwards():
     value = torch.zeros(4)
-    first, second = chunks([value], 8), list(chunks([value], 8))
-    taken = next(first)
+    first, second = chunks([value], 8), [bytes(chunk.payload) for chunk in chunks([value], 8)]
+    taken = next(first).payload
     value.fill_(1)
     assert taken == bytes(8)
     assert b"".join(second) == bytes(16)
@@ -123,6 +124,14 @@ def test_more_bytes_than_the_tensors_have_are_our_own_fault(sizes, before):
         digester.update(bytes(1 + sum(sizes) - len(before)))
 
 
+def test_a_known_digest_is_not_computed_again():
+    wrong = b"x" * 32
+    digester = Digester([12, 0, 8], {2: wrong})
+    for start in range(0, 20, 3):
+        digester.update(PAYLOAD[start : start + 3])
+    assert digester.digests().tensors == (*TENSORS[:2], wrong)
+
+
 # The receiving end.
 
 
@@ -167,7 +176,7 @@ class Receiver:
 
     def feed(self, *frames):
         for frame in frames:
-            self.inbound.feed(pb.Frame.FromString(frame.SerializeToString()))
+            self.inbound.feed(decode(frame.SerializeToString()))
         return self
 
     def refuses(self, frame, code):
@@ -368,9 +377,9 @@ def test_what_one_end_sends_the_other_takes(values, size):
     digester = Digester([spec.nbytes for spec in specs])
     receiver = Receiver(items).feed(pb.Frame(manifest=pb.Manifest()))
     for piece in chunks(values, size):
-        digester.update(piece)
+        digester.update(piece.payload)
         with pieces_of(size):
-            receiver.feed(chunk(piece))
+            receiver.inbound.feed(decode(encode(piece)))
     sent = digester.digests()
     receiver.feed(ending(sent.total, sent.tensors))
     assert receiver.inbound.finish()[1] == sent

@@ -14,6 +14,7 @@ from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import CHUNK_BYTES
+from staddle.proto.frames import decode, encode
 from staddle.proto.stream import Digester, Inbound
 from staddle.proto.wire import check_manifest, delivered_items, given_items, tensor_bytes, to_wire
 from staddle.security import ledger_audit
@@ -73,7 +74,7 @@ class FakeClient:
         self.messages.append(request)
         self.largest = largest
         for frame in self.delivery:
-            yield frame
+            yield decode(frame.SerializeToString())
 
     async def upload(self, frames, size):
         self.uploads += 1
@@ -84,7 +85,7 @@ class FakeClient:
                 raise self.error
             async for frame in frames:
                 self.at.append(records(self.path))
-                self.frames.append(frame)
+                self.frames.append(tensor.Frame.FromString(encode(frame)))
                 self.on_frame(self)
                 if self.stop_after == len(self.frames):
                     raise self.error
@@ -263,7 +264,7 @@ def test_the_other_end_takes_what_leaves(world, small_chunks):
 
     inbound = Inbound(SILO, check, taken.extend)
     for frame in world.client.frames:
-        inbound.feed(frame)
+        inbound.feed(decode(frame.SerializeToString()))
     inbound.finish()
     assert bytes(taken) == b"".join(world.wanted(payload))
 
@@ -927,7 +928,7 @@ def delivery(world, round_=1, values=None, **changes):
     rng = torch.Generator().manual_seed(5)
     values = values or [torch.randn(item.spec.shape, generator=rng) for item in items]
     digester = Digester([item.spec.nbytes for item in items])
-    cut = list(stream.chunks(values, PIECE))
+    cut = [bytes(chunk.payload) for chunk in stream.chunks(values, PIECE)]
     for chunk in cut:
         digester.update(chunk)
     digests = digester.digests()

@@ -8,7 +8,7 @@ from staddle.proto import tensor_pb2 as pb
 from staddle.proto.stream import Digester, Inbound, chunks
 from staddle.proto.wire import Item
 from staddle.security.release import Release
-from staddle.silo.payload import bytes_by_kind, exactly, readers_of, release_of, unpack
+from staddle.silo.payload import Buffer, bytes_by_kind, exactly, readers_of, release_of, unpack
 
 ITEMS = (
     Item("model", Kind.WHOLE_MODEL, TensorSpec("w", "float32", (2, 2))),
@@ -98,17 +98,18 @@ def small_chunks(monkeypatch):
 
 def arrived(values, items=ITEMS):
     """An Inbound that took these values, and the buffer that they fill."""
-    buffer = bytearray()
-    inbound = Inbound("coordinator", lambda _: items, buffer.extend)
+    buffer = Buffer()
+    buffer.reserve(sum(item.spec.nbytes for item in items))
+    inbound = Inbound("coordinator", lambda _: items, buffer.write)
     digester = Digester([item.spec.nbytes for item in items])
     inbound.feed(pb.Frame(manifest=pb.Manifest()))
     for chunk in chunks(values, stream.CHUNK_BYTES):
-        digester.update(chunk)
-        inbound.feed(pb.Frame(chunk=chunk))
+        digester.update(chunk.payload)
+        inbound.feed(chunk)
     found = digester.digests()
     inbound.feed(pb.Frame(end=pb.End(sha256=found.total, tensor_sha256=found.tensors)))
     inbound.finish()
-    return inbound, buffer
+    return inbound, buffer.bytes
 
 
 def test_a_delivery_is_unpacked_by_part_and_name(small_chunks):
