@@ -65,11 +65,13 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype (a key of DTYPES) and shape of one tensor that crosses."""
+    """Name, dtype (a key of DTYPES) and shape of one tensor that crosses; bounds of its values, where it has some."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    least: float | None = None
+    most: float | None = None
 
     @property
     def elements(self) -> int:
@@ -92,10 +94,12 @@ class Sum:
     """Sum over silos.
 
     ``mean``: sum_i w_i x_i / sum_i w_i with one weight a silo. ``ratio``: the same row by row, w_i of shape [rows],
-    rows without weight come back as zeros. ``total``: sum_i x_i, no weight, in float64 (int64 stays int64).
+    rows without weight come back as zeros. ``total``: sum_i x_i, no weight, in float64 (int64 stays int64). ``most`` is
+    the largest weight that a silo may have: 1 where it says whether a silo has a row.
     """
 
     form: Literal["mean", "ratio", "total"] = "mean"
+    most: float = LARGEST_WEIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +133,10 @@ class Part:
     def wire(self) -> tuple[TensorSpec, ...]:
         """Specs of everything that a silo sends for this part, the weight of a Sum included."""
         match self.exchange:
-            case Sum("mean"):
-                return (*self.tensors, TensorSpec(WEIGHT, "float64", ()))
-            case Sum("ratio"):
-                return (*self.tensors, TensorSpec(WEIGHT, "float64", self.tensors[0].shape[:1]))
+            case Sum("mean", most):
+                return (*self.tensors, TensorSpec(WEIGHT, "float64", (), 0.0, most))
+            case Sum("ratio", most):
+                return (*self.tensors, TensorSpec(WEIGHT, "float64", self.tensors[0].shape[:1], 0.0, most))
             case _:
                 return self.tensors
 
@@ -171,8 +175,8 @@ class Plain:
             if gift.weight is None:
                 raise LocalError(f"part {part.name!r}: a Sum of form {part.exchange!r} needs a weight")
             given[WEIGHT] = torch.as_tensor(gift.weight, dtype=torch.float64)
-            if fault := weight_fault(given[WEIGHT]):
-                raise LocalError(f"part {part.name!r}: {fault}")
+            if fault := value_fault(part.wire[-1], given[WEIGHT]):
+                raise LocalError(f"part {part.name!r}: its weight {fault}")
         elif gift.weight is not None:
             raise LocalError(f"part {part.name!r}: {part.exchange!r} takes no weight")
         if set(given) != {spec.name for spec in part.wire}:
@@ -212,16 +216,13 @@ PLAIN = Plain()
 
 
 def _fitting(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
-    found = TensorSpec(spec.name, DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape))
-    if found != spec:
+    if not fits(spec, tensor):
         raise LocalError(
-            f"part {part.name!r}: tensor {spec.name!r} is {found.dtype} {list(found.shape)}, "
-            f"its schema says {spec.dtype} {list(spec.shape)}"
+            f"part {part.name!r}: tensor {spec.name!r} is {DTYPE_NAMES.get(tensor.dtype, tensor.dtype)} "
+            f"{list(tensor.shape)}, its schema says {spec.dtype} {list(spec.shape)}"
         )
-    if not all_finite(tensor):
-        raise LocalError(
-            f"part {part.name!r}: tensor {spec.name!r} holds NaN or infinity; training has diverged, lower the lr"
-        )
+    if fault := value_fault(spec, tensor):
+        raise LocalError(f"part {part.name!r}: tensor {spec.name!r} {fault}; training has diverged, lower the lr")
     return tensor.detach().contiguous()
 
 
@@ -280,12 +281,27 @@ def _weighted(spec: TensorSpec, shares: Mapping[str, float], read: Read, divisor
     return result.reshape(spec.shape)
 
 
-def weight_fault(weight: Tensor) -> str:
-    """What is wrong with a Sum's weight; empty if nothing is."""
-    if not all_finite(weight):
-        return "a weight is NaN or infinite"
-    if bool((weight < 0).any()) or bool((weight > LARGEST_WEIGHT).any()):
-        return f"a weight is negative or above {LARGEST_WEIGHT:g}"
+def fits(spec: TensorSpec, tensor: Tensor) -> bool:
+    """Whether a tensor has its spec's dtype and shape."""
+    return tensor.dtype == DTYPES[spec.dtype] and tuple(tensor.shape) == spec.shape
+
+
+def value_fault(spec: TensorSpec, tensor: Tensor) -> str:
+    """What is wrong with a tensor's values; empty if nothing is."""
+    if not all_finite(tensor):
+        return "holds NaN or infinity"
+    return bounds_fault(spec, tensor)
+
+
+def bounds_fault(spec: TensorSpec, tensor: Tensor) -> str:
+    """What is wrong with finite values beside the bounds of their spec; empty if nothing is."""
+    if tensor.numel() == 0 or (spec.least is None and spec.most is None):
+        return ""
+    low, high = torch.aminmax(tensor)
+    if spec.least is not None and low.item() < spec.least:
+        return f"holds a value below {spec.least:g}"
+    if spec.most is not None and high.item() > spec.most:
+        return f"holds a value above {spec.most:g}"
     return ""
 
 

@@ -49,7 +49,8 @@ both          down  ``header``: rows [C, d+1], status [C]               -
 ============  ====  ==================================================  ============================================
 
 Beside the sums of rows, the coordinator learns the number of holders of each class; in the clear also which classes
-each silo holds. A silo's model in the end is the one it trained last.
+each silo holds. A presence above 1 is refused, so no silo stands for several of ``min_holders``; stale-inclusive that
+holds for the change in one round, not for the sum over rounds. A silo's model in the end is the one it trained last.
 """
 
 from collections.abc import Mapping
@@ -128,8 +129,8 @@ class FedSSA(Method):
         dtype = header["weight"].dtype
         row_spec = TensorSpec("rows", dtype, rows)
         wide = TensorSpec("rows", "float64", rows)  # differences, added up over the whole job
-        presence = TensorSpec("presence", "int64", counts)
-        self.rows = Part("rows", Kind.HEADER_ROWS, Sum("ratio"), (row_spec,))
+        presence = TensorSpec("presence", "int64", counts, -1.0, 1.0)  # came, stayed or went
+        self.rows = Part("rows", Kind.HEADER_ROWS, Sum("ratio", most=1.0), (row_spec,))
         self.deltas = Part("deltas", Kind.HEADER_ROWS, Sum("total"), (wide, presence))
         status = TensorSpec("status", "int64", counts)
         self.header = Part("header", Kind.HEADER_ROWS, Sum("mean"), (row_spec, status))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import CancelledError, LocalError, PeerError
 from .data import Dataset
-from .exchange import DTYPE_NAMES, Gift, Part, TensorSpec, all_finite
+from .exchange import Gift, Part, fits, value_fault
 from .job import Job
 from .method import METRICS, Facts, Method, Results, SiloState
 from .streams import stream
@@ -128,16 +128,14 @@ def take_delivery(method: Method, job: Job, state: SiloState, facts: Facts, deli
 
 
 def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
-    """PeerError unless the tensors are exactly those of the part, all finite."""
-    found = {
-        name: TensorSpec(name, DTYPE_NAMES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for name, t in tensors.items()
-    }
-    if found != {spec.name: spec for spec in part.tensors}:
-        wrong = [spec.name for spec in part.tensors if found.get(spec.name) != spec] or sorted(found)
+    """PeerError unless the tensors are exactly those of the part, all finite and within their bounds."""
+    wrong = [spec.name for spec in part.tensors if spec.name not in tensors or not fits(spec, tensors[spec.name])]
+    if wrong or len(tensors) != len(part.tensors):
+        wrong = wrong or sorted(tensors)
         raise PeerError("coordinator", f"delivered part {part.name!r} with tensors that its schema lacks: {wrong}")
-    for name, tensor in tensors.items():
-        if not all_finite(tensor):
-            raise PeerError("coordinator", f"delivered part {part.name!r} with NaN or infinity in {name!r}")
+    for spec in part.tensors:
+        if fault := value_fault(spec, tensors[spec.name]):
+            raise PeerError("coordinator", f"delivered part {part.name!r}, whose tensor {spec.name!r} {fault}")
 
 
 def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:

@@ -13,7 +13,7 @@ part and nothing trains.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
@@ -27,6 +27,8 @@ Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]  # (parts, 
 Penalty: TypeAlias = Callable[[Mapping[str, Tensors]], Tensor]  # parameters by part → scalar
 CoordinatorState: TypeAlias = Mapping[str, Tensor]  # small and named, so that the coordinator can store it
 Results: TypeAlias = Mapping[str, Tensors]  # part name → what the exchange gave
+
+VARIANCE = "running_var"  # torch's name for batch norm's: a negative one makes every output NaN
 
 METRICS = Part(
     "metrics",
@@ -285,9 +287,7 @@ class Method(ABC):
 
     def flat_specs(self, *parts: str) -> tuple[TensorSpec, ...]:
         """Specs of the named parts' parameters, named ``part.parameter``."""
-        return tuple(
-            TensorSpec(f"{part}.{spec.name}", spec.dtype, spec.shape) for part in parts for spec in self.template[part]
-        )
+        return tuple(replace(spec, name=f"{part}.{spec.name}") for part in parts for spec in self.template[part])
 
     def flat(self, state: SiloState, *parts: str) -> dict[str, Tensor]:
         """Parameters of the named parts, named ``part.parameter``."""
@@ -313,7 +313,15 @@ def specs_of_buffers(module: nn.Module) -> tuple[TensorSpec, ...]:
 
 
 def _specs(tensors: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors)
+    return tuple(
+        TensorSpec(
+            name,
+            str(t.dtype).removeprefix("torch."),
+            tuple(t.shape),
+            least=0.0 if name.rpartition(".")[2] == VARIANCE else None,
+        )
+        for name, t in tensors
+    )
 
 
 def initial_state(method: Method, silo: str, weights: Mapping[str, Tensors] | None = None) -> SiloState:

@@ -40,7 +40,9 @@ def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
                                   "tensors": [{"name": "classifier.bias", "dtype": "float32", "shape": [10]}, …]}, …],
          "down": [{"name": "model", …}]}
 
-    Tensors going up include ``@weight`` where the exchange sends one; tensors going down never do.
+    Tensors going up include ``@weight`` where the exchange sends one; tensors going down never do. A tensor whose
+    values have bounds says so, as in ``{"name": "@weight", "dtype": "float64", "shape": [], "least": "0.0", "most":
+    "1.0"}``: what is beyond them is refused at both ends.
     """
     found: list[dict[str, Any]] = []
     before: tuple[tuple[Part, ...], tuple[Part, ...]] | None = None
@@ -61,7 +63,7 @@ def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
 def method_digest(method: Method, schema: list[dict[str, Any]]) -> str:
     """SHA-256 of canonical JSON of a method's name, version, configuration and ordered tensors."""
     ordered = [
-        [phase["from_round"], way, part["name"], tensor["name"], tensor["dtype"], tensor["shape"]]
+        [phase["from_round"], way, part["name"], tensor]
         for phase in schema
         for way in ("up", "down")
         for part in phase[way]
@@ -103,8 +105,14 @@ def _part(part: Part, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
         "name": part.name,
         "kind": part.kind.name,
         "exchange": exchange_name(part.exchange),
-        "tensors": [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in tensors],
+        "tensors": [_tensor(spec) for spec in tensors],
     }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    bounds = {"least": spec.least, "most": spec.most}
+    named = {name: plain(bound) for name, bound in bounds.items() if bound is not None}
+    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), **named}
 
 
 def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:

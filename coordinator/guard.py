@@ -37,6 +37,7 @@ STATUS = {
     "DIGEST": grpc.StatusCode.DATA_LOSS,
     "NOT_FINITE": grpc.StatusCode.INVALID_ARGUMENT,
     "WEIGHT": grpc.StatusCode.INVALID_ARGUMENT,
+    "BOUNDS": grpc.StatusCode.INVALID_ARGUMENT,
     "STORAGE": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "INTERRUPTED": grpc.StatusCode.ABORTED,
     "STOPPING": grpc.StatusCode.UNAVAILABLE,

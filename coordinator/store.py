@@ -29,7 +29,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from ..algorithms.exchange import REGION, WEIGHT, all_finite, weight_fault
+from ..algorithms.exchange import REGION, WEIGHT, all_finite, bounds_fault
 from ..algorithms.method import CoordinatorState
 from ..errors import RefusedError
 from ..files import sync_directory
@@ -114,13 +114,16 @@ class Upload:
         return tensor_from(memoryview(pages), item.spec, offset - start)
 
     def check_values(self, silo: str) -> None:
-        """RefusedError NOT_FINITE or WEIGHT names the first tensor with a value that no silo may give."""
+        """RefusedError NOT_FINITE, WEIGHT or BOUNDS names the first tensor with a value that no silo may give."""
         for (part, name), (item, _) in self._places.items():
             for start in range(0, item.spec.elements, REGION):  # each mapped anew: no more than one is in memory
-                if not all_finite(self.read(part, name).reshape(-1)[start : start + REGION]):
+                values = self.read(part, name).reshape(-1)[start : start + REGION]
+                if not all_finite(values):
                     raise RefusedError(silo, "NOT_FINITE", f"tensor {part}/{name} holds NaN or infinity")
-            if name == WEIGHT and (fault := weight_fault(self.read(part, name))):
-                raise RefusedError(silo, "WEIGHT", f"tensor {part}/{name}: {fault}")
+                if (fault := bounds_fault(item.spec, values)) and name == WEIGHT:
+                    raise RefusedError(silo, "WEIGHT", f"tensor {part}/{name} {fault}")
+                if fault:
+                    raise RefusedError(silo, "BOUNDS", f"tensor {part}/{name} {fault}")
 
 
 class JobStore:

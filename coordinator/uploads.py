@@ -27,6 +27,7 @@ FAULTS_OF_THE_SILO = (
     "DIGEST",
     "NOT_FINITE",
     "WEIGHT",
+    "BOUNDS",
 )  # a refused upload with one of these is final
 
 Admit = Callable[[str, tensor.Manifest], JobRun]

@@ -27,6 +27,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_STOPPING: _ClassVar[ErrorCode]
     ERROR_CODE_INTERRUPTED: _ClassVar[ErrorCode]
     ERROR_CODE_WEIGHT: _ClassVar[ErrorCode]
+    ERROR_CODE_BOUNDS: _ClassVar[ErrorCode]
     ERROR_CODE_JOB_SIGNATURE: _ClassVar[ErrorCode]
     ERROR_CODE_JOB_INVALID: _ClassVar[ErrorCode]
     ERROR_CODE_POLICY: _ClassVar[ErrorCode]
@@ -57,6 +58,7 @@ ERROR_CODE_STORAGE: ErrorCode
 ERROR_CODE_STOPPING: ErrorCode
 ERROR_CODE_INTERRUPTED: ErrorCode
 ERROR_CODE_WEIGHT: ErrorCode
+ERROR_CODE_BOUNDS: ErrorCode
 ERROR_CODE_JOB_SIGNATURE: ErrorCode
 ERROR_CODE_JOB_INVALID: ErrorCode
 ERROR_CODE_POLICY: ErrorCode

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from staddle.algorithms import exchange
 from staddle.algorithms.exchange import (
+    DTYPES,
     MIX_BITS,
     PLAIN,
     WEIGHT,
@@ -123,7 +125,7 @@ def test_mean_weighs_by_the_weight_and_returns_the_total():
 
 def test_ratio_works_row_by_row_and_leaves_rows_without_weight_at_zero():
     part = Part("rows", Kind.HEADER_ROWS, Sum("ratio"), TWO)
-    assert part.wire[-1] == TensorSpec(WEIGHT, "float64", (2,))
+    assert part.wire[-1] == TensorSpec(WEIGHT, "float64", (2,), 0.0, 2.0**53)
     given_ = drawn(TWO)
     weights = {"a": [1.0, 0.0], "b": [3.0, 0.0], "c": [0.0, 0.0]}
     read = lambda s, n: torch.tensor(weights[s], dtype=torch.float64) if n == WEIGHT else given_[s, n]  # noqa: E731
@@ -181,16 +183,47 @@ MEAN = Part("m", Kind.WHOLE_MODEL, Sum("mean"), TWO)
         (Gift({**GOOD, "b": torch.tensor([0.0, float("nan")])}, 1.0), "NaN or infinity"),
         (Gift({**GOOD, "b": torch.tensor([0.0, float("inf")])}, 1.0), "NaN or infinity"),
         (Gift(GOOD), "needs a weight"),
-        (Gift(GOOD, -1.0), "negative"),
-        (Gift(GOOD, 2.0**53 + 2), "above"),
-        (Gift(GOOD, float("nan")), "a weight is NaN or infinite"),
-        (Gift(GOOD, float("inf")), "a weight is NaN or infinite"),
+        (Gift(GOOD, -1.0), "its weight holds a value below 0"),
+        (Gift(GOOD, 2.0**53 + 2), "its weight holds a value above 9.0072e"),
+        (Gift(GOOD, float("nan")), "its weight holds NaN or infinity"),
+        (Gift(GOOD, float("inf")), "its weight holds NaN or infinity"),
         (Gift(GOOD, torch.ones(2, dtype=torch.float64)), "@weight"),
     ],
 )
 def test_give_refuses(gift, complaint):
     with pytest.raises(LocalError, match=complaint):
         PLAIN.give(MEAN, gift)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bounds"), [("float32", (0.0, None)), ("float64", (None, 1.0)), ("int64", (-1.0, 1.0))]
+)
+def test_give_refuses_values_beyond_the_bounds_of_their_spec(dtype, bounds):
+    spec = TensorSpec("x", dtype, (3,), *bounds)
+    part = Part("p", Kind.COUNTS, Sum("total"), (spec,))
+    inside = torch.tensor([-1 if bounds[0] is None else bounds[0], 0, 1 if bounds[1] is None else bounds[1]])
+    assert PLAIN.give(part, Gift({"x": inside.to(DTYPES[dtype])}))["x"].tolist() == inside.tolist()
+    for bound, said, step in zip(bounds, ("below", "above"), (-1, 1), strict=True):
+        if bound is not None:
+            for where in range(3):
+                beyond = torch.zeros(3, dtype=DTYPES[dtype])
+                beyond[where] = bound + step
+                with pytest.raises(LocalError, match=rf"tensor 'x' holds a value {said} {bound:g};"):
+                    PLAIN.give(part, Gift({"x": beyond}))
+    assert PLAIN.give(Part("p", Kind.COUNTS, Sum("total"), (replace(spec, shape=(0,)),)), Gift({"x": beyond[:0]}))
+
+
+@pytest.mark.parametrize("form", ["mean", "ratio"])
+def test_a_sum_may_say_the_largest_weight(form):
+    part = Part("p", Kind.HEADER_ROWS, Sum(form, most=1.0), (TensorSpec("x", "float32", (2, 1)),))
+    shape = part.wire[-1].shape
+    assert (part.wire[-1].least, part.wire[-1].most) == (0.0, 1.0)
+    rows = {"x": torch.ones(2, 1)}
+    for weight in (0.0, 0.5, 1.0):
+        PLAIN.give(part, Gift(rows, torch.full(shape, weight, dtype=torch.float64)))
+    for weight, said in ((2.0, "above 1"), (1 + 2**-52, "above 1"), (2.0**53, "above 1"), (-(2.0**-60), "below 0")):
+        with pytest.raises(LocalError, match=f"its weight holds a value {said}"):
+            PLAIN.give(part, Gift(rows, torch.full(shape, weight, dtype=torch.float64)))
 
 
 def test_give_refuses_a_weight_where_none_crosses():

@@ -1,3 +1,4 @@
+import copy
 import math
 import statistics
 from dataclasses import replace
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from staddle.algorithms import data, partition
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange import PLAIN, WEIGHT, Kind
+from staddle.algorithms.exchange import PLAIN, WEIGHT, Gift, Kind
 from staddle.algorithms.fedssa import FedSSA, norm_of, rows_of
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import local_round, state_to_bytes
@@ -256,9 +257,9 @@ def test_a_round_leaves_the_states_before_it_as_they_were(stale):
     kept = bench.silos["a"]
     bench.play(1, everyone | {"a": ([7, 7, 7], (1, 0, 1))})
     assert state_to_bytes(kept) == silo
-    for state, copy in zip(before, copies, strict=True):
-        assert state.keys() == copy.keys()
-        assert all(torch.equal(state[name], value) for name, value in copy.items())
+    for state, kept_state in zip(before, copies, strict=True):
+        assert state.keys() == kept_state.keys()
+        assert all(torch.equal(state[name], value) for name, value in kept_state.items())
 
 
 def test_what_crosses_does_not_depend_on_the_classes_held():
@@ -281,6 +282,28 @@ def test_the_extractor_is_in_no_part():
         job = new_job(options)
         shapes = {s.shape for r in (0, job.length) for part in (*job.up(r), *job.down(r)) for s in part.wire}
         assert shapes <= {(3, 65), (3,), ()}
+
+
+def test_presence_is_at_most_one_and_the_signed_schema_says_so():
+    (rows,) = [part for part in new_job({}).document()["schema"][0]["up"] if part["name"] == "rows"]
+    assert rows["tensors"][-1] == {"name": WEIGHT, "dtype": "float64", "shape": [3], "least": "0.0", "most": "1.0"}
+    (deltas,) = [p for p in new_job({"stale_inclusive": True}).document()["schema"][0]["up"] if p["name"] == "deltas"]
+    bounds = {"least": "-1.0", "most": "1.0"}
+    assert deltas["tensors"][-1] == {"name": "presence", "dtype": "int64", "shape": [3], **bounds}
+    (part,) = new_method().up(0)
+    with pytest.raises(LocalError, match="part 'rows': its weight holds a value above 1"):
+        PLAIN.give(part, Gift({"rows": torch.ones(3, 65)}, torch.tensor([0.0, 2.0, 1.0]).double()))
+
+
+def test_a_schema_with_another_largest_weight_is_not_ours():
+    """An operator's release without the bound, or with another one: both sides would not refuse the same."""
+    document = new_job({}).document()
+    for most in ("2.0", None):
+        changed = copy.deepcopy(document)
+        weight = changed["schema"][0]["up"][0]["tensors"][-1]
+        weight.pop("most") if most is None else weight.update(most=most)
+        with pytest.raises(LocalError, match=r"fedssa version differs \(schema\[0\].up\[0\].tensors\[1\].most\)"):
+            Job.from_document(changed, "f")
 
 
 def test_bytes_of_the_paper_s_header():

@@ -179,7 +179,8 @@ def test_the_schema_writes_out_what_crosses(tmp_path):
     ]
     model, rows = schema[0]["up"][0], schema[1]["up"][1]
     assert (model["kind"], model["exchange"]) == ("WHOLE_MODEL", "sum.mean")
-    assert model["tensors"][-1] == {"name": WEIGHT, "dtype": "float64", "shape": []}
+    bounds = {"least": "0.0", "most": "9007199254740992.0"}
+    assert model["tensors"][-1] == {"name": WEIGHT, "dtype": "float64", "shape": [], **bounds}
     assert schema[0]["down"][0]["tensors"] == model["tensors"][:-1]
     assert rows == {
         "name": "rows", "kind": "CLASSIFIER_ROWS", "exchange": "gram",

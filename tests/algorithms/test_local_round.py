@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from safetensors.torch import save
@@ -58,6 +60,19 @@ def test_a_delivery_that_the_schema_lacks_is_the_coordinators_fault(make_job, ma
         local_round(
             job.method(), job, initial_state(job.method(), "a"), 1, change(good), make_data(9), make_data(9), "a"
         )
+
+
+@pytest.mark.parametrize("variance", [-1e-30, -1.0, float("nan")])
+def test_a_delivered_variance_is_not_negative(make_job, make_data, variance):
+    job = make_job("fedavg", model={"norm": "batch", "buffers": "global"})
+    model = {spec.name: torch.zeros(spec.shape) for spec in job.down(1)[0].tensors}
+    model["extractor.norm1.running_mean"].fill_(-1.0)
+    state, records = initial_state(job.method(), "a"), make_data(9)
+    play = partial(local_round, job.method(), job, state, 1, {"model": model}, records, records)
+    assert play("a").report.loss > 0
+    model["extractor.norm2.running_var"][3] = variance
+    with pytest.raises(PeerError, match=r"delivered part 'model', whose tensor 'extractor.norm2.running_var' holds"):
+        play("a")
 
 
 def test_what_is_measured_is_of_the_training_records_and_the_model_as_delivered(make_job, make_data, monkeypatch):

@@ -37,7 +37,7 @@ def test_buffers_are_statistics_without_the_count_of_batches():
         "0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"
     ]  # fmt: skip
     assert specs_of_buffers(module) == tuple(
-        TensorSpec(f"1.running_{name}", "float32", (3,)) for name in ("mean", "var")
+        TensorSpec(f"1.running_{name}", "float32", (3,), least) for name, least in (("mean", None), ("var", 0.0))
     )
 
 

@@ -18,6 +18,7 @@ from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator import server, service
 from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.wire import tensor_from
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
 
@@ -26,7 +27,8 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def world(request, tmp_path_factory):
+    """A federation with a signed job; a test may give what its job's file has beside or instead of this one's."""
     federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
     document = {
         "version": 1,
@@ -39,6 +41,7 @@ def world(tmp_path_factory):
         "method": {"name": "fedavg"},
         "model": {"name": "cnn-digits", "classes": 10},
         "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
+        **getattr(request, "param", {}),
     }
     job = local_federation.sign_job(federation, document)
     timing = {"admission_seconds": 20, "beat_seconds": 1, "hold_seconds": 1}
@@ -125,6 +128,55 @@ def test_a_weight_that_a_silo_may_have_keeps_every_value_finite(serving, weight)
             assert torch.frombuffer(bytearray(await east.delivered(1)), dtype=torch.float32).isfinite().all()
 
     asyncio.run(scenario())
+
+
+HOLDERS = {"method": {"name": "fedssa", "options": {"min_holders": 3}}}
+STALE = {"method": {"name": "fedssa", "options": {"min_holders": 3, "stale_inclusive": True}}}
+STATISTICS = {"model": {"name": "cnn-digits", "classes": 10, "norm": "batch", "buffers": "global"}}
+
+
+@pytest.mark.parametrize(
+    ("world", "good", "bad", "code", "named"),
+    [
+        (HOLDERS, {"weight": 1.0}, {"weight": 2.0}, "WEIGHT", "rows/@weight holds a value above 1"),
+        (HOLDERS, {"weight": 0.0}, {"weight": 2.0**53}, "WEIGHT", "rows/@weight holds a value above 1"),
+        (HOLDERS, {"weight": 1.0}, {"weight": 1.0, "named": {WEIGHT: 1.5}}, "WEIGHT", "rows/@weight holds a value"),
+        (STALE, {"fill": 1.0}, {"fill": 2.0}, "BOUNDS", "deltas/presence holds a value above 1"),
+        (STALE, {"fill": 1.0}, {"fill": -2.0}, "BOUNDS", "deltas/presence holds a value below -1"),
+        (STATISTICS, {}, {"named": {"extractor.norm1.running_var": -1e-3}}, "BOUNDS", "norm1.running_var holds"),
+        (STATISTICS, {}, {"fill": -1.0}, "BOUNDS", "running_var holds a value below 0"),
+    ],
+    indirect=["world"],
+)
+def test_a_value_beyond_the_bounds_of_the_schema_is_refused_and_the_others_go_on(serving, good, bad, code, named):
+    """One silo cannot stand for three holders of a class, nor make every model's output NaN."""
+
+    async def scenario():
+        async with serving() as (north, east, south):
+            await refused(north.give(wary=True, **bad), code, INVALID, named)
+            assert serving.state().failed == {"north": code}
+            for silo in (east, south):
+                await silo.give(**good)
+            assert (await north.told("round")).round == 1
+            part = next(part for part in serving.run().job.down(1) if part.name in {"header", "model"})
+            delivered = dict(zip((spec.name for spec in part.tensors), await parts_of(east, part), strict=True))
+            if "status" in delivered:
+                assert 2 not in delivered["status"]  # nothing is published with two holders of three
+            for name, value in delivered.items():
+                assert value.isfinite().all()
+                assert not name.endswith("running_var") or (value >= 0).all()
+
+    asyncio.run(scenario())
+
+
+async def parts_of(silo, part):
+    """The tensors of the one part that a silo is delivered."""
+    buffer, offset, found = bytearray(await silo.delivered(1)), 0, []
+    for spec in part.tensors:
+        found.append(tensor_from(buffer, spec, offset))
+        offset += spec.nbytes
+    assert offset == len(buffer)
+    return found
 
 
 @pytest.mark.parametrize("seq", [2**53, 2**63, 2**64 - 1])
@@ -305,7 +357,7 @@ def test_a_delivery_that_nobody_reads_ends_by_its_deadline(serving, monkeypatch)
             monkeypatch.setattr(service, "transfer_seconds", lambda _: 1.0)
             with monkeypatch.context() as patched:
                 patched.setattr(service, "chunks", padded)
-                patched.setattr(service, "Digester", lambda _: SimpleNamespace(update=lambda _: None))
+                patched.setattr(service, "Digester", lambda *_: SimpleNamespace(update=lambda _: None))
                 call = north.fetch(1)
                 assert (await call.read()).WhichOneof("body") == "manifest"
                 await refused(north.delivered(1), "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "running already")

@@ -164,7 +164,7 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     far = world.call("results", "one", "--out", tmp_path / "far").split()
     assert [path.rpartition("/")[2] for path in far] == ["rounds.csv", "job.json"]
     near = results.write(tmp_path / "near", *results.read(world.config.directory, "one"))
-    assert {path.name for path in near} >= {"rounds.csv", "job.json", "result.safetensors", "model.safetensors"}
+    assert {path.name for path in near} == {"rounds.csv", "job.json", "result.safetensors", "model.safetensors"}
     assert all(path.is_file() for path in near)
     tables = [list(csv.DictReader((tmp_path / folder / "rounds.csv").open())) for folder in ("far", "near")]
     assert tables[0] == tables[1]
@@ -197,6 +197,7 @@ def test_watching_tells_each_round_once_and_a_failed_job_ends_with_1(world):
         for caller in callers:
             world.here.run(caller.answer("DONE", 1))
         told += list(reports)
+    assert told[-1].status.stage == "ended"
     assert [closed.round for report in told for closed in report.rounds] == [0]
     assert all(before != after for before, after in pairwise(told))
     line = world.call("watch", "one", code=1).splitlines()[-1]
@@ -207,7 +208,7 @@ def test_watching_tells_each_round_once_and_a_failed_job_ends_with_1(world):
 
 def test_jobs_run_in_turn_stop_and_resume(world):
     for name in ("one", "two"):
-        world.call("submit", world.signed(name)[1])
+        assert world.call("submit", world.signed(name)[1]).split()[0] == name
     assert [line.split()[:2] for line in world.call("list").splitlines()] == [["one", "admitting"], ["two", "queued"]]
     assert world.call("stop", "one").split()[:2] == ["one", "stopped"]
     assert [line.split()[1] for line in world.call("list").splitlines()] == ["stopped", "admitting"]

@@ -1,6 +1,7 @@
 import errno
 import stat
 import threading
+from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ ITEMS = (
     Item("model", Kind.WHOLE_MODEL, TensorSpec("w", "float32", (3, 5))),
     Item("model", Kind.WHOLE_MODEL, TensorSpec("none", "float64", (0, 2))),
     Item("model", Kind.WHOLE_MODEL, TensorSpec("odd", "float32", (1,))),
-    Item("model", Kind.WHOLE_MODEL, TensorSpec("@weight", "float64", ())),  # 4 bytes off its alignment
+    Item("model", Kind.WHOLE_MODEL, TensorSpec("@weight", "float64", (), 0.0, 2.0**53)),  # 4 bytes off its alignment
 )
 
 
@@ -176,6 +177,24 @@ def test_a_weight_may_be_any_number_of_records(tmp_path, weight):
     tensors[4].fill_(weight)
     tensors[3].fill_(-1.7e38)  # what is no weight may be any finite number
     uploaded(tmp_path, tensors).check_values("silo-a")
+
+
+@pytest.mark.parametrize(("place", "value", "named"), [(0, 3, "counts/n"), (0, -2, "counts/n"), (1, -1e-30, "model/w")])
+def test_a_value_beyond_its_bounds_is_refused_and_its_tensor_named(tmp_path, monkeypatch, place, value, named):
+    monkeypatch.setattr(store, "REGION", 4)
+    items, tensors = list(ITEMS), values()
+    items[0] = replace(items[0], spec=replace(items[0].spec, least=-1.0, most=2.0))
+    items[1] = replace(items[1], spec=replace(items[1].spec, least=0.0))
+    tensors[0].fill_(2)
+    tensors[1].abs_()
+    path = spooled(tmp_path / "good.part", tensors).finished()
+    Upload(path, items).check_values("silo-a")
+    tensors[place].view(-1)[-1] = value
+    path = spooled(tmp_path / "bad.part", tensors).finished()
+    with pytest.raises(RefusedError) as caught:
+        Upload(path, items).check_values("silo-a")
+    assert (caught.value.code, caught.value.peer) == ("BOUNDS", "silo-a")
+    assert f"tensor {named} holds a value" in caught.value.why
 
 
 # A job's files.

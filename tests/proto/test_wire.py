@@ -158,7 +158,7 @@ def test_given_items_hold_the_weight_and_delivered_items_do_not():
     model = [("model", kind, "w"), ("model", kind, "none"), ("model", kind, "b"), ("model", kind, "@weight")]
     assert named == [*model, ("counts", Kind.COUNTS, "n")]
     assert [item.spec.name for item in delivered_items(PARTS)] == ["w", "none", "b", "n"]
-    assert ITEMS[3] == Item("model", kind, TensorSpec("@weight", "float64", ()))
+    assert ITEMS[3] == Item("model", kind, TensorSpec("@weight", "float64", (), 0.0, 2.0**53))
 
 
 def test_headers_say_all_of_an_item():
