@@ -22,7 +22,8 @@ from staddle.security.appendlog import AppendLog
 from staddle.security.ledger import Ledger
 from staddle.security.receipt import Receipt
 from staddle.silo import egress
-from staddle.silo.egress import MAX_CONTROL_BYTES, MAX_REASON, DeniedError, Gate, TurnedAwayError, UnreachableError
+from staddle.silo.control import MAX_CONTROL_BYTES
+from staddle.silo.egress import MAX_REASON, DeniedError, Gate, TurnedAwayError, UnreachableError
 
 SESSION = b"0123456789abcdef"
 SILO = "silo-a"
