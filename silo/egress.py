@@ -4,13 +4,13 @@ What a round gives passes numbered checks, each of which can stop it, and two re
 that they describe count for anything (SECURITY.md rule 27):
 
 (1) it is exactly what the signed job declares; (2) every value is finite; (3) the policy allows every tensor, its
-readers and the round's bytes; (4) INTENT is durable; (5) the bytes go, hashed as they go; (6) DIGEST is durable;
-(7) END makes the message count; (8) OUTCOME.
+readers, the round's bytes and its attempts; (4) INTENT is durable; (5) the bytes go, hashed as they go; (6) DIGEST is
+durable; (7) END makes the message count; (8) OUTCOME.
 
 Where the connection breaks between (4) and (8), the INTENT stays open until the coordinator was asked (outcomes.py).
 The next attempt is an INTENT of its own, over the bytes that the coordinator does not have. So every byte on the wire
-is declared by the intent that it goes under, twice where it goes twice, and the policy's limit of a round's bytes is of
-their sum.
+is declared by the intent that it goes under, twice where it goes twice. The policy's limit of a round's bytes is of
+their sum; that of its attempts ends what could go on for ever in pieces of a few bytes.
 
 All other messages are control messages, counted against the caps of one record a session (control.py). No method code
 runs after check (1): the tensors belong to the gate from there on, and the digests are of the bytes that went.
@@ -217,7 +217,8 @@ class Gate:
     async def _decide(self, job: Job, round_: int, releases: list[Release], offset: int) -> Applied:
         coordinator = self._roster.coordinator.id
         sent = self._ledger.sent(job.digest, round_) - offset  # the policy adds the whole message
-        decision = self._policy.decide(job.method_name, releases, coordinator, readers_of(self._roster), sent)
+        attempts = self._ledger.attempts(job.digest, round_)
+        decision = self._policy.decide(job.method_name, releases, coordinator, readers_of(self._roster), sent, attempts)
         if not decision.allow:
             await asyncio.to_thread(
                 lambda: self._ledger.policy_deny(
