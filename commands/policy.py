@@ -33,6 +33,27 @@ def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file
     typer.echo(f"{file}: edit it, then run: staddle policy check JOB.json --config SILO.toml")
 
 
+@app.command("new")
+def new(
+    signed_jobs: Annotated[list[Path], typer.Argument(metavar="JOB.json...", help="Signed jobs.")],
+    roster: Annotated[Path, typer.Option(help="The roster file: the jobs must be signed by an operator of it.")],
+    out: Annotated[Path, typer.Option(help="The new policy file.")] = Path("policy.toml"),
+) -> None:
+    """Write a policy that lets leave what these jobs give and nothing else, for you to read and tighten.
+
+    Each rule says what its tensors are and what they can tell about your records.
+    """
+    from ..silo import admission  # noqa: PLC0415 torch takes seconds to import
+    from .drafting import draft  # noqa: PLC0415
+
+    members = rosters.load(roster)
+    jobs = [admission.read_job(read_bytes(path), members, str(path))[0] for path in signed_jobs]
+    text = draft(jobs)
+    examples.write(out, text, 0o644)
+    rules = len(policies.parse(text.encode(), str(out)).file.allow)
+    typer.echo(f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config SILO.toml")
+
+
 @app.command("check")
 def check(
     signed_job: Annotated[Path, typer.Argument(metavar="JOB.json", help="The signed job.")],
