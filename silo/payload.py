@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
 from torch import Tensor
 
 from ..algorithms.exchange import all_finite
@@ -19,17 +20,17 @@ class Buffer:
     """The bytes of a delivery, in memory that is taken once."""
 
     def __init__(self) -> None:
-        self.bytes = bytearray()
+        self.bytes = memoryview(b"")
         self._filled = 0
 
     def reserve(self, size: int) -> None:
         """Make room for exactly this many bytes."""
-        self.bytes = bytearray(size)
+        self.bytes = np.empty(size, np.uint8).data  # not filled with zeros first
 
     def write(self, chunk: memoryview) -> None:
         """Append bytes, of which no more come than there is room for."""
         end = self._filled + len(chunk)
-        memoryview(self.bytes)[self._filled : end] = chunk
+        self.bytes[self._filled : end] = chunk
         self._filled = end
 
 
@@ -90,7 +91,7 @@ def announced(peer: str, job: Job, round_: int, manifest: Manifest) -> tuple[Ite
     return items
 
 
-def unpack(peer: str, inbound: Inbound, buffer: bytearray) -> dict[str, dict[str, Tensor]]:
+def unpack(peer: str, inbound: Inbound, buffer: memoryview) -> dict[str, dict[str, Tensor]]:
     """Tensors of a finished delivery by part; RefusedError for NaN or infinity. They share the buffer's memory."""
     delivered: dict[str, dict[str, Tensor]] = {}
     offset = 0
