@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from ..files import Strict, write_new
 from .settings import MODEL, SETTINGS
+from .toml import inline
 
 WIDTH = 118
 WITHOUT_DEFAULT = (1.0, 1, 0.25)  # examples for numbers that are left out by default; the first that the model takes
@@ -100,6 +101,4 @@ def _shown(field: FieldInfo) -> Any:
 
 
 def _toml(value: Any) -> str:
-    from .local_federation import inline  # noqa: PLC0415 torch takes seconds to import
-
     return inline(value)

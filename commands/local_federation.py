@@ -10,7 +10,6 @@
     <folder>/silo-1/ …            keys, silo.toml, policy.toml, data.npz, state (personal parts, ledger, reports)
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,12 @@ from ..algorithms.data import Dataset, save_npz
 from ..algorithms.job import Job
 from ..errors import LocalError
 from ..files import canonical_json, write_atomic
-from ..proto.wire import given_items
 from ..security import roster as rosters
 from ..security.envelope import sign_document
 from ..security.identity import Entry, Role, create_keys, load_keys
 from ..security.labels import JOB
+from .drafting import draft
+from .toml import to_toml
 
 FEDERATION = "local"
 
@@ -138,56 +138,7 @@ def write_silo(federation: LocalFederation, silo: str, address: str, data: Datas
 
 def policy_text(jobs: Sequence[Job]) -> str:
     """A policy with one rule for each method and part of these jobs, tensors named by their first segment."""
-    rules: dict[tuple[str, str], dict[str, Any]] = {}
-    for job in jobs:
-        for item in [item for start in job.phase_starts for item in given_items(job.up(start))]:
-            rule = rules.setdefault(
-                (job.method_name, item.part),
-                {
-                    "name": f"{job.method_name}-{item.part}",
-                    "methods": [job.method_name],
-                    "parts": [item.part],
-                    "kinds": [item.kind.name.lower()],
-                    "tensors": [],
-                    "dtypes": [],
-                    "max_elements": 0,
-                    "recipients": ["coordinator"],
-                    "readers": ["coordinator"],
-                },
-            )
-            head, dot, _ = item.spec.name.partition(".")
-            _include(rule["tensors"], f"{head}.**" if dot else head)
-            _include(rule["dtypes"], item.spec.dtype)
-            rule["max_elements"] = max(rule["max_elements"], item.spec.elements)
-    head_text = (
-        '# What may leave this silo: nothing but this.\nversion = 1\n\n[limits]\nmax_bytes_per_round = "64MiB"\n\n'
-    )
-    control = '# Polls, heartbeats and answers of one session.\n[control]\nmax_messages = 100000\nmax_bytes = "16MiB"\n'
-    return head_text + control + "".join(f"\n[[allow]]\n{to_toml(rule)}" for rule in rules.values())
-
-
-def to_toml(document: Mapping[str, Any]) -> str:
-    """TOML of strings, numbers, lists and one level of tables: all that our files hold."""
-    plain = {key: value for key, value in document.items() if not isinstance(value, Mapping)}
-    tables = {key: value for key, value in document.items() if isinstance(value, Mapping)}
-    lines = [f"{key} = {inline(value)}" for key, value in plain.items()]
-    for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{key} = {inline(value)}" for key, value in table.items())]
-    return "\n".join(lines) + "\n"
-
-
-def inline(value: Any) -> str:
-    """TOML of one value, on one line."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {inline(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(inline(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)  # strings, numbers and booleans read the same in TOML
-
-
-def _include(values: list[str], value: str) -> None:
-    if value not in values:
-        values.append(value)
+    return draft(jobs, "64MiB")
 
 
 def _trust(federation: LocalFederation) -> dict[str, Any]:

@@ -33,6 +33,27 @@ def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file
     typer.echo(f"{file}: edit it, then run: staddle policy check JOB.json --config SILO.toml")
 
 
+@app.command("new")
+def new(
+    signed_jobs: Annotated[list[Path], typer.Argument(metavar="JOB.json...", help="Signed jobs.")],
+    roster: Annotated[Path, typer.Option(help="The roster file: the jobs must be signed by an operator of it.")],
+    out: Annotated[Path, typer.Option(help="The new policy file.")] = Path("policy.toml"),
+) -> None:
+    """Write a policy that lets leave what these jobs give and nothing else, for you to read and tighten.
+
+    Each rule says what its tensors are and what they can tell about your records.
+    """
+    from ..silo import admission  # noqa: PLC0415 torch takes seconds to import
+    from .drafting import draft  # noqa: PLC0415
+
+    members = rosters.load(roster)
+    jobs = [admission.read_job(read_bytes(path), members, str(path))[0] for path in signed_jobs]
+    text = draft(jobs)
+    examples.write(out, text, 0o644)
+    rules = len(policies.parse(text.encode(), str(out)).file.allow)
+    typer.echo(f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config SILO.toml")
+
+
 @app.command("check")
 def check(
     signed_job: Annotated[Path, typer.Argument(metavar="JOB.json", help="The signed job.")],
@@ -96,8 +117,9 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
         yield f"{_rounds(outflow)}:"
         for part, verdicts in groupby(outflow.decision.tensors, key=lambda verdict: verdict.release.part):
             yield from _part(part, list(verdicts), outflow)
-        count, most = len(outflow.decision.tensors), policy.file.limits.max_bytes_per_round
-        yield f"  {count} tensors, {outflow.size:,} bytes a round; the policy lets at most {most:,} leave"
+        count, limits = len(outflow.decision.tensors), policy.file.limits
+        most = f"at most {limits.max_bytes_per_round:,} leave, in {limits.max_attempts_per_round} attempts"
+        yield from _wrapped(f"{count} tensors, {outflow.size:,} bytes a round; the policy lets {most}", "  ")
         for reason in outflow.decision.whole:
             yield from _wrapped(f"HELD BACK: {reason}", "  ")
     yield ""
@@ -160,6 +182,7 @@ def _document(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outfl
         "signer": signer,
         "policy": policy.digest,
         "max_bytes_per_round": policy.file.limits.max_bytes_per_round,
+        "max_attempts_per_round": policy.file.limits.max_attempts_per_round,
         "phases": [
             {
                 "first_round": outflow.first,

@@ -4,6 +4,7 @@ It is its own trust anchor, so what it may vouch for is held to a minimum: CA:FA
 """
 
 import datetime as dt
+from functools import lru_cache
 from typing import TypeVar
 
 from cryptography import x509
@@ -47,6 +48,7 @@ def self_signed(member: str, key: EllipticCurvePrivateKey) -> str:
     return certificate.public_bytes(Encoding.PEM).decode()
 
 
+@lru_cache(maxsize=1024)  # asked for each call of each member
 def subject_key(pem: str) -> bytes:
     """SubjectPublicKeyInfo (DER) of a certificate; ValueError for what is no certificate."""
     key = x509.load_pem_x509_certificate(pem.encode()).public_key()

@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
 from torch import Tensor
 
 from ..algorithms.exchange import all_finite
+from ..algorithms.job import Job
 from ..errors import LocalError, RefusedError
 from ..proto.stream import Inbound
-from ..proto.wire import Item, tensor_from
+from ..proto.tensor_pb2 import Manifest
+from ..proto.wire import Item, check_manifest, delivered_items, tensor_from
 from ..security.release import Release
 from ..security.roster import Roster
 
@@ -17,17 +20,17 @@ class Buffer:
     """The bytes of a delivery, in memory that is taken once."""
 
     def __init__(self) -> None:
-        self.bytes = bytearray()
+        self.bytes = memoryview(b"")
         self._filled = 0
 
     def reserve(self, size: int) -> None:
         """Make room for exactly this many bytes."""
-        self.bytes = bytearray(size)
+        self.bytes = np.empty(size, np.uint8).data  # not filled with zeros first
 
     def write(self, chunk: memoryview) -> None:
         """Append bytes, of which no more come than there is room for."""
         end = self._filled + len(chunk)
-        memoryview(self.bytes)[self._filled : end] = chunk
+        self.bytes[self._filled : end] = chunk
         self._filled = end
 
 
@@ -72,7 +75,23 @@ def exactly(items: tuple[Item, ...], payload: Mapping[str, Mapping[str, Tensor]]
     return values
 
 
-def unpack(peer: str, inbound: Inbound, buffer: bytearray) -> dict[str, dict[str, Tensor]]:
+def announced(peer: str, job: Job, round_: int, manifest: Manifest) -> tuple[Item, ...]:
+    """What a delivery's manifest declares; RefusedError unless it is all of some parts that this round may bring."""
+    if manifest.job != job.name or manifest.job_digest.hex() != job.digest or manifest.round != round_:
+        raise RefusedError(peer, "MANIFEST", f"delivery is of {manifest.job[:64]!r} round {manifest.round}")
+    if manifest.offset:
+        raise RefusedError(peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it")
+    parts = {part.name: part for part in job.down(round_)}
+    named = list(dict.fromkeys(header.part for header in manifest.tensors))
+    unknown = [name for name in named if name not in parts]
+    if unknown:
+        raise RefusedError(peer, "MANIFEST", f"delivers part {unknown[0][:64]!r}, which is not in the schema")
+    items = delivered_items([parts[name] for name in named])
+    check_manifest(peer, manifest, items)
+    return items
+
+
+def unpack(peer: str, inbound: Inbound, buffer: memoryview) -> dict[str, dict[str, Tensor]]:
     """Tensors of a finished delivery by part; RefusedError for NaN or infinity. They share the buffer's memory."""
     delivered: dict[str, dict[str, Tensor]] = {}
     offset = 0

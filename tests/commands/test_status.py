@@ -11,6 +11,7 @@ from staddle.algorithms.data import Dataset
 from staddle.algorithms.local_round import Report
 from staddle.algorithms.method import SiloState
 from staddle.commands import local_federation, status
+from staddle.commands.toml import to_toml
 from staddle.coordinator.database import Database
 from staddle.coordinator.round import JobState
 from staddle.errors import LocalError
@@ -55,7 +56,7 @@ def coordinator(tmp_path):
     config = tmp_path / "coordinator.toml"
     document = {"version": 1, "listen": "127.0.0.1:0", "directory": "state", "keys": "k", "roster": "r"}
     trust = {"federation": "lung", "founders": ["SHA256:" + "A" * 43], "threshold": 1}
-    config.write_text(local_federation.to_toml({**document, "trust": trust}))
+    config.write_text(to_toml({**document, "trust": trust}))
     return config
 
 
