@@ -18,6 +18,7 @@ from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator import server, service
 from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.frames import Chunk
 from staddle.proto.wire import tensor_from
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
@@ -347,7 +348,7 @@ def test_a_delivery_that_nobody_reads_ends_by_its_deadline(serving, monkeypatch)
 
     def padded(values):
         del values
-        yield from (bytes(1024 * 1024) for _ in range(64))
+        yield from (Chunk.of([bytes(1024 * 1024)]) for _ in range(64))
 
     async def scenario():
         async with serving() as (north, east, south):

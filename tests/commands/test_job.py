@@ -32,13 +32,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def sign(folder, tmp_path):
-    def call(*changes):
+    def call(*changes, keys="operator"):
         text = JOB
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
         (tmp_path / "job.toml").write_text(text)
-        options = {"--keys": folder / "operator", "--roster": folder / "roster.json", "--out": tmp_path / "job.json"}
+        options = {"--keys": folder / keys, "--roster": folder / "roster.json", "--out": tmp_path / "job.json"}
         arguments = ["sign", tmp_path / "job.toml", *(word for pair in options.items() for word in pair)]
         return CliRunner().invoke(app, [str(argument) for argument in arguments]), tmp_path / "job.json"
 
@@ -51,6 +51,16 @@ def test_a_good_job_is_signed(sign, folder):
     assert "job 'first', method fedper" in result.output
     shown = CliRunner().invoke(app, ["show", str(out), "--roster", str(folder / "roster.json")])
     assert '"malignant"' in shown.output
+
+
+@pytest.mark.parametrize(
+    ("keys", "role"), [("a/keys", "silo"), ("founder", "founder"), ("coordinator/keys", "coordinator")]
+)
+def test_only_an_operator_signs_a_job(sign, keys, role):
+    result, out = sign(keys=keys)
+    assert isinstance(result.exception, LocalError)
+    assert f"is a {role}; only an operator signs jobs" in str(result.exception)
+    assert not out.exists()
 
 
 FEDPER = 'name = "fedper"'

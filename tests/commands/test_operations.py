@@ -3,7 +3,9 @@
 import csv
 import json
 import shutil
+import socket
 import sqlite3
+import time
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -317,6 +319,16 @@ def test_no_answer_says_where_it_asked_and_what_to_compare(world, tmp_path):
         world.call("watch", "one", operator=path)
     with pytest.raises(LocalError, match="not host:port"):
         world.call("list", operator=changed(world, tmp_path, address=(world.here.address, "nowhere")))
+
+
+def test_a_coordinator_that_does_not_answer_is_not_waited_for(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(operations, "CALL_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(PeerError, match=f"no answer from {address}"):
+            world.call("list", operator=changed(world, tmp_path, address=(world.here.address, address)))
+        assert time.monotonic() - started < 10
 
 
 # Results and arguments.
