@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from .errors import LocalError
+from .errors import LocalError, UnwritableError
 
 MAX_FILE_BYTES = 16 * 1024 * 1024  # no configuration, roster or job comes near; a larger one is a mistake
 MAX_DEPTH = 64  # of canonical JSON: far above any format here, far below the interpreter's own limit
@@ -248,7 +249,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
         sync_directory(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise LocalError(f"{path}: cannot write it: {error.strerror or error}") from error
+        raise UnwritableError(f"{path}: cannot write it: {unwritable(error)}") from error
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
@@ -259,7 +260,13 @@ def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
     except FileExistsError as error:
         raise LocalError(f"{path}: exists already; move it away or choose another folder") from error
     except OSError as error:
-        raise LocalError(f"{path}: cannot create it: {error.strerror or error}") from error
+        raise UnwritableError(f"{path}: cannot create it: {unwritable(error)}") from error
+
+
+def unwritable(error: OSError) -> str:
+    """Why something could not be written, and what to do."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"{error.strerror or error}; {'make room' if full else 'check the folder and its owner'}"
 
 
 def _write_exclusive(path: Path, data: bytes, mode: int) -> None:
