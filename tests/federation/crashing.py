@@ -130,7 +130,7 @@ class Full:
         full = self
 
         def watched_append(log, line, *, durable):
-            what = f"{log.path.name} {recorded(line)}"
+            what = f"seg-{log._number:08d}.jsonl {recorded(line)}"
             if not full.step(f"none of {what}"):
                 full.step(f"a part of {what}", log._size + len(line) // 2)
             append(log, line, durable=durable)
@@ -178,7 +178,8 @@ def described(path: Path) -> str:
     """A file and, for a ledger, what its last record is about."""
     if path.suffix != ".jsonl":
         return re.sub(r"[0-9a-f]{12}", "*", path.name.strip("."))  # of a temporary name
-    return f"{path.name} {recorded(path.read_bytes().splitlines()[-1])}"
+    lines = path.read_bytes().splitlines()
+    return f"{path.name} {recorded(lines[-1]) if lines else 'empty'}"
 
 
 def recorded(line: bytes) -> str:

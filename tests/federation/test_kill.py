@@ -13,7 +13,8 @@ from staddle.algorithms.simulation import simulate
 from staddle.commands import local_federation
 from staddle.commands.processes import Daemon
 from staddle.errors import AbortedError
-from staddle.security.ledger_audit import ledger_file, messages, verify
+from staddle.security.ledger_audit import ledger_folder, verify
+from staddle.security.ledger_view import messages
 from staddle.silo.state import split_key
 
 SILOS = ("north", "east", "south", "west")
@@ -55,7 +56,7 @@ def same_as_undisturbed(running):
                 for name, value in tensors.items():
                     assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
     for silo in SILOS:
-        assert verify(ledger_file(running.federation.state(silo))).ok
+        assert verify(ledger_folder(running.federation.state(silo))).ok
 
 
 def deaths(running, victim):
@@ -108,11 +109,11 @@ def test_killed_again_and_again(start, document, plans, rounds, fewest):
 @pytest.mark.parametrize("part", ["none", "a part"])
 def test_what_the_ledger_cannot_take_does_not_leave(start, document, part):
     running = start(*SILOS)
-    begin(running, document, {"north": f"full:{part} of egress.jsonl egress.intent sup 0"}, 1)
+    begin(running, document, {"north": f"full:{part} of seg-00000001.jsonl egress.intent sup 0"}, 1)
     north = running.daemons["north"]
     with pytest.raises(AbortedError, match="ended with code 1"):
         north.wait_for("job.finished", 60)
-    ledger = ledger_file(running.federation.state("north"))
+    ledger = ledger_folder(running.federation.state("north"))
     said = f"staddle: {ledger}: takes no more records: a write failed"
     (line,) = [line for line in north.log.read_text().splitlines() if line.startswith("staddle: ")]
     assert line.startswith(said)
