@@ -4,7 +4,8 @@
 
     StaddleError
     ├── LocalError        we, or the person at this keyboard: a file, a key, a value, a call in the wrong order
-    │   └── CancelledError     this process was asked to stop
+    │   ├── CancelledError     this process was asked to stop
+    │   └── UnwritableError    the disk does not take what must be kept: a daemon stops, and goes on once there is room
     ├── PeerError         another member of the federation broke the protocol, or a stranger knocked
     │   └── RefusedError       the same, with a code of the closed list that may be told to the peer
     ├── ProofError         a note, checkpoint or proof does not hold; whoever asked for it knows whose it is
@@ -26,6 +27,10 @@ class LocalError(StaddleError):
 
 class CancelledError(LocalError):
     """Work stopped because this process was asked to stop."""
+
+
+class UnwritableError(LocalError):
+    """A file that must be kept could not be written; nothing that depends on it goes on."""
 
 
 class PeerError(StaddleError):

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from .errors import LocalError
+from .errors import LocalError, UnwritableError
 
 MAX_FILE_BYTES = 16 * 1024 * 1024  # no configuration, roster or job comes near; a larger one is a mistake
 MOST_FAULTS = 50  # of one document that are explained: each takes a search for the key that was meant
@@ -251,7 +252,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
         sync_directory(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise LocalError(f"{path}: cannot write it: {error.strerror or error}") from error
+        raise UnwritableError(f"{path}: cannot write it: {unwritable(error)}") from error
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
@@ -262,7 +263,13 @@ def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
     except FileExistsError as error:
         raise LocalError(f"{path}: exists already; move it away or choose another folder") from error
     except OSError as error:
-        raise LocalError(f"{path}: cannot create it: {error.strerror or error}") from error
+        raise UnwritableError(f"{path}: cannot create it: {unwritable(error)}") from error
+
+
+def unwritable(error: OSError) -> str:
+    """Why something could not be written, and what to do."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"{error.strerror or error}; {'make room' if full else 'check the folder and its owner'}"
 
 
 def _write_exclusive(path: Path, data: bytes, mode: int) -> None:

@@ -40,8 +40,9 @@ async def serve(config: configs.CoordinatorConfig) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # idle connections of strangers must not use them up
     log.event("starting", files=hard, files_before=soft)
+    stopped = stop_signal()
     async with running(config):
-        broken = await stop_signal()
+        broken = await stopped
         log.event("stopping")
     log.event("stopped")
     if broken:
@@ -151,8 +152,8 @@ def _raise(task: asyncio.Task[None]) -> None:
         task.result()
 
 
-async def stop_signal() -> str:
-    """Wait for SIGTERM or SIGINT (empty string), or for an error that nobody handled (its text)."""
+def stop_signal() -> asyncio.Future[str]:
+    """Done by SIGTERM or SIGINT (empty string), or by an error that nobody handled (its text)."""
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[str] = loop.create_future()
 
@@ -164,10 +165,11 @@ async def stop_signal() -> str:
         error = context.get("exception")
         ours = isinstance(error, StaddleError)  # such as a full disk; anything else is a bug
         why = str(error) if ours else f"this is a bug in Staddle: {context['message']}: {error!r}"
-        log.problem("broken", why=why)
+        if not (stopped.done() and stopped.result() == why):  # the callers of what failed fail as well
+            log.problem("broken", why=why)
         stop(why)
 
     loop.set_exception_handler(bug)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, "")
-    return await stopped
+    return stopped

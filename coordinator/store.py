@@ -35,7 +35,7 @@ from torch import Tensor
 from ..algorithms.exchange import REGION, WEIGHT, all_finite, bounds_fault
 from ..algorithms.method import CoordinatorState
 from ..errors import LocalError, RefusedError
-from ..files import sync_directory
+from ..files import sync_directory, unwritable
 from ..proto.channel import CHUNK_BYTES
 from ..proto.wire import Item, tensor_bytes, tensor_from
 from .database import Files, Place
@@ -163,7 +163,7 @@ class JobStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise LocalError(f"{folder}: cannot make it: {error.strerror or error}; make room for it") from error
+            raise LocalError(f"{folder}: cannot make it: {unwritable(error)}") from error
 
     def check_space(self, silo: str, size: int) -> None:
         """RefusedError STORAGE where an upload of this size would fill the disk."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import LocalError
+from ..errors import LocalError, UnwritableError
 from ..files import canonical_json, sync_directory
 from .chain import FIRST_PREV, FRAME, MAX_LINE, Line, Reading, leaf_hash
 
@@ -82,13 +82,13 @@ class AppendLog:
         """Add a record of any ``type``; without ``durable`` it reaches the disk with the next durable one."""
         with self._mutex:
             if self._failed:
-                raise LocalError(f"{self.path}: takes no more records: {self._failed}")
+                raise UnwritableError(f"{self.path}: takes no more records: {self._failed}")
             line = self._framed(record)
             try:
                 self._write(line, durable=durable)
             except OSError as error:
                 self._failed = f"a write failed ({error.strerror or error}); make room, then restart"
-                raise LocalError(f"{self.path}: takes no more records: {self._failed}") from error
+                raise UnwritableError(f"{self.path}: takes no more records: {self._failed}") from error
             appended = Appended(self._count, leaf_hash(line[:-1]))
             self._size += len(line)
             self._count += 1

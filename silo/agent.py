@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from .. import log
 from ..algorithms.fit import counts_by_class
-from ..errors import CancelledError, LocalError, PeerError, RefusedError, StaddleError
+from ..errors import CancelledError, LocalError, PeerError, RefusedError, StaddleError, UnwritableError
 from ..proto import federation_pb2 as pb
 from ..security.identity import ID_PATTERN
 from ..security.policy import Policy
@@ -72,7 +72,14 @@ class Agent:
         self._trainer.cancel()
 
     async def run(self) -> str:
-        """Until stopped (empty string) or barred (why)."""
+        """Until stopped (empty string) or barred (why); UnwritableError where the disk does not take what we keep."""
+        try:
+            return await self._run()
+        finally:
+            self._trainer.close()
+            await self._gate.close()
+
+    async def _run(self) -> str:
         state, effect = begin()
         while not isinstance(effect, Exit):
             work = asyncio.create_task(self._perform(effect))
@@ -88,8 +95,6 @@ class Agent:
                 event = StopAsked()
             state, effect = advance(state, event)
             self.connected = state.stage in ("waiting", "working")
-        self._trainer.close()
-        await self._gate.close()
         return effect.why
 
     async def _perform(self, effect: Effect) -> Event:
@@ -189,12 +194,17 @@ class Agent:
     # A round.
 
     async def _take_part(self, asked: Asked) -> Event:
-        """Fetch, train, give; what goes wrong on our side is answered with a code, and the federation goes on."""
+        """Fetch, train, give; what goes wrong on our side is answered with a code, and the federation goes on.
+
+        Except for a full disk: the agent ends, so that the round is as it was once there is room.
+        """
         async with self._beating(asked.job, asked.round):
             try:
                 await self._round(self._known(asked.job, asked.digest), asked)
             except CancelledError:
                 log.event("round.abandoned", job=asked.job, round=asked.round)
+            except UnwritableError:
+                raise
             except DeniedError as error:
                 await self._give_up(asked, "POLICY", error)
             except LocalError as error:
@@ -266,7 +276,7 @@ class Agent:
                 delivered = await self._gate.fetch(admitted.job, finished.round)
                 await self._trainer.run(self._work(admitted).finish, finished.counted, delivered)
             log.event("job.finished", job=finished.job, completed=finished.completed)
-        except (UnreachableError, TurnedAwayError):
+        except (UnreachableError, TurnedAwayError, UnwritableError):
             raise
         except (PeerError, LocalError) as error:
             code = _code(error)

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from ..algorithms.local_round import Report, state_from_bytes, state_to_bytes
 from ..algorithms.method import SiloState
-from ..errors import LocalError
-from ..files import parse_json, read_bytes, write_atomic, write_new
+from ..errors import LocalError, UnwritableError
+from ..files import parse_json, read_bytes, unwritable, write_atomic, write_new
 
 Payload = Mapping[str, Mapping[str, Tensor]]
 
@@ -56,8 +56,11 @@ class JobFolder:
             )
 
     def accept(self, signed: bytes) -> None:
-        """Keep the signed job."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Keep the signed job; UnwritableError where the disk does not take it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UnwritableError(f"{self.path}: cannot make it: {unwritable(error)}") from error
         write_atomic(self.path / "job.json", signed)
 
     @property

@@ -37,8 +37,8 @@ class Work:
         outcome = local_round(method, job, state, round_, delivered, train, test, self.silo, cancelled=self.cancelled)
         parts = {part.name: part for part in job.up(round_)}
         payload = {name: PLAIN.give(parts[name], gift) for name, gift in outcome.gifts.items()}
+        self.folder.add_round(outcome.report, self._facts())  # first: if it cannot be kept, the round is trained again
         self.folder.save_round(round_, counted, outcome.state, payload)
-        self.folder.add_round(outcome.report, self._facts())
         return payload
 
     def finish(self, counted: int, delivered: Delivered) -> None:

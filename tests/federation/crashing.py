@@ -1,10 +1,13 @@
-"""A daemon that dies by kill -9 again and again: ``crashing.py (coordinator|silo) PLAN --config CONFIG``, for tests.
+"""A daemon that dies again and again: ``crashing.py (coordinator|silo) PLAN --config CONFIG``, for tests.
 
 The parent imports everything once and forks; each child runs the daemon as it ships and kills itself where ``PLAN``
-says; the parent then forks the next. A child that ends by itself ends the parent, with its status.
+says, or finds the disk full; the parent then forks the next. A child that ends by itself for any other reason ends the
+parent, with its status.
 
 ``every``: each durable step (fsync, rename, removal, COMMIT) is died at once, right before it and, for a COMMIT, also
 right after it; steps are told apart by the file and what it holds, so the n-th child gets further than the one before.
+``full``: the kernel refuses each durable write once; there is room again for the next child. ``full:TEXT``: only where
+the write's name has this text, and there is no next child.
 ``never``: it is left alone.
 ``seed:S:N``: N children die after a random time of at most 1.5 seconds, drawn from the seed S; the next one lives.
 """
@@ -15,13 +18,14 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
-from staddle import log
+from staddle import files, log
 from staddle.proto.channel import require_tls13
 
 require_tls13()
@@ -30,7 +34,10 @@ import safetensors.torch  # noqa: E402, F401
 import torch  # noqa: E402
 
 from staddle.coordinator import config as coordinator_configs  # noqa: E402
-from staddle.coordinator import database, server  # noqa: E402
+from staddle.coordinator import daemon as coordinator_daemon  # noqa: E402
+from staddle.coordinator import database, server, store  # noqa: E402
+from staddle.errors import StaddleError  # noqa: E402
+from staddle.security import appendlog  # noqa: E402
 from staddle.silo import agent, client, daemon  # noqa: E402
 from staddle.silo import config as silo_configs  # noqa: E402
 
@@ -94,6 +101,73 @@ class Steps:
         database.sqlite3.connect = lambda path, **options: connect(path, factory=Connection, **options)
 
 
+class Full:
+    """Has the kernel refuse the first write of each name: from then on no file of this process takes a byte.
+
+    The bytes that a file may have (RLIMIT_FSIZE) are limited, so whoever writes, Python, SQLite or safetensors, meets
+    it, and a write may be cut in the middle. What is tried again by itself, uploads and folds, finds room then.
+    """
+
+    def __init__(self, died: set[str], told: int, only: str) -> None:
+        self._died = died
+        self._told = told
+        self._only = only
+        self._lock = threading.Lock()
+
+    def step(self, key: str, size: int = 8) -> bool:
+        """Limit all files to ``size`` bytes, if no child has met it here yet."""
+        with self._lock:
+            if key in self._died or self._only not in key:
+                return False
+            self._died.add(key)
+            os.write(self._told, key.encode() + b"\n")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            return True
+
+    def arm(self) -> None:
+        """Watch every durable write of this process."""
+        append, exclusive, connect = appendlog.AppendLog._write, files._write_exclusive, database.sqlite3.connect
+        full = self
+
+        def watched_append(log, line, *, durable):
+            what = f"{log.path.name} {recorded(line)}"
+            if not full.step(f"none of {what}"):
+                full.step(f"a part of {what}", log._size + len(line) // 2)
+            append(log, line, durable=durable)
+
+        def watched_exclusive(path, data, mode):
+            full.step(described(path))
+            exclusive(path, data, mode)
+
+        def passing(write, name):
+            """A write that is tried again: there is room once it has failed."""
+
+            def run(self, *args):
+                met = full.step(name(self, *args))
+                try:
+                    return write(self, *args)
+                finally:
+                    if met:
+                        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+            return run
+
+        class Connection(database.sqlite3.Connection):
+            changes = "a new job"
+
+            def execute(self, sql, *args):
+                if sql.startswith("UPDATE jobs SET state"):
+                    self.changes = transition(json.loads(args[0][0]))
+                if sql == "COMMIT":
+                    full.step(f"COMMIT of {self.changes}")
+                return super().execute(sql, *args)
+
+        appendlog.AppendLog._write, files._write_exclusive = watched_append, watched_exclusive
+        store.Spool.write = passing(store.Spool.write, lambda spool, _: f"upload {spool._path.name}")
+        store.JobStore.write = passing(store.JobStore.write, lambda _, name, *__: f"fold {name}")
+        database.sqlite3.connect = lambda path, **options: connect(path, factory=Connection, **options)
+
+
 def transition(state: dict) -> str:
     """A state in short; who came first does not matter."""
     sizes = " ".join(f"{name} {len(state[name])}" for name in ("answers", "given", "failed", "done"))
@@ -104,8 +178,13 @@ def described(path: Path) -> str:
     """A file and, for a ledger, what its last record is about."""
     if path.suffix != ".jsonl":
         return re.sub(r"[0-9a-f]{12}", "*", path.name.strip("."))  # of a temporary name
-    record = json.loads(path.read_bytes().splitlines()[-1])
-    return f"{path.name} {record['type']} {record.get('job', '')} {record.get('round', '')} {record.get('status', '')}"
+    return f"{path.name} {recorded(path.read_bytes().splitlines()[-1])}"
+
+
+def recorded(line: bytes) -> str:
+    """What a record of a ledger is about."""
+    record = json.loads(line)
+    return f"{record['type']} {record.get('job', '')} {record.get('round', '')} {record.get('status', '')}"
 
 
 def die_after(seconds: float) -> None:
@@ -121,6 +200,7 @@ def run(role: str, config: Path) -> None:
     agent.FIRST_WAIT_SECONDS = agent.LONGEST_WAIT_SECONDS = 0.05
     agent.PAUSE_SECONDS = 0.02
     client.RECONNECT_MS = (20, 100)
+    coordinator_daemon.FOLD_WAITS = (0.05,) * 9
     if role == "coordinator":
         loaded = coordinator_configs.load(config)
         log.setup(loaded.log)
@@ -156,18 +236,25 @@ def main(role: str, plan: str, config: Path) -> int:
             os.close(ours)
             if plan == "every":
                 Steps(died, theirs).arm()
+            elif plan.startswith("full"):
+                Full(died, theirs, plan.partition(":")[2]).arm()
             elif life < len(delays):
                 die_after(delays[life])
-            run(role, config)
+            try:
+                run(role, config)
+            except StaddleError as error:
+                sys.stderr.write(f"staddle: {error}\n")
+                os._exit(1)
             os._exit(0)
         os.close(theirs)
         if asked:  # while it was forked
             stop()
         with os.fdopen(ours) as pipe:
-            told = pipe.read().splitlines()
+            told = pipe.read().splitlines()  # until the child has ended
         _, status = os.waitpid(child, 0)
-        if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
-            return os.waitstatus_to_exitcode(status)
+        code = os.waitstatus_to_exitcode(status)
+        if code != -signal.SIGKILL and not (plan == "full" and code == 1 and told):
+            return code
         died.update(told)
         life += 1
         sys.stderr.write(json.dumps({"event": "killed", "life": life, "at": told}) + "\n")

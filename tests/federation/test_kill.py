@@ -1,4 +1,4 @@
-"""kill -9 of either side at every durable step and at random moments: the job goes on to the same result."""
+"""Either side dies at every durable step or at random, or its disk is full: the job goes on to the same result."""
 
 import json
 import socket
@@ -12,7 +12,8 @@ from staddle.algorithms.local_round import state_from_bytes
 from staddle.algorithms.simulation import simulate
 from staddle.commands import local_federation
 from staddle.commands.processes import Daemon
-from staddle.security.ledger_audit import ledger_file, verify
+from staddle.errors import AbortedError
+from staddle.security.ledger_audit import ledger_file, messages, verify
 from staddle.silo.state import split_key
 
 SILOS = ("north", "east", "south", "west")
@@ -76,15 +77,54 @@ def finished(running):
     [
         ({"coordinator": "every"}, 1, 45),
         ({"north": "every"}, 1, 20),
+        ({"coordinator": "full"}, 1, 15),
+        ({"north": "full"}, 1, 20),
         ({"coordinator": "seed:1:10", "north": "seed:2:10", "east": "seed:3:10"}, 2, 10),
     ],
-    ids=["coordinator at every step", "silo at every step", "all at random"],
+    ids=[
+        "coordinator at every step",
+        "silo at every step",
+        "coordinator's disk full at every write",
+        "silo's disk full at every write",
+        "all at random",
+    ],
 )
 def test_killed_again_and_again(start, document, plans, rounds, fewest):
     running = start(*SILOS)
     begin(running, document, plans, rounds)
     finished(running)
-    died = [death for name in plans for death in deaths(running, name)]
     running.stop()
+    died = [death for name in plans for death in deaths(running, name)]
     same_as_undisturbed(running)
     assert len(died) >= fewest
+    if "full" in plans.values():  # whoever met it said so, and what to do
+        said = [line for name in plans for line in running.daemons[name].log.read_text().splitlines()]
+        ends = [line for line in said if line.startswith("staddle: ")]
+        assert len(ends) == len(died)
+        assert all("make room" in line and str(running.federation.folder) in line for line in ends)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("part", ["none", "a part"])
+def test_what_the_ledger_cannot_take_does_not_leave(start, document, part):
+    running = start(*SILOS)
+    begin(running, document, {"north": f"full:{part} of egress.jsonl egress.intent sup 0"}, 1)
+    north = running.daemons["north"]
+    with pytest.raises(AbortedError, match="ended with code 1"):
+        north.wait_for("job.finished", 60)
+    ledger = ledger_file(running.federation.state("north"))
+    said = f"staddle: {ledger}: takes no more records: a write failed"
+    (line,) = [line for line in north.log.read_text().splitlines() if line.startswith("staddle: ")]
+    assert line.startswith(said)
+    assert line.endswith("make room, then restart")
+    assert messages(ledger) == ()
+    received = [json.loads(line) for line in running.daemons["coordinator"].log.read_text().splitlines()]
+    assert not [event for event in received if event["event"] in ("receipt", "refused") and "north" in str(event)]
+    state = running.federation.coordinator_config.parent / "state"
+    assert not [path for path in state.rglob("*north*") if path.suffix in (".part", ".upload")]
+
+    running.start_silo("north")  # there is room again
+    finished(running)
+    running.stop()
+    same_as_undisturbed(running)
+    assert {message.status for message in messages(ledger)} == {"sent"}

@@ -85,6 +85,17 @@ def test_the_end_evaluates_what_counted(work, counted):
     assert one.folder.report()["final"]["round"] == 4
 
 
+def test_a_report_that_cannot_be_kept_leaves_the_round_to_be_trained_again(work):
+    one, other = work("one"), work("other")
+    (one.folder.path / "report.json").mkdir(parents=True)
+    with pytest.raises(LocalError, match=r"report\.json"):
+        one.train(0, 0, {})
+    assert (one.folder.rounds_done, one.folder.outbox(0)) == (0, None)
+    (one.folder.path / "report.json").rmdir()
+    assert equal(one.train(0, 0, {}), other.train(0, 0, {}))
+    assert [entry["round"] for entry in one.folder.report()["rounds"]] == [0]
+
+
 def test_a_count_that_the_silo_knows_nothing_of_trains_nothing(work):
     one = work("one")
     one.train(0, 0, {})
