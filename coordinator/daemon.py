@@ -27,8 +27,7 @@ from ..security.identity import Keys
 from ..security.receipt import Receipt
 from .config import CoordinatorConfig
 from .database import Database, Place, StoredJob, Submission
-from .room import check_room
-from .round import (
+from .events import (
     Began,
     Deadline,
     DrawCohort,
@@ -39,17 +38,14 @@ from .round import (
     Folded,
     FoldFailed,
     Given,
-    JobState,
     Lost,
     Report,
-    SiloTask,
     Watch,
-    advance,
-    awaited,
-    resumed,
-    task_for,
 )
+from .room import check_room
+from .round import JobState, advance, resumed
 from .store import JobStore, Spool, Upload, check_folder
+from .tasks import SiloTask, awaited, task_for
 
 LOST_AFTER_BEATS = 6
 FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSError is tried again

@@ -18,8 +18,8 @@ from ..security.identity import Role
 from ..security.labels import JOB
 from ..security.roster import Roster
 from .daemon import Daemon, JobRun
+from .events import Resumed, Stopped
 from .guard import Context, caller
-from .round import Resumed, Stopped
 
 MOST_JOBS = 1000  # kept in one coordinator, ended ones included
 
