@@ -195,6 +195,7 @@ def status_fields(status: "pb.JobStatus") -> dict[str, Any]:
         "cohort": list(status.cohort),
         "given": list(status.given),
         "failed": dict(status.failed),
+        "unheard": list(status.unheard),
     }
 
 
@@ -208,7 +209,8 @@ def _line(status: "pb.JobStatus") -> str:
     done = f"{status.round} of {status.rounds} rounds"
     ended = f" {status.outcome}" if status.stage == "ended" else ""
     reason = f": {status.reason}" if status.reason else ""
-    return f"{status.job:<24} {status.stage + ended:<18} {done}{given}{reason}"
+    unheard = f"; not heard of since the coordinator started: {', '.join(status.unheard)}" if status.unheard else ""
+    return f"{status.job:<24} {status.stage + ended:<18} {done}{given}{reason}{unheard}"
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,6 @@ from ..errors import LocalError
 from ..files import parse_json, read_bytes
 from ..proto.wire import given_items
 from ..security import preflight
-from ..security.certificate import utc_now
 from ..security.identity import Role
 from ..security.lock import locked
 from ..security.preflight import Report
@@ -33,16 +32,7 @@ def check(path: Path) -> Report:
     config = report.look("configuration", lambda: (configs.load(path), f"{path}"))
     if config is None:
         return report
-    keys = report.look("keys", partial(preflight.keys, config.keys))
-    roster = report.look("roster", partial(preflight.roster, config.roster, config.trust))
-    if keys is None or roster is None:
-        report.skip("member", "keys and roster")
-    else:
-        report.look("member", partial(preflight.member, keys, roster, Role.COORDINATOR, config.keys))
-    if roster is None:
-        report.skip("clock", "the roster")
-    else:
-        report.look("clock", partial(preflight.clock, roster, utc_now()))
+    _, roster = preflight.identity(report, config.keys, config.roster, config.trust, Role.COORDINATOR)
     known = report.look("database", partial(_database, config))
     uploads = 0
     for job in config.jobs:

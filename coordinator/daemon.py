@@ -27,8 +27,7 @@ from ..security.identity import Keys
 from ..security.receipt import Receipt
 from .config import CoordinatorConfig
 from .database import Database, Place, StoredJob, Submission
-from .room import check_room
-from .round import (
+from .events import (
     Began,
     Deadline,
     DrawCohort,
@@ -39,17 +38,14 @@ from .round import (
     Folded,
     FoldFailed,
     Given,
-    JobState,
     Lost,
     Report,
-    SiloTask,
     Watch,
-    advance,
-    awaited,
-    resumed,
-    task_for,
 )
+from .room import check_room
+from .round import JobState, advance, resumed
 from .store import JobStore, Spool, Upload, check_folder
+from .tasks import SiloTask, awaited, task_for
 
 LOST_AFTER_BEATS = 6
 FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSError is tried again
@@ -162,7 +158,8 @@ class Daemon:
         self.stopping = False
         self._keys = keys
         self._database = database
-        self._seen: dict[str, float] = {}
+        self._began = time.monotonic()
+        self._seen: dict[str, float] = {}  # silo → when it was last heard of, since this process began
         self._folding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
         self._tasks: set[asyncio.Task[FoldResult]] = set()
         self._spool = config.directory / "spool"
@@ -213,12 +210,20 @@ class Daemon:
 
     def saw(self, silo: str) -> None:
         """Note that a silo is alive."""
-        self._seen[silo] = asyncio.get_running_loop().time()
+        new = silo not in self._seen
+        self._seen[silo] = time.monotonic()
+        if new:
+            self._tell()
 
     def connected(self) -> set[str]:
         """Silos that were heard of within some beats."""
         since = time.monotonic() - LOST_AFTER_BEATS * self.config.timing.beat_seconds
         return {silo for silo, seen in list(self._seen.items()) if seen > since}
+
+    def unheard(self, run: JobRun) -> list[str]:
+        """Silos of a job that runs of which this process has not heard; after a restart, all of them at first."""
+        runs = run.state.stage not in ("queued", "stopped", "ended")
+        return [silo for silo in run.state.silos if runs and silo not in self._seen]
 
     def spool(self, silo: str, *, going_on: bool) -> Spool:
         """A file for an upload in flight, or the one that an interrupted upload left."""
@@ -267,14 +272,13 @@ class Daemon:
 
     async def watch_silos(self) -> None:
         """For ever: drop the silos of open rounds that were not heard of for some beats."""
-        loop = asyncio.get_running_loop()
         beat = self.config.timing.beat_seconds
         while True:
             await asyncio.sleep(beat)
-            silent = loop.time() - LOST_AFTER_BEATS * beat
+            silent = time.monotonic() - LOST_AFTER_BEATS * beat
             for run in self.runs:
                 for silo in awaited(run.state):
-                    if self._seen.setdefault(silo, loop.time()) < silent:
+                    if self._seen.get(silo, self._began) < silent:
                         self.apply(run, Lost(silo))
 
     # Events and effects.
@@ -312,9 +316,13 @@ class Daemon:
         for silo, held in list(self.held.items()):
             if not held.run.awaits(silo, held.round):
                 self.held.pop(silo).spool.discard()
-        self.changed.set()  # wakes every waiting poll; the next ones wait on a new event
-        self.changed = asyncio.Event()
+        self._tell()
         self._begin_next()
+
+    def _tell(self) -> None:
+        """Wake every waiting poll and watcher; the next ones wait on a new event."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def _begin_next(self) -> None:
         """Begin the first job that waits, once none runs."""

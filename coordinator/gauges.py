@@ -8,8 +8,8 @@ from typing import get_args
 from ..metrics import Gauge
 from ..security.identity import Role
 from .daemon import Daemon
+from .events import Stage
 from .limits import Limits
-from .round import Stage
 
 
 def gauges(daemon: Daemon, limits: Limits) -> Iterator[Gauge]:

@@ -18,8 +18,8 @@ from ..security.identity import Role
 from ..security.labels import JOB
 from ..security.roster import Roster
 from .daemon import Daemon, JobRun
+from .events import Resumed, Stopped
 from .guard import Context, caller
-from .round import Resumed, Stopped
 
 MOST_JOBS = 1000  # kept in one coordinator, ended ones included
 
@@ -65,23 +65,23 @@ class Operations:
         elif known.job.digest != job.digest:
             why = f"another job has the name {job.name!r}; have this one signed under a new name"
             raise RefusedError(operator, "JOB_INVALID", why)
-        return status_of(known)
+        return self._status(known)
 
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:  # noqa: N802
         """All jobs."""
-        return pb.ListReply(jobs=[status_of(run) for run in self._daemon.runs])
+        return pb.ListReply(jobs=[self._status(run) for run in self._daemon.runs])
 
     async def Show(self, request: pb.JobRequest, context: Context) -> pb.JobReport:  # noqa: N802
         """One job and its closed rounds."""
         run = self._run(request, context)
-        return pb.JobReport(status=status_of(run), rounds=self._rounds(run, 0))
+        return pb.JobReport(status=self._status(run), rounds=self._rounds(run, 0))
 
     async def Watch(self, request: pb.JobRequest, context: Context) -> None:  # noqa: N802
         """Reports until the job has ended, or the coordinator stops."""
         run, told = self._run(request, context), 0
         before: pb.JobStatus | None = None
         while not self._daemon.stopping:
-            changed, status = self._daemon.changed, status_of(run)
+            changed, status = self._daemon.changed, self._status(run)
             if status != before:
                 rounds = self._rounds(run, told)
                 told = max([told, *(closed.round + 1 for closed in rounds)])
@@ -97,13 +97,16 @@ class Operations:
         """Stop a job until it is resumed."""
         run = self._run(request, context)
         self._daemon.apply(run, Stopped())
-        return status_of(run)
+        return self._status(run)
 
     async def Resume(self, request: pb.JobRequest, context: Context) -> pb.JobStatus:  # noqa: N802
         """Queue a stopped job again."""
         run = self._run(request, context)
         self._daemon.apply(run, Resumed())
-        return status_of(run)
+        return self._status(run)
+
+    def _status(self, run: JobRun) -> pb.JobStatus:
+        return status_of(run, self._daemon.unheard(run))
 
     def _run(self, request: pb.JobRequest, context: Context) -> JobRun:
         run = next((run for run in self._daemon.runs if run.job.name == request.job), None)
@@ -120,7 +123,7 @@ class Operations:
         ]
 
 
-def status_of(run: JobRun) -> pb.JobStatus:
+def status_of(run: JobRun, unheard: Sequence[str]) -> pb.JobStatus:
     """A job as operators see it."""
     state = run.state
     fields: dict[str, Any] = {name: getattr(state, name) for name in ("stage", "round", "rounds", "outcome", "reason")}
@@ -133,5 +136,6 @@ def status_of(run: JobRun) -> pb.JobStatus:
         cohort=state.cohort,
         given=state.given.keys(),
         failed=state.failed,
+        unheard=unheard,
         **fields,
     )

@@ -20,8 +20,8 @@ An operator's Stopped leads to stopped from queued, admitting, drawing and round
 what was given in the open round stays given. A silo that did not answer in time may still do so: it is drawn from then
 on.
 
-``task_for`` says what a silo should do now; it depends on the state alone, so a task that was lost on the way is
-simply told again. Events that come too late (an upload for a closed round) change nothing.
+Events that come too late (an upload for a closed round) change nothing. What the silos should do meanwhile follows from
+the state: tasks.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,27 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal, TypeAlias
 
-Stage: TypeAlias = Literal["queued", "admitting", "drawing", "round", "folding", "finishing", "ended", "stopped"]
+from .events import (
+    Answered,
+    Began,
+    Deadline,
+    Done,
+    DrawCohort,
+    Drawn,
+    Effect,
+    Event,
+    Failed,
+    Fold,
+    Folded,
+    FoldFailed,
+    Given,
+    Lost,
+    Report,
+    Resumed,
+    Stage,
+    Stopped,
+    Watch,
+)
 
 
 @dataclass(frozen=True)
@@ -70,136 +90,12 @@ class JobState:
         enough = max(self.min_cohort, ceil(self.quorum * len(self.cohort)))
         return not self.open or len(self.given) >= enough
 
-
-# Events.
-
-
-@dataclass(frozen=True)
-class Began:
-    """It is this job's turn."""
+    def may_answer(self, silo: str) -> bool:
+        """Whether this silo may still answer the offer."""
+        waiting = self.stage in ("admitting", "drawing", "round", "folding")
+        return waiting and silo in self.silos and silo not in self.answers
 
 
-@dataclass(frozen=True)
-class Answered:
-    """A silo accepted the job (code None) or declined it with a code."""
-
-    silo: str
-    code: str | None
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """The cohort of a round: the drawn silos that are admitted, in job order."""
-
-    round: int
-    cohort: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Given:
-    """A silo's upload was checked and stored."""
-
-    silo: str
-    round: int
-    digest: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A silo cannot take part in this round any more: its own report, or a bad upload."""
-
-    silo: str
-    round: int
-    code: str
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A silo was not heard of for some beats; it may come back."""
-
-    silo: str
-
-
-@dataclass(frozen=True)
-class Folded:
-    """The round's results are published."""
-
-    round: int
-
-
-@dataclass(frozen=True)
-class FoldFailed:
-    """The round could not be folded."""
-
-    round: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Done:
-    """A silo confirmed the end of the job."""
-
-    silo: str
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """Time is up for a stage of a round; for any other it is stale and changes nothing."""
-
-    stage: Stage
-    round: int
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """An operator stops the job until it is resumed."""
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """An operator lets the job go on, when its turn comes again."""
-
-
-Event: TypeAlias = (
-    Stopped | Resumed | Began | Answered | Drawn | Given | Failed | Lost | Folded | FoldFailed | Done | Deadline
-)
-
-
-# Effects.
-
-
-@dataclass(frozen=True)
-class DrawCohort:
-    """Draw the cohort of this round from the admitted silos; answered by Drawn."""
-
-    round: int
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Fold the uploads of these silos, in this order."""
-
-    round: int
-    members: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Raise Deadline(stage, round) when the time of this stage is over."""
-
-    stage: Stage
-    round: int
-
-
-@dataclass(frozen=True)
-class Report:
-    """Tell the operator: a name of an event and its fields."""
-
-    event: str
-    fields: Mapping[str, str | int | tuple[str, ...]]
-
-
-Effect: TypeAlias = DrawCohort | Fold | Watch | Report
 Step: TypeAlias = tuple[JobState, tuple[Effect, ...]]
 Follow: TypeAlias = Callable[[JobState], Step]
 
@@ -209,7 +105,7 @@ def advance(state: JobState, event: Event) -> Step:
     match event:
         case Began() if state.stage == "queued":
             return _begin(state)
-        case Answered(silo, code) if _asked(state, silo):
+        case Answered(silo, code) if state.may_answer(silo):
             state = replace(state, answers={**state.answers, silo: code or "accepted"})
             told = Report("job.accepted", {"silo": silo}) if code is None else _declined(silo, code)
             return _then(state, (told,), _admit_if_complete)
@@ -275,12 +171,6 @@ def _begin(state: JobState) -> Step:
 
 def _stop(state: JobState) -> Step:
     return advance(replace(state, stopping=False, stage="drawing"), Stopped())
-
-
-def _asked(state: JobState, silo: str) -> bool:
-    """Whether this silo may still answer the offer."""
-    waiting = state.stage in ("admitting", "drawing", "round", "folding")
-    return waiting and silo in state.silos and silo not in state.answers
 
 
 def _start_round(state: JobState, cohort: tuple[str, ...]) -> Step:
@@ -385,53 +275,3 @@ def resumed(state: JobState) -> tuple[Effect, ...]:
             return (Watch(state.stage, state.round),)
         case _:
             return ()
-
-
-def awaited(state: JobState) -> tuple[str, ...]:
-    """Silos without which the stage does not end before its deadline."""
-    if state.stage == "round":
-        return state.open
-    if state.stage == "finishing":
-        return tuple(s for s in state.admitted if s not in state.done and s not in state.failed)
-    return ()
-
-
-# What a silo should do now.
-
-
-@dataclass(frozen=True)
-class OfferTask:
-    """Decide on the job."""
-
-
-@dataclass(frozen=True)
-class RoundTask:
-    """Take part in a round, from the state after the last round that counted."""
-
-    round: int
-    cohort: tuple[str, ...]
-    counted: int
-
-
-@dataclass(frozen=True)
-class FinishTask:
-    """Fetch the last results and confirm."""
-
-    round: int
-    completed: bool
-    counted: int
-
-
-SiloTask: TypeAlias = OfferTask | RoundTask | FinishTask
-
-
-def task_for(state: JobState, silo: str) -> SiloTask | None:
-    """What this silo should do now; None: nothing in this job."""
-    counted = state.counted.get(silo, 0)
-    if _asked(state, silo):
-        return OfferTask()
-    if state.stage == "round" and silo in state.open:
-        return RoundTask(state.round, state.cohort, counted)
-    if state.stage in ("finishing", "ended") and silo in state.admitted and silo not in state.done:
-        return FinishTask(state.round, state.outcome == "completed", counted)
-    return None

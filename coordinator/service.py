@@ -15,8 +15,9 @@ from ..proto.stream import Digester, chunks
 from ..proto.wire import delivered_items, to_wire
 from ..security import roster as rosters
 from .daemon import Daemon, JobRun
+from .events import Answered, Done, Failed
 from .guard import Context, caller
-from .round import Answered, Done, Failed, FinishTask, OfferTask, RoundTask, SiloTask
+from .tasks import FinishTask, OfferTask, RoundTask, SiloTask
 from .uploads import Uploads
 
 

@@ -18,7 +18,7 @@ from ..proto.frames import Chunk, Frame
 from ..proto.stream import Inbound
 from ..proto.wire import Item, check_manifest, given_items
 from .daemon import Daemon, Held, JobRun
-from .round import Failed
+from .events import Failed
 from .store import Spool
 
 FAULTS_OF_THE_SILO = (

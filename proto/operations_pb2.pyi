@@ -30,7 +30,7 @@ class JobRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "job_digest", "method", "stage", "round", "rounds", "outcome", "reason", "answers", "silos", "cohort", "given", "failed")
+    __slots__ = ("job", "job_digest", "method", "stage", "round", "rounds", "outcome", "reason", "answers", "silos", "cohort", "given", "failed", "unheard")
     class AnswersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class JobStatus(_message.Message):
     COHORT_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    UNHEARD_FIELD_NUMBER: _ClassVar[int]
     job: str
     job_digest: bytes
     method: str
@@ -71,7 +72,8 @@ class JobStatus(_message.Message):
     cohort: _containers.RepeatedScalarFieldContainer[str]
     given: _containers.RepeatedScalarFieldContainer[str]
     failed: _containers.ScalarMap[str, str]
-    def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., method: _Optional[str] = ..., stage: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., answers: _Optional[_Mapping[str, str]] = ..., silos: _Optional[_Iterable[str]] = ..., cohort: _Optional[_Iterable[str]] = ..., given: _Optional[_Iterable[str]] = ..., failed: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    unheard: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., method: _Optional[str] = ..., stage: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., answers: _Optional[_Mapping[str, str]] = ..., silos: _Optional[_Iterable[str]] = ..., cohort: _Optional[_Iterable[str]] = ..., given: _Optional[_Iterable[str]] = ..., failed: _Optional[_Mapping[str, str]] = ..., unheard: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobReport(_message.Message):
     __slots__ = ("status", "rounds")

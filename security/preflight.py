@@ -5,12 +5,13 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from ..errors import LocalError, StaddleError
 from . import roster as rosters
-from .certificate import validity
+from .certificate import utc_now, validity
 from .identity import Keys, Role, load_keys
 from .roster import Pins, Roster
 
@@ -56,6 +57,21 @@ class Report:
     def skip(self, name: str, needed: str) -> None:
         """Note what was not tried since something else failed: not known to be right, so not ok."""
         self.findings.append(Finding(name, ok=False, text=f"not tried: first put {needed} right"))
+
+
+def identity(report: Report, folder: Path, path: Path, pins: Pins, role: Role) -> tuple[Keys | None, Roster | None]:
+    """Keys, roster, whether they belong together, and the clock: what every daemon begins with."""
+    ours = report.look("keys", partial(keys, folder))
+    members = report.look("roster", partial(roster, path, pins))
+    if ours is None or members is None:
+        report.skip("member", "keys and roster")
+    else:
+        report.look("member", partial(member, ours, members, role, folder))
+    if members is None:
+        report.skip("clock", "the roster")
+    else:
+        report.look("clock", partial(clock, members, utc_now()))
+    return ours, members
 
 
 def keys(folder: Path) -> tuple[Keys, str]:

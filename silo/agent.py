@@ -47,6 +47,7 @@ FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
 BARRING = ("PROTOCOL_VERSION", "ROSTER", "IDENTITY")  # trying again does not cure these
 WAITING = ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED")  # trying again later does
+ADMISSION = ("JOB_SIGNATURE", "JOB_INVALID", "POLICY", "DATA")  # what ``admit`` says, after a restart too
 PAUSE_SECONDS = 0.5  # after what led to nothing: a coordinator does not set our pace
 
 
@@ -211,7 +212,7 @@ class Agent:
             except (UnreachableError, TurnedAwayError):
                 raise
             except PeerError as error:
-                await self._give_up(asked, "DELIVERY", error)
+                await self._give_up(asked, _code(error), error)
         return Worked()
 
     async def _give_up(self, asked: Asked, code: str, error: Exception) -> None:
@@ -278,11 +279,16 @@ class Agent:
         except (UnreachableError, TurnedAwayError, UnwritableError):
             raise
         except (PeerError, LocalError) as error:
-            code = "DELIVERY"
+            code = _code(error)
             log.problem("job.finish_failed", job=finished.job, why=str(error))
             await asyncio.sleep(PAUSE_SECONDS)
         await self._gate.answer(finished.job, finished.digest, finished.round, "DONE", code)
         return Worked()
+
+
+def _code(error: StaddleError) -> str:
+    """What to tell of work that we refused: the job, since our files changed, by its code; or what came down."""
+    return error.code if isinstance(error, RefusedError) and error.code in ADMISSION else "DELIVERY"
 
 
 def _task(coordinator: str, task: pb.Task) -> Task | None:

@@ -15,7 +15,6 @@ from ..proto.channel import checked_address
 from ..proto.wire import given_items
 from ..security import policy as policies
 from ..security import preflight
-from ..security.certificate import utc_now
 from ..security.head import own_log_key
 from ..security.identity import Keys, Role
 from ..security.ledger_audit import LEDGER, verify
@@ -37,16 +36,7 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> Report:
     config = report.look("configuration", partial(_config, path))
     if config is None:
         return report
-    keys = report.look("keys", partial(preflight.keys, config.keys))
-    roster = report.look("roster", partial(preflight.roster, config.roster, config.trust))
-    if keys is None or roster is None:
-        report.skip("member", "keys and roster")
-    else:
-        report.look("member", partial(preflight.member, keys, roster, Role.SILO, config.keys))
-    if roster is None:
-        report.skip("clock", "the roster")
-    else:
-        report.look("clock", partial(preflight.clock, roster, utc_now()))
+    keys, roster = preflight.identity(report, config.keys, config.roster, config.trust, Role.SILO)
     policy = report.look("policy", partial(_policy, config))
     report.look("data", partial(_data, config))
     for own in config.weights:

@@ -390,6 +390,31 @@ def test_a_replay_after_a_restart_gives_nothing_new(world, tmp_path):
     assert ("DECLINE", 0, "JOB_INVALID") in again.answers
 
 
+NOTHING = (
+    'version = 1\n\n[limits]\nmax_bytes_per_round = "64MiB"\n\n[control]\nmax_messages = 1000\nmax_bytes = "1MiB"\n'
+)
+
+
+@pytest.mark.parametrize("code", ["POLICY", "DATA", "JOB_SIGNATURE"])
+def test_a_job_that_a_restarted_silo_would_not_accept_gives_nothing_and_the_code_says_why(world, tmp_path, code):
+    first = play(Hostile(world, [offer(world), round_of(world, 0)]), tmp_path)
+    assert [upload[1] for upload in first.uploads] == [0]
+    gone = world.config.data.model_copy(update={"file": tmp_path / "gone.npz"})
+    changes = {
+        "POLICY": {},
+        "DATA": {"config": world.config.model_copy(update={"data": gone})},
+        "JOB_SIGNATURE": {"roster": rosters.remove(world.roster, "east")},
+    }
+    changed = SimpleNamespace(**(vars(world) | changes[code]))
+    script = [round_of(world, 1), round_of(world, 0), finish(world, 2)]
+    again = play(Hostile(changed, script), tmp_path, policy=NOTHING if code == "POLICY" else None)
+    assert again.uploads == []
+    assert again.arrived == 0
+    assert again.answers == [("FAILED", 1, code), ("FAILED", 0, code), ("DONE", 2, code)]
+    last = play(Hostile(world, [round_of(world, 1)]), tmp_path)  # nothing was lost meanwhile
+    assert [upload[1] for upload in last.uploads] == [1]
+
+
 def test_the_end_told_first_closes_the_job(world, tmp_path):
     script = [offer(world), finish(world, 2), round_of(world, 0), round_of(world, 1)]
     hostile = play(Hostile(world, script), tmp_path)

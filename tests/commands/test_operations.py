@@ -117,7 +117,8 @@ def shown(world, name="one"):
 
 def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     job, path = world.signed()
-    assert world.call("submit", path) == f"{'one':<24} {'admitting':<18} 0 of 2 rounds\n"
+    unheard = "; not heard of since the coordinator started: north, east, south"
+    assert world.call("submit", path) == f"{'one':<24} {'admitting':<18} 0 of 2 rounds{unheard}\n"
     state = shown(world)
     assert state == {
         "job": "one",
@@ -132,6 +133,7 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
         "cohort": [],
         "given": [],
         "failed": {},
+        "unheard": list(SILOS),
     } | {"rounds": []}
     north, east, south = world.silos(job)
     world.give(north, 0)

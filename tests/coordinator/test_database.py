@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from staddle.coordinator.database import Database, Submission
-from staddle.coordinator.round import Answered, Began, Drawn, Folded, Given, JobState, advance
+from staddle.coordinator.events import Answered, Began, Drawn, Folded, Given
+from staddle.coordinator.round import JobState, advance
 from staddle.errors import LocalError
 
 SILOS = ("b", "a", "c")

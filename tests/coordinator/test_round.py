@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.coordinator.round import (
+from staddle.coordinator.events import (
     Answered,
     Began,
     Deadline,
@@ -13,23 +13,18 @@ from staddle.coordinator.round import (
     DrawCohort,
     Drawn,
     Failed,
-    FinishTask,
     Fold,
     Folded,
     FoldFailed,
     Given,
-    JobState,
     Lost,
-    OfferTask,
     Report,
     Resumed,
-    RoundTask,
     Stopped,
     Watch,
-    advance,
-    awaited,
-    task_for,
 )
+from staddle.coordinator.round import JobState, advance
+from staddle.coordinator.tasks import FinishTask, OfferTask, RoundTask, awaited, task_for
 
 SILOS = ("b", "a", "c")  # job order is not the alphabet's
 ALL = (*SILOS, "stranger")

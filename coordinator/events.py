@@ -1,0 +1,135 @@
+"""What happens to a job, and what has to be done about it: events into ``round.advance`` and effects out of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Stage: TypeAlias = Literal["queued", "admitting", "drawing", "round", "folding", "finishing", "ended", "stopped"]
+
+
+@dataclass(frozen=True)
+class Began:
+    """It is this job's turn."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A silo accepted the job (code None) or declined it with a code."""
+
+    silo: str
+    code: str | None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The cohort of a round: the drawn silos that are admitted, in job order."""
+
+    round: int
+    cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A silo's upload was checked and stored."""
+
+    silo: str
+    round: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A silo cannot take part in this round any more: its own report, or a bad upload."""
+
+    silo: str
+    round: int
+    code: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A silo was not heard of for some beats; it may come back."""
+
+    silo: str
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The round's results are published."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class FoldFailed:
+    """The round could not be folded."""
+
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """A silo confirmed the end of the job."""
+
+    silo: str
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Time is up for a stage of a round; for any other it is stale and changes nothing."""
+
+    stage: Stage
+    round: int
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """An operator stops the job until it is resumed."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """An operator lets the job go on, when its turn comes again."""
+
+
+Event: TypeAlias = (
+    Stopped | Resumed | Began | Answered | Drawn | Given | Failed | Lost | Folded | FoldFailed | Done | Deadline
+)
+
+
+# Effects.
+
+
+@dataclass(frozen=True)
+class DrawCohort:
+    """Draw the cohort of this round from the admitted silos; answered by Drawn."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Fold the uploads of these silos, in this order."""
+
+    round: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Raise Deadline(stage, round) when the time of this stage is over."""
+
+    stage: Stage
+    round: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tell the operator: a name of an event and its fields."""
+
+    event: str
+    fields: Mapping[str, str | int | tuple[str, ...]]
+
+
+Effect: TypeAlias = DrawCohort | Fold | Watch | Report

@@ -1,0 +1,98 @@
+"""Who counts as there: only silos that this process of the coordinator has heard of. Real TLS, a clock of our own."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from coordinating import coordinator
+from raw_silo import SECONDS, Caller
+
+from staddle.commands import local_federation, operations
+from staddle.commands.job import status_fields
+from staddle.coordinator import config as configs
+from staddle.coordinator import daemon as daemons
+from staddle.coordinator.gauges import gauges
+from staddle.security import roster as rosters
+from staddle.security.identity import load_keys
+
+SILOS = ("north", "east", "south")
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    federation = local_federation.make(tmp_path / "federation", SILOS)
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "rounds": 2,
+        "silos": list(SILOS),
+        "method": {"name": "fedavg"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.05},
+    }
+    job = local_federation.sign_job(federation, document)
+    local_federation.write_coordinator(federation, ["job"], {"beat_seconds": 1, "hold_seconds": 1})
+    roster = rosters.load(federation.folder / "roster.json")
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(daemons, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return SimpleNamespace(
+        clock=clock,
+        config=configs.load(federation.coordinator_config),
+        operator=lambda here: operations.connected(local_federation.write_operator(federation, here.address)),
+        caller=lambda here, silo: Caller(
+            here.address, load_keys(federation.folder / silo / "keys"), roster, job
+        ),
+    )  # fmt: skip
+
+
+async def until(condition):
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110 the clock that is waited for is not asyncio's
+            await asyncio.sleep(0.05)
+
+
+def metric(here):
+    """Silos that the metrics show as connected."""
+    (found,) = [gauge for gauge in gauges(here.daemon, here.limits) if gauge.name == "silo_connected"]
+    return {silo for (silo,), value in found.values.items() if value}
+
+
+def test_after_a_restart_silos_count_once_they_are_heard_of(world):
+    async def open_round():
+        callers = [world.caller(here, silo) for silo in SILOS]
+        for caller in callers:
+            await caller.accept()
+        for caller in callers:
+            await caller.channel.close()
+
+    async def back():
+        caller = world.caller(here, "north")
+        await caller.hello()
+        await caller.channel.close()
+
+    with coordinator(world.config) as here:
+        assert here.daemon.connected() == set()
+        here.run(open_round())
+        assert here.daemon.connected() == metric(here) == set(SILOS)
+        assert here.daemon.runs[0].state.stage == "round"
+        world.clock.now += 6.5
+        assert here.daemon.connected() == set()
+    world.clock.now += 1000
+    with coordinator(world.config) as here, world.operator(here) as operator:
+        state = lambda: here.daemon.runs[0].state  # noqa: E731
+        world.clock.now += 5.5
+        here.run(asyncio.sleep(2.1))  # two looks of the watch
+        assert here.daemon.connected() == metric(here) == set()
+        assert (state().stage, dict(state().failed)) == ("round", {})  # all have six beats to come back
+        reports = operator.watch("job")
+        assert status_fields(next(reports).status)["unheard"] == list(SILOS)
+        here.run(back())
+        assert status_fields(next(reports).status)["unheard"] == ["east", "south"]
+        assert here.daemon.connected() == metric(here) == {"north"}
+        world.clock.now += 1.0
+        here.run(until(lambda: state().failed.keys() == {"east", "south"}))
+        assert dict(state().failed) == {"east": "lost", "south": "lost"}
+        assert here.daemon.connected() == {"north"}
+        operator.stop("job")
+        assert status_fields(operator.show("job").status)["unheard"] == []  # a job that waits awaits nobody
