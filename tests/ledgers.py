@@ -102,9 +102,9 @@ def send(ledger, **changes):
     return ref
 
 
-def full(path):
+def full(path, key=KEY):
     """One of each record."""
-    with open_ledger(path) as ledger:
+    with open_ledger(path, key=key) as ledger:
         ledger.start("staddle 0.1.0", HASH, HASH)
         ledger.job_accept("j1", HASH, "operator-1")
         ledger.job_decline("j2", HASH, "operator-1", ["no rule"])
