@@ -1,6 +1,7 @@
 import datetime as dt
 import itertools
 import threading
+from pathlib import Path
 
 import pytest
 from ledgers import OTHER_KEY, copied, open_ledger, open_log, public, put_back, signer
@@ -82,6 +83,21 @@ def test_a_full_segment_is_followed_by_another_and_chain_and_tree_run_on(folder)
     filled(folder, 2)
     assert verify(folder, key=public()).records == 13
     assert segments(folder)[:-1] == paths[: len(segments(folder)) - 1]
+
+
+def test_the_old_segment_is_durable_before_the_new_one_is_there(folder, monkeypatch):
+    """After a power cut nothing may be missing before something that is there."""
+    with open_log(folder) as log:
+        while segment(folder, 1).stat().st_size < 1000:
+            log.append({"type": "x"}, durable=False)
+        seen = []
+
+        def sync(descriptor):
+            seen.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, segment(folder, 2).exists()))
+
+        monkeypatch.setattr("os.fdatasync", sync)
+        log.append({"type": "x"})
+        assert seen == [("seg-00000001.jsonl", False), ("seg-00000002.jsonl", True)]
 
 
 def test_a_round_that_midnight_interrupts_goes_on_in_the_next_days_segment(tmp_path, clock):
