@@ -106,7 +106,7 @@ class Message:
 def messages(path: Path) -> tuple[Message, ...]:
     """All messages in the order of their intents; LocalError for a ledger that does not hold."""
     found: dict[int, Message] = {}
-    for line, record in _records(path):
+    for line, record in records(path):
         match record:
             case Intent():
                 found[line.seq] = Message(line.seq, line.record["time"], record, False, "no outcome", None)
@@ -126,6 +126,14 @@ class Totals:
     elements: int = 0
     bytes: int = 0
     assumed: int = 0
+
+    def add(self, more: "Totals") -> None:
+        """Count ``more`` as well."""
+        self.messages += more.messages
+        self.tensors += more.tensors
+        self.elements += more.elements
+        self.bytes += more.bytes
+        self.assumed += more.assumed
 
 
 def summary(path: Path) -> dict[tuple[str, str], Totals]:
@@ -152,17 +160,12 @@ def summary(path: Path) -> dict[tuple[str, str], Totals]:
 
 
 def _add(totals: dict[tuple[str, str], Totals], key: tuple[str, str], more: Totals) -> None:
-    have = totals.setdefault(key, Totals())
-    have.messages += more.messages
-    have.tensors += more.tensors
-    have.elements += more.elements
-    have.bytes += more.bytes
-    have.assumed += more.assumed
+    totals.setdefault(key, Totals()).add(more)
 
 
 def _control(path: Path) -> Iterator[Totals]:
     opened: dict[int, ControlOpen] = {}
-    for line, record in _records(path):
+    for line, record in records(path):
         match record:
             case ControlOpen():
                 opened[line.seq] = record
@@ -173,8 +176,8 @@ def _control(path: Path) -> Iterator[Totals]:
         yield Totals(messages=record.max_messages, bytes=record.max_bytes, assumed=record.max_bytes)
 
 
-def _records(path: Path) -> Iterator[tuple[Line, Record]]:
-    """Lines with their records, each checked as ``verify`` does."""
+def records(path: Path) -> Iterator[tuple[Line, Record]]:
+    """Lines with their records, each checked as ``verify`` does; LocalError at the first that does not hold."""
     rules = Rules()
     for line in Reading(path):
         record = parse_record(line)
