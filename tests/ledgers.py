@@ -7,7 +7,7 @@ from staddle.security.release import Release
 POLICY = """version = 1
 
 [limits]
-max_bytes_per_round = "8MiB"    # <b>é</b> & "more"
+max_bytes_per_round = "8MiB"\t# <b>é</b> & "more"
 
 [control]
 max_messages = 10

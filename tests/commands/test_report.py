@@ -285,6 +285,37 @@ def test_the_pictures_add_up_to_the_messages(path):
     assert drawn == {f"Job {job}": count for job, count in expected.items()}
 
 
+def test_a_ledger_of_several_days_has_a_picture_by_day(path):
+    verified = ledger_audit.verify(ledgers.full(path))
+
+    def dated(line):
+        return replace(line, record={**line.record, "time": f"2026-03-{1 + line.seq // 20:02}T12:00:00.000000Z"})
+
+    records = [(dated(line), record) for line, record in ledger_audit.records(path)]
+    body = report_page.page(ledger_view.view(verified, records), MADE, Sources()).body
+    expected = Counter()
+    for message in ledger_audit.messages(path):
+        expected[f"2026-03-{1 + message.seq // 20:02}", message.intent.job] += message.intent.message.bytes
+    assert {(s.column, s.name): s.bytes for s in body.days.segments} == expected
+    assert {day for day, _ in expected} == {"2026-03-01", "2026-03-02"}
+    assert report.read(path, MADE, Sources()).body.days is None
+
+
+def test_of_very_many_rows_and_pictures_the_page_says_what_is_left_out(path, monkeypatch):
+    ledgers.full(path)
+    with Ledger.open(path, "silo-a") as ledger:
+        for number in range(3):
+            ledger.policy_deny(job="lung-3", round_number=number, purpose="x", policy=HASH, reasons=[f"no {number}"])
+    monkeypatch.setattr(report_tables, "MAX_ROWS", 2)
+    monkeypatch.setattr(report_page, "MAX_CHARTS", 1)
+    page = parsed(path)
+    said = words(page)
+    assert "Listed are the newest 2 refusals, not the 2 before them." in said
+    assert [row[3] for row in page.section("5. The policy")[-2:]] == ["no 1", "no 2"]
+    assert "Drawn: the jobs with the most bytes, 1. Not drawn, but in section 3: 1." in said
+    assert [text(node) for node in page.all("figcaption")] == ["Job lung-1"]
+
+
 def test_messages_are_listed_one_by_one(path):
     page = parsed(ledgers.full(path))
     rows = page.section("9. Every message")[1:]
@@ -401,6 +432,7 @@ def test_the_text_of_a_policy_is_shown_only_if_it_was_in_force(path):
     shown = [text(node) for node in parsed(path, Sources(policy=POLICY)).all("pre")]
     assert shown[0] == POLICY.decode().expandtabs(4)
     for other in (POLICY + b"\n", b"\xff\x00"):
+        assert report.read(path, MADE, Sources(policy=other)).policy.lines == ()
         page = parsed(path, Sources(policy=other))
         assert len(page.all("pre")) == 1
         assert f"does not match: its digest is {hashlib.sha256(other).hexdigest()}" in words(page)
@@ -516,6 +548,7 @@ def test_the_command_fails_for_a_broken_ledger_and_writes_why(path, tmp_path):
     ledgers.full(path)
     break_it(path)
     result = run("report", path, "--out", tmp_path / "page.html")
+    assert isinstance(result.exception, SystemExit)
     assert (result.exit_code, "does NOT hold" in result.output) == (1, True)
     assert "This ledger does not hold" in words(Parsed((tmp_path / "page.html").read_bytes()))
 
