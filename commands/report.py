@@ -25,7 +25,7 @@ from .units import size
 
 UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories: control, format, surrogate, private, none
 
-LONG, SHORT = 22, 16  # characters of a word that may not, and of one that must, stand on one line of a table's cell
+LONG, SHORT = 22, 18  # characters of a word that may not, and of one that must, stand on one line of a table's cell
 
 
 def read(ledger: Path, made: str, sources: Sources, only: str = "") -> Page:

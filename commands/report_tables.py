@@ -212,7 +212,7 @@ class MessageRow:
     parts: str
     bytes: int
     recipient: str
-    rule: str
+    rules: tuple[str, ...]
     outcome: str
     receipt: str
 
@@ -242,7 +242,7 @@ def _message_row(group: Sequence[Message]) -> MessageRow:
         parts=", ".join(f"{part}\u00a0{count:,}" for part, count in sizes.items()),
         bytes=sum(message.intent.message.bytes for message in group),
         recipient=", ".join(dict.fromkeys(message.intent.recipient.id for message in group)),
-        rule=", ".join(dict.fromkeys(message.intent.policy.rule for message in group)),
+        rules=tuple(dict.fromkeys(rule for message in group for rule in message.intent.policy.rule.split(", "))),
         outcome="; ".join(f"{count} {name}" if many else name for name, count in outcomes.items()),
         receipt=f"{receipts} of {len(group)}" if many else "yes" if receipts else "no",
     )
