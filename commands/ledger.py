@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import LocalError
+from ..files import read_bytes, write_atomic
 from ..security import ledger_audit, ledger_view
 from ..security import roster as rosters
 from ..security.checkpoint import Checkpoint, owner
@@ -25,6 +26,8 @@ from ..security.note import Note, VerifierKey
 from ..security.segments import CHECKPOINT
 from . import ledger_proofs
 from .ledger_proofs import read_note
+
+REPORT = Path("ledger-report.html")
 
 app = typer.Typer(no_args_is_help=True, help="Check a silo's ledger, read in it what left, and prove it to others.")
 
@@ -141,6 +144,38 @@ def summary(path: LedgerPath, as_json: Json = False) -> None:
     ]
     _print(columns, cells)
     typer.echo(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
+
+
+@app.command("report")
+def report(
+    path: LedgerPath,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page; a file of that name is replaced.")] = REPORT,
+    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The silo's policy, to print where it is the one in force.")
+    ] = None,
+    roster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The roster, for the names of federation and organisations.")
+    ] = None,
+) -> None:
+    """Write one HTML page on what left, to print and to file; exit code 1 if the ledger does not hold.
+
+    The page holds all of itself, loads nothing and needs no network. It says first whether the ledger holds.
+    """
+    from . import report as reports  # noqa: PLC0415 the template engine takes a moment to import
+    from . import report_page  # noqa: PLC0415
+
+    sources = report_page.Sources(
+        policy=read_bytes(policy) if policy else None, roster=rosters.load(roster) if roster else None
+    )
+    made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    page = reports.read(ledger_audit.ledger_folder(path), made, sources, job or "")
+    write_atomic(out, reports.html(page))
+    if page.body is None:
+        typer.echo(f"{out}: the ledger does NOT hold, and the page says why")
+        raise typer.Exit(1)
+    left = f"{page.body.message_count:,} messages, {page.body.total.bytes:,} bytes"
+    typer.echo(f"{out}: verified, {left}, head {page.head or 'none'}")
 
 
 @app.command("rekey")

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..errors import LocalError
 from ..files import Disk, read_bytes
+from .units import size
 
 if TYPE_CHECKING:
     from ..coordinator.status import CoordinatorStatus
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 WAITS_FOR = {"admitting": ("accepted", "no answer"), "finishing": ("confirmed", "not yet")}
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def status(
@@ -165,15 +165,7 @@ def _ledger(ledger: "LedgerStatus") -> list[str | Table]:
 
 def _head(role: str, running: bool, directory: Path, disk: Disk) -> str:
     runs = "runs" if running else "does not run"
-    return f"{role} {runs}: {directory}, {_bytes(disk.used)} used, {_bytes(disk.free)} free"
-
-
-def _bytes(size: float) -> str:
-    for unit in UNITS[:-1]:
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} {UNITS[-1]}"
+    return f"{role} {runs}: {directory}, {size(disk.used)} used, {size(disk.free)} free"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> Table:

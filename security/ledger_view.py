@@ -13,7 +13,7 @@ from ..errors import LocalError
 from .chain import Line
 from .ledger_rules import Rules
 from .record_form import well_formed
-from .records import ControlClose, ControlOpen, Intent, checked, parse_record
+from .records import ControlClose, ControlOpen, Intent, Record, checked, parse_any, parse_record
 from .segments import Reading
 
 MESSAGE = "(message)"  # bytes of a message that belong to no tensor
@@ -60,6 +60,14 @@ class Totals:
     bytes: int = 0
     assumed: int = 0
 
+    def add(self, more: "Totals") -> None:
+        """Count what another one counts."""
+        self.messages += more.messages
+        self.tensors += more.tensors
+        self.elements += more.elements
+        self.bytes += more.bytes
+        self.assumed += more.assumed
+
 
 def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[str, ...], Totals]:
     """Totals of all that left, grouped; LocalError for a ledger that does not hold.
@@ -70,7 +78,7 @@ def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[s
     totals: dict[tuple[str, ...], Totals] = {}
 
     def add(group: Mapping[Group, str], more: Totals) -> None:
-        _add(totals.setdefault(tuple(group[name] for name in by), Totals()), more)
+        totals.setdefault(tuple(group[name] for name in by), Totals()).add(more)
 
     for message in messages(folder):
         intent = message.intent
@@ -89,14 +97,6 @@ def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[s
     return totals
 
 
-def _add(have: Totals, more: Totals) -> None:
-    have.messages += more.messages
-    have.tensors += more.tensors
-    have.elements += more.elements
-    have.bytes += more.bytes
-    have.assumed += more.assumed
-
-
 def _control(folder: Path) -> Iterator[tuple[str, Totals]]:
     """Recipient and totals of each control session."""
     opened: dict[int, ControlOpen] = {}
@@ -110,6 +110,12 @@ def _control(folder: Path) -> Iterator[tuple[str, Totals]]:
     for record in opened.values():
         cap = record.max_bytes
         yield record.recipient.id, Totals(messages=record.max_messages, bytes=cap, assumed=cap)
+
+
+def records(folder: Path) -> Iterator[tuple[Line, Record]]:
+    """The same lines with their typed records."""
+    for line in lines(folder):
+        yield line, parse_any(line)
 
 
 def lines(folder: Path) -> Iterator[Line]:

@@ -273,6 +273,11 @@ def parse_record(line: Line, model: type[RecordT]) -> RecordT:
     return _validated(line, model.model_validate)
 
 
+def parse_any(line: Line) -> Record:
+    """The typed record of a verified line, whatever its type."""
+    return _validated(line, _RECORDS.validate_python)
+
+
 def _validated(line: Line, validate: Callable[[Any], RecordT]) -> RecordT:
     body = {key: value for key, value in line.record.items() if key not in FRAME}
     try:

@@ -35,6 +35,7 @@ def test_every_module_of_the_tree_is_in_the_wheel():
     assert "staddle/py.typed" in installed
     assert "staddle/proto/federation.proto" in installed
     assert {f"staddle/commands/templates/{name}.toml" for name in ("coordinator", "silo", "job", "policy")} <= installed
+    assert {f"staddle/commands/templates/report.{kind}" for kind in ("html", "css")} <= installed
     assert {"staddle/proto/tensor_pb2.pyi", "staddle/algorithms/pfedsim.py", "staddle/files.py"} <= installed
 
 

@@ -1,0 +1,209 @@
+"""What stands on the ledger report: the model that the template draws, a pure function of ledger, files and date."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..security import roster as rosters
+from ..security.ledger_audit import Verified
+from ..security.ledger_overview import At, Session, View, parts
+from ..security.ledger_view import Totals
+from ..security.records import Deny, Peer
+from ..security.roster import Roster
+from . import report_chart
+from . import report_tables as tables
+from .report_chart import Chart
+from .report_tables import JobFlows, JobRow, Listed, MessageRow, PolicySpan, TaintRow
+from .report_words import sentence
+
+MAX_CHARTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What was given beside the ledger; the page says whether they are what the ledger names."""
+
+    policy: bytes | None = None
+    roster: Roster | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyText:
+    """The policy file that was given; ``lines`` only where the ledger names its digest."""
+
+    digest: str
+    matches: bool
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RosterFacts:
+    """The roster that was given; members count only where the ledger names its digest."""
+
+    federation: str
+    version: int
+    digest: str
+    matches: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """A peer that bytes went to, and the TLS key that it showed; ``roster`` says what the roster knows of it."""
+
+    id: str
+    spki: str
+    organisation: str
+    roster: str
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """All that is said only of a ledger that holds."""
+
+    first: str
+    last: str
+    software: tuple[str, ...]
+    sentences: tuple[tuple[str, str], ...]  # job, and the rest of the sentence
+    flows: tuple[JobFlows, ...]
+    total: Totals
+    recipients: tuple[Recipient, ...]
+    days: Chart | None
+    charts: tuple[Chart, ...]
+    charts_left_out: int
+    policies: tuple[PolicySpan, ...]
+    unannounced: tuple[str, ...]
+    rules: tuple[tuple[str, str, int], ...]
+    denials: Listed[At[Deny]]
+    jobs: tuple[JobRow, ...]
+    taints: tuple[TaintRow, ...]
+    sessions: Listed[Session]
+    control: Totals
+    events: Listed[tuple[int, str, str, str]]
+    grouped: bool
+    messages: Listed[MessageRow]
+    message_count: int
+    elsewhere: tuple[int, int]  # messages and their bytes of jobs that are not on this page
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The whole report; no body where the ledger does not hold."""
+
+    silo: str
+    made: str
+    only: str  # the job that the page is restricted to; empty for all
+    verified: Verified
+    head: str  # SEQ:LEAF, empty for an empty ledger
+    policy: PolicyText | None
+    roster: RosterFacts | None
+    body: Body | None
+
+
+def broken(verified: Verified, made: str, silo: str) -> Page:
+    """The page of a ledger that does not hold: what is wrong, and of what it says only whose it claims to be."""
+    return Page(silo, made, "", verified, "", None, None, None)
+
+
+def page(view: View, made: str, sources: Sources, only: str = "") -> Page:
+    """The page of a ledger that holds; ``made`` is the date to print, ``only`` the one job to report on."""
+    shown = view.of(only) if only else view
+    known = {start.record.roster for start in view.starts}
+    facts = None
+    if sources.roster:
+        digest = rosters.digest(sources.roster)
+        facts = RosterFacts(sources.roster.federation, sources.roster.version, digest, digest in known)
+    members = sources.roster if facts and facts.matches else None
+    head = f"{view.verified.records - 1}:{view.verified.head}" if view.verified.head else ""
+    return Page(
+        view.silo, made, only, view.verified, head, _policy(view, sources.policy), facts, _body(view, shown, members)
+    )
+
+
+def _policy(view: View, data: bytes | None) -> PolicyText | None:
+    if data is None:
+        return None
+    digest = hashlib.sha256(data).hexdigest()
+    matches = digest in {start.record.policy for start in view.starts}
+    lines = data.decode(errors="replace").expandtabs(4).splitlines() if matches else []
+    return PolicyText(digest, matches, tuple(lines))
+
+
+def _body(whole: View, view: View, members: Roster | None) -> Body:
+    flows = tables.flow_table(view, control=view is whole)
+    total = Totals()
+    for group in flows:
+        total.add(group.total)
+    sessions, control = tables.session_table(view.sessions)
+    grouped, rows = tables.message_table(view.messages)
+    days, charts, left_out = _charts(view)
+    sent = {message.seq for message in view.messages}
+    others = [message.intent.message.bytes for message in whole.messages if message.seq not in sent]
+    return Body(
+        first=whole.first,
+        last=whole.last,
+        software=tuple(dict.fromkeys(start.record.software for start in whole.starts)),
+        sentences=tuple((job, sentence(view.of(job), members)) for job in view.jobs),
+        flows=flows,
+        total=total,
+        recipients=tuple(_recipients(view, members)),
+        days=days,
+        charts=charts,
+        charts_left_out=left_out,
+        policies=tables.policy_table(whole.starts),
+        unannounced=tables.unannounced(view),
+        rules=tables.rule_table(view.messages),
+        denials=tables.newest(view.denials),
+        jobs=tables.job_table(view),
+        taints=tables.taint_table(view.messages),
+        sessions=sessions,
+        control=control,
+        events=tables.event_table(view),
+        grouped=grouped,
+        messages=rows,
+        message_count=len(view.messages),
+        elsewhere=(len(others), sum(others)),
+    )
+
+
+def _charts(view: View) -> tuple[Chart | None, tuple[Chart, ...], int]:
+    """Bytes by day and job, and by round and part for the jobs with the most bytes."""
+    days: dict[str, Counter[str]] = {}
+    rounds: dict[str, dict[int, Counter[str]]] = {}
+    totals: Counter[str] = Counter()
+    jobs: Counter[str] = Counter()
+    for message in view.messages:
+        intent, pieces = message.intent, parts(message)
+        days.setdefault(message.time[:10], Counter())[intent.job] += intent.message.bytes
+        rounds.setdefault(intent.job, {}).setdefault(intent.round, Counter()).update(pieces)
+        totals.update(pieces)
+        jobs[intent.job] += intent.message.bytes
+    by_day = None
+    if len(days) > 1:
+        columns = report_chart.by_date(days)
+        across = {10: "day (UTC)", 7: "month", 4: "year"}[len(columns[0][0])]
+        by_day = report_chart.stacked("All jobs", across, columns, report_chart.patterns(jobs))
+    patterns = report_chart.patterns(totals)
+    drawn = {job for job, _ in jobs.most_common(MAX_CHARTS)}
+    charts = [
+        report_chart.stacked(f"Job {job}", "round", report_chart.by_round(by), patterns)
+        for job, by in rounds.items()
+        if job in drawn
+    ]
+    return by_day, tuple(charts), len(rounds) - len(charts)
+
+
+def _recipients(view: View, members: Roster | None) -> Iterable[Recipient]:
+    peers: Mapping[Peer, None] = dict.fromkeys(
+        [message.intent.recipient for message in view.messages] + [s.opened.recipient for s in view.sessions]
+    )
+    for peer in peers:
+        if members is None:
+            yield Recipient(peer.id, peer.spki, "", "")
+        elif peer.id not in members:
+            yield Recipient(peer.id, peer.spki, "", "not in the roster")
+        else:
+            same = members[peer.id].spki_sha256 == peer.spki
+            yield Recipient(
+                peer.id, peer.spki, members[peer.id].organisation, "its key" if same else "has ANOTHER key there"
+            )

@@ -1,0 +1,250 @@
+"""The tables of the ledger report: rows of plain values from what the ledger says. Pure functions."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Generic, TypeVar
+
+from ..files import canonical_json
+from ..security.ledger_overview import At, Flow, Session, View, flows, parts
+from ..security.ledger_view import Message, Totals
+from ..security.records import JobAccept, JobDecline, KeyRotate, Recovery, Start, Stop
+
+MAX_ROWS = 200  # of one table: five to fifteen pages of paper
+MAX_SPANS = 40  # of rounds in one cell
+
+RowT = TypeVar("RowT")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(Generic[RowT]):
+    """The newest rows of a table, and how many older ones are left out."""
+
+    rows: tuple[RowT, ...]
+    left_out: int
+
+
+def newest(rows: Sequence[RowT]) -> Listed[RowT]:
+    """At most MAX_ROWS rows."""
+    return Listed(tuple(rows[-MAX_ROWS:]), max(0, len(rows) - MAX_ROWS))
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """``0–3, 7``; of very many spans the first ones, and how many follow."""
+    ordered = sorted(set(numbers))
+    runs = [list(run) for _, run in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0])]
+    shown = [str(run[0][1]) if len(run) == 1 else f"{run[0][1]}\u2013{run[-1][1]}" for run in runs[:MAX_SPANS]]
+    more = [f"and {len(runs) - MAX_SPANS} more spans up to {ordered[-1]}"] if len(runs) > MAX_SPANS else []
+    return ", ".join(shown + more)
+
+
+# What left.
+
+
+@dataclass(slots=True)
+class JobFlows:
+    """What left for one job: rows by flow, and their sum; ``messages`` are counted once each."""
+
+    job: str
+    rows: list[tuple[Flow, Totals]] = field(default_factory=list)
+    total: Totals = field(default_factory=Totals)
+
+
+def flow_table(view: View, *, control: bool) -> tuple[JobFlows, ...]:
+    """One group a job; that of the control sessions last, if they are wanted."""
+    groups: dict[str, JobFlows] = {}
+    for flow, totals in flows(view if control else View(view.verified, messages=view.messages)).items():
+        group = groups.setdefault(flow.job, JobFlows(flow.job))
+        group.rows.append((flow, totals))
+        group.total.add(totals)
+    counted = Counter(message.intent.job for message in view.messages)
+    for job, group in groups.items():
+        if job in counted:  # a message of two parts stands in two rows
+            group.total.messages = counted[job]
+    return tuple(groups.values())
+
+
+@dataclass(frozen=True, slots=True)
+class TaintRow:
+    """What the tensors of one job were computed from, as the silo's software said."""
+
+    job: str
+    taint: str
+    tensors: int
+    elements: int
+    bytes: int
+
+
+def taint_table(messages: Iterable[Message]) -> tuple[TaintRow, ...]:
+    """Tensors that left, by job and taint."""
+    found: dict[tuple[str, str], Totals] = {}
+    for message in messages:
+        for tensor, count in message.intent.leaving:
+            row = found.setdefault((message.intent.job, tensor.taint), Totals())
+            row.add(Totals(0, 1, tensor.elements, count))
+    return tuple(TaintRow(job, taint, t.tensors, t.elements, t.bytes) for (job, taint), t in found.items())
+
+
+# Rules.
+
+
+@dataclass(slots=True)
+class PolicySpan:
+    """A policy file in force from one start of the agent to the next that had another one; empty ``until``: still."""
+
+    digest: str
+    since: str
+    until: str = ""
+    starts: int = 0
+
+
+def policy_table(starts: Sequence[At[Start]]) -> tuple[PolicySpan, ...]:
+    """Changes of the policy, oldest first."""
+    found: list[PolicySpan] = []
+    for start in starts:
+        if not found or found[-1].digest != start.record.policy:
+            if found:
+                found[-1].until = start.time
+            found.append(PolicySpan(start.record.policy, start.time))
+        found[-1].starts += 1
+    return tuple(found)
+
+
+def unannounced(view: View) -> tuple[str, ...]:
+    """Digests of policies by which something was decided and that no start of the agent names."""
+    used = [message.intent.policy.file for message in view.messages] + [d.record.policy for d in view.denials]
+    named = {start.record.policy for start in view.starts}
+    return tuple(digest for digest in dict.fromkeys(used) if digest not in named)
+
+
+def rule_table(messages: Iterable[Message]) -> tuple[tuple[str, str, int], ...]:
+    """Job, rule, and how many messages it let out; a message of several parts may take several rules."""
+    found = Counter((m.intent.job, rule) for m in messages for rule in m.intent.policy.rule.split(", "))
+    return tuple((job, rule, count) for (job, rule), count in found.items())
+
+
+# Jobs, rounds, sessions.
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as the ledger knows it."""
+
+    job: str
+    methods: tuple[str, ...]
+    decisions: tuple[At[JobAccept] | At[JobDecline], ...]
+    rounds: str  # in which something left
+    cohorts: tuple[tuple[str, str], ...]  # members, rounds
+    received_rounds: str
+    received_bytes: int
+    privacy: str  # what its last message says was spent
+
+
+def job_table(view: View) -> tuple[JobRow, ...]:
+    """One row a job, in the order in which the ledger comes to them."""
+    return tuple(_job_row(view.of(job), job) for job in view.jobs)
+
+
+def _job_row(view: View, job: str) -> JobRow:
+    later = [(message.intent.round, view.later.get(message.seq, {})) for message in view.messages]
+    cohorts: dict[str, list[int]] = {}
+    for number, fields in later:
+        if "cohort" in fields:
+            cohorts.setdefault(_told(fields["cohort"]), []).append(number)
+    received = view.received.get(job, Counter())
+    spent = [_told(fields["dp"]) for _, fields in later if "dp" in fields]
+    return JobRow(
+        job=job,
+        methods=tuple(dict.fromkeys(message.intent.method for message in view.messages)),
+        decisions=tuple(view.decisions),
+        rounds=spans(number for number, _ in later),
+        cohorts=tuple((members, spans(numbers)) for members, numbers in cohorts.items()),
+        received_rounds=spans(received),
+        received_bytes=sum(received.values()),
+        privacy=spent[-1] if spent else "",
+    )
+
+
+def _told(value: Any) -> str:
+    """A value of a later ledger's field in words; names stand as they are."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ", ".join(value)
+    return canonical_json(value).decode()
+
+
+def session_table(sessions: Sequence[Session]) -> tuple[Listed[Session], Totals]:
+    """Sessions, and the sum of all of them."""
+    total = Totals()
+    for session in sessions:
+        total.add(session.totals)
+    return newest(sessions), total
+
+
+def event_table(view: View) -> Listed[tuple[int, str, str, str]]:
+    """Starts, stops, recoveries and new keys: seq, time, name and what it says."""
+    return newest([(e.seq, e.time, e.record.type, _event(e.record)) for e in view.events])
+
+
+def _event(record: Start | Stop | Recovery | KeyRotate) -> str:
+    match record:
+        case Start():
+            return f"{record.software}, policy {record.policy}, roster {record.roster}"
+        case Stop():
+            return record.reason
+        case KeyRotate():
+            return f"from now on signs {record.new}; so far {record.old} did"
+        case Recovery():
+            return f"{record.dropped_bytes} bytes of a torn last line put aside, behind seq {record.last_good_seq}"
+
+
+# Messages.
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """A message, or in a long ledger all messages of a job's round."""
+
+    seq: str
+    time: str
+    job: str
+    round: int
+    parts: str
+    bytes: int
+    recipient: str
+    rules: tuple[str, ...]
+    outcome: str
+    receipt: str
+
+
+def message_table(messages: Sequence[Message]) -> tuple[bool, Listed[MessageRow]]:
+    """Whether messages are grouped by round, and the rows."""
+    if len(messages) <= MAX_ROWS:
+        return False, newest([_message_row([message]) for message in messages])
+    rounds: dict[tuple[str, int], list[Message]] = {}
+    for message in messages:
+        rounds.setdefault((message.intent.job, message.intent.round), []).append(message)
+    return True, newest([_message_row(group) for group in rounds.values()])
+
+
+def _message_row(group: Sequence[Message]) -> MessageRow:
+    first, many = group[0], len(group) > 1
+    sizes: Counter[str] = Counter()
+    for message in group:
+        sizes.update(parts(message))
+    outcomes = Counter(m.status if m.digested else f"{m.status}, no digest" for m in group)
+    receipts = sum(message.receipt is not None for message in group)
+    return MessageRow(
+        seq=spans(message.seq for message in group),
+        time=first.time,
+        job=first.intent.job,
+        round=first.intent.round,
+        parts=", ".join(f"{part}\u00a0{count:,}" for part, count in sizes.items()),
+        bytes=sum(message.intent.message.bytes for message in group),
+        recipient=", ".join(dict.fromkeys(message.intent.recipient.id for message in group)),
+        rules=tuple(dict.fromkeys(rule for message in group for rule in message.intent.policy.rule.split(", "))),
+        outcome="; ".join(f"{count} {name}" if many else name for name, count in outcomes.items()),
+        receipt=f"{receipts} of {len(group)}" if many else "yes" if receipts else "no",
+    )

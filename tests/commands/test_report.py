@@ -1,0 +1,578 @@
+import base64
+import hashlib
+import re
+import shutil
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+import report_ledgers as ledgers
+import typer
+from ledgers import FEDERATION, first, open_ledger
+from report_ledgers import CONTROL, HASH, LONG, NASTY, OTHER, POLICY, QUOTES, SCRIPT
+from typer.testing import CliRunner
+
+from staddle.commands import ledger as commands
+from staddle.commands import report, report_page, report_tables
+from staddle.commands.report_page import Sources
+from staddle.errors import LocalError
+from staddle.files import canonical_json
+from staddle.security import ledger_audit, ledger_overview, ledger_view
+from staddle.security import roster as rosters
+from staddle.security.identity import Role, create_keys, load_keys
+
+MADE = "2026-11-21 17:30 UTC"
+VOID = {"meta", "br"}
+BLOCKS = {"div", "p", "li", "dt", "dd", "h1", "h2", "h3", "pre", "td", "th", "br"}
+TAGS = {
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "header",
+        "main",
+        "div",
+        "span",
+        "b",
+        "strong",
+        "p",
+        "ul",
+        "li",
+    ),
+    *("dl", "dt", "dd", "h1", "h2", "h3", "code", "pre", "br", "table", "caption", "thead", "tbody", "tr", "th", "td"),
+    *("figure", "figcaption", "svg", "defs", "pattern", "desc", "rect", "line", "circle", "path", "text"),
+}
+
+
+class Parsed(HTMLParser):
+    """A page as a tree of (tag, attributes, texts and nodes); raises for markup that is not well-formed."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.nodes = [("", {}, [])]
+        self.open = [self.nodes[0]]
+        self.feed(data.decode())
+        self.close()
+        assert [node[0] for node in self.open] == [""]
+
+    def handle_starttag(self, tag, attrs):
+        node = (tag, dict(attrs), [])
+        assert len(node[1]) == len(attrs), f"an attribute twice in {tag}"
+        self.nodes.append(node)
+        self.open[-1][2].append(node)
+        if tag not in VOID:
+            self.open.append(node)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag, f"</{tag}> closes another element"
+
+    def handle_data(self, data):
+        self.open[-1][2].append(data)
+
+    def handle_comment(self, data):
+        raise AssertionError(f"comment {data!r}")
+
+    def handle_pi(self, data):
+        raise AssertionError(f"processing instruction {data!r}")
+
+    def all(self, tag, **attributes):
+        return [n for n in self.nodes if n[0] == tag and attributes.items() <= n[1].items()]
+
+    def section(self, title):
+        """Rows of each table between a heading and the next, as texts of their cells."""
+        rows, inside = [], False
+        for node in self.nodes:
+            if node[0] == "h2":
+                inside = title in text(node)
+            elif inside and node[0] == "tr":
+                rows.append([text(cell) for cell in node[2] if isinstance(cell, tuple)])
+        return rows
+
+
+def text(node):
+    return node if isinstance(node, str) else "".join(text(child) for child in node[2])
+
+
+def words(page):
+    """All that is to be read, with single spaces."""
+
+    def spaced(node):
+        if isinstance(node, str):
+            return node
+        inner = "".join(map(spaced, node[2]))
+        return f" {inner} " if node[0] in BLOCKS else inner
+
+    return " ".join(spaced(page.all("body")[0]).split())
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "silo" / "ledger"
+
+
+def made(path, sources=Sources(), only=""):  # noqa: B008 frozen
+    return report.html(report.read(path, MADE, sources, only))
+
+
+def parsed(path, sources=Sources(), only=""):  # noqa: B008 frozen
+    return Parsed(made(path, sources, only))
+
+
+def figure(text):
+    return int(text.replace(",", "")) if text != "–" else 0
+
+
+def break_it(path):
+    first(path).write_bytes(first(path).read_bytes().replace(b"too large", b"too small"))
+
+
+def pages(tmp_path):
+    """One page of each sort."""
+    full, nasty, broken, empty = (tmp_path / name / "ledger" for name in ("full", "nasty", "broken", "empty"))
+    ledgers.full(full, policy=hashlib.sha256(POLICY).hexdigest())
+    ledgers.nasty(nasty)
+    break_it(ledgers.full(broken))
+    with open_ledger(empty, "silo-a"):
+        pass
+    yield made(full, Sources(policy=POLICY))
+    yield made(full, Sources(policy=POLICY + b"#"), "lung-3")
+    yield from (made(nasty), made(broken), made(empty))
+
+
+# The file.
+
+
+def test_a_page_is_well_formed_and_refers_to_nothing_outside(tmp_path):
+    for data in pages(tmp_path):
+        page = Parsed(data)
+        assert {node[0] for node in page.nodes[1:]} <= TAGS
+        ids = [node[1]["id"] for node in page.nodes if "id" in node[1]]
+        assert len(ids) == len(set(ids))
+        for tag, attributes, _ in page.nodes:
+            assert not {"href", "src", "srcset", "action", "style", "xlink:href", "background"} & set(attributes), tag
+            assert not [name for name in attributes if name.startswith("on")]
+            for value in attributes.values():
+                assert "//" not in value or "url" not in value
+                assert all(target.startswith("#p") for target in re.findall(r"url\((.*?)\)", value))
+            for label in attributes.get("aria-labelledby", "").split():
+                assert label in ids
+        ((_, _, (style,)),) = page.all("style")
+        assert not re.search(r"@import|url\(|http|@font-face", style)
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        (policy,) = page.all("meta", **{"http-equiv": "Content-Security-Policy"})
+        directives = dict(part.strip().split(" ", 1) for part in policy[1]["content"].split(";"))
+        none = "'none'"
+        assert directives == {
+            "default-src": none,
+            "style-src": f"'sha256-{digest}'",
+            "base-uri": none,
+            "form-action": none,
+        }
+        head = page.all("head")[0][2]
+        tags = [node[1] for node in head if isinstance(node, tuple)]
+        assert [sorted(attributes) for attributes in tags][:2] == [["charset"], ["content", "http-equiv"]]
+
+
+def test_every_picture_has_a_name_and_a_description(path):
+    page = parsed(ledgers.full(path))
+    pictures = [node for node in page.all("svg", role="img") if node[1].get("aria-labelledby")]
+    assert len(pictures) == 2
+    for picture in pictures:
+        title, description = (
+            page.nodes[[n[1].get("id") for n in page.nodes].index(i)] for i in picture[1]["aria-labelledby"].split()
+        )
+        assert "lung" in text(title)
+        assert "bytes in" in text(description)
+    assert [node[1]["aria-label"] for node in page.all("svg") if "aria-label" in node[1]] == ["holds"]
+
+
+def test_the_same_ledger_gives_the_same_bytes_whatever_the_day(path):
+    ledgers.full(path)
+    one = made(path, Sources(policy=POLICY))
+    assert made(path, Sources(policy=POLICY)) == one
+    later = report.html(report.read(path, "2027-01-01 00:00 UTC", Sources(policy=POLICY)))
+    assert later != one
+    assert later.replace(b"2027-01-01 00:00 UTC", MADE.encode()) == one
+
+
+# Untrusted text.
+
+
+def test_names_that_would_like_to_be_markup_stay_text(path, tmp_path, monkeypatch):
+    nasty = parsed(ledgers.nasty(path))
+    monkeypatch.setattr(ledgers, "NASTY", ("one", "two", "three", "four"))
+    monkeypatch.setattr(ledgers, "SCRIPT", "silo-a")
+    plain = parsed(ledgers.nasty(tmp_path / "plain" / "ledger"))
+    shape = [Counter(node[0] for node in page.nodes if node[0] != "span") for page in (nasty, plain)]
+    assert shape[0] == shape[1]
+    said = words(nasty)
+    for name in NASTY:
+        shown = " ".join(report.visible(name).split())
+        assert said.count(shown) >= 15, name
+        assert plain.all("title")
+    assert SCRIPT in text(nasty.all("title")[0])
+    assert said.count(SCRIPT) > said.count(QUOTES) >= 15
+
+
+def test_characters_that_nobody_sees_are_shown(path):
+    data = made(ledgers.nasty(path)).decode()
+    unseen = {c for c in data if not c.isprintable() and c != "\u00a0"}
+    assert unseen == {"\n"}
+    assert r"a\x00b\x1b[2Jc\u202ed\ne\u2028f" in data
+    assert report.visible("é ß 名 – \u00a0") == "é ß 名 – \u00a0"
+    assert report.visible(CONTROL + "\ue000\U000e0041\u200b\xad") == (
+        r"a\x00b\x1b[2Jc\u202ed\ne\u2028f" r"\ue000\U000e0041\u200b\xad"
+    )
+
+
+def test_problems_of_a_broken_ledger_are_escaped_too(path):
+    ledgers.nasty(path)
+    verified = replace(ledger_audit.verify(path), problems=NASTY)
+    data = report.html(report_page.broken(verified, MADE, SCRIPT))
+    page = Parsed(data)
+    assert not page.all("script")
+    assert all(report.visible(name).replace("  ", " ") in words(page) for name in (SCRIPT, QUOTES, CONTROL, LONG))
+
+
+# Numbers.
+
+
+def test_the_table_adds_up_to_the_summary(path):
+    rows = parsed(ledgers.full(path)).section("3. What left")
+    totals, job, sums, grand = {}, None, {}, None
+    for row in rows:
+        match row:
+            case [name] if name.startswith(("Job ", "Control")):
+                job = name.removeprefix("Job ").replace("Control messages", "(control)")
+            case ["sum", *numbers]:
+                sums[job] = [figure(cell) for cell in numbers]
+            case ["in all", *numbers]:
+                grand = [figure(cell) for cell in numbers]
+            case [part, _, "coordinator", _, "plain", _, *numbers]:
+                totals.setdefault((job, part), []).append([figure(cell) for cell in numbers])
+    summary = ledger_view.summary(path)
+    assert set(totals) == set(summary)
+    for key, expected in summary.items():
+        added = [sum(column) for column in zip(*totals[key], strict=True)]
+        assert added == [expected.messages, expected.tensors, expected.elements, expected.bytes, expected.assumed]
+    messages = Counter(message.intent.job for message in ledger_view.messages(path))
+    for job, row in sums.items():
+        mine = [total for (name, _), total in summary.items() if name == job]
+        assert row[0] == messages.get(job, mine[0].messages)  # a message of two parts once
+        for column, name in enumerate(("tensors", "elements", "bytes", "assumed"), 1):
+            assert row[column] == sum(getattr(total, name) for total in mine)
+    assert grand == [sum(column) for column in zip(*sums.values(), strict=True)]
+    assert grand[3] == sum(total.bytes for total in summary.values())
+
+
+def test_the_pictures_add_up_to_the_messages(path):
+    page = parsed(ledgers.full(path))
+    expected = Counter()
+    for message in ledger_view.messages(path):
+        expected[message.intent.job] += message.intent.message.bytes
+    drawn = Counter()
+    for node in page.all("figure"):
+        title, picture = (child for child in node[2] if isinstance(child, tuple))
+        bars = [child[1] for child in picture[2] if isinstance(child, tuple) and "data-bytes" in child[1]]
+        drawn[text(title)] += sum(int(bar["data-bytes"]) for bar in bars)
+    assert drawn == {f"Job {job}": count for job, count in expected.items()}
+
+
+def test_a_ledger_of_several_days_has_a_picture_by_day(path):
+    verified = ledger_audit.verify(ledgers.full(path))
+
+    def dated(line):
+        return replace(line, record={**line.record, "time": f"2026-03-{1 + line.seq // 20:02}T12:00:00.000000Z"})
+
+    records = [(dated(line), record) for line, record in ledger_view.records(path)]
+    body = report_page.page(ledger_overview.view(verified, records), MADE, Sources()).body
+    expected = Counter()
+    for message in ledger_view.messages(path):
+        expected[f"2026-03-{1 + message.seq // 20:02}", message.intent.job] += message.intent.message.bytes
+    assert {(s.column, s.name): s.bytes for s in body.days.segments} == expected
+    assert {day for day, _ in expected} == {"2026-03-01", "2026-03-02"}
+    assert report.read(path, MADE, Sources()).body.days is None
+
+
+def test_of_very_many_rows_and_pictures_the_page_says_what_is_left_out(path, monkeypatch):
+    ledgers.full(path)
+    with open_ledger(path, "silo-a") as ledger:
+        for number in range(3):
+            ledger.policy_deny(job="lung-3", round_number=number, purpose="x", policy=HASH, reasons=[f"no {number}"])
+    monkeypatch.setattr(report_tables, "MAX_ROWS", 2)
+    monkeypatch.setattr(report_page, "MAX_CHARTS", 1)
+    page = parsed(path)
+    said = words(page)
+    assert "Listed are the newest 2 refusals, not the 2 before them." in said
+    assert [row[3] for row in page.section("5. The policy")[-2:]] == ["no 1", "no 2"]
+    assert "Drawn: the jobs with the most bytes, 1. Not drawn, but in section 3: 1." in said
+    assert [text(node) for node in page.all("figcaption")] == ["Job lung-1"]
+
+
+def test_messages_are_listed_one_by_one(path):
+    page = parsed(ledgers.full(path))
+    rows = page.section("9. Every message")[1:]
+    for row, message in zip(rows, ledger_view.messages(path), strict=True):
+        outcome = message.status if message.digested else f"{message.status}, no digest"
+        assert [row[0], row[2], row[3], row[5:]] == [
+            str(message.seq),
+            message.intent.job,
+            str(message.intent.round),
+            [
+                f"{message.intent.message.bytes:,}",
+                "coordinator",
+                "round-update, metrics",
+                outcome,
+                "yes" if message.receipt else "no",
+            ],
+        ]
+    assert rows[6][4] == "model\u00a0176, metrics\u00a08, (message)\u00a030"
+    assert "9 messages." in words(page)
+
+
+def test_a_long_ledger_is_listed_by_round_and_its_newest_rounds(path, monkeypatch):
+    monkeypatch.setattr(report_tables, "MAX_ROWS", 4)
+    page = parsed(ledgers.full(path))
+    rows = page.section("9. Every message")[1:]
+    assert [(row[2], row[3], row[5], row[8], row[9]) for row in rows] == [
+        ("lung-1", "3", "184", "sent", "yes"),
+        ("lung-1", "6", "368", "1 no outcome, no digest; 1 failed", "0 of 2"),
+        ("lung-1", "7", "228", "1 unknown; 1 sent", "1 of 2"),
+        ("lung-3", "0", "8", "no outcome", "no"),
+    ]
+    assert "Only the newest 4 rounds are listed here, 3 older ones are counted in every total" in words(page)
+    assert "staddle ledger show DIR" in words(page)
+    assert page.section("3. What left")[-3][4] == "2,252"
+
+
+# Words.
+
+
+def test_one_sentence_a_job(path):
+    first, second, third = (text(item) for item in parsed(ledgers.full(path)).all("li")[:3])
+    assert first == (
+        "Job lung-1: 1,332 bytes (1.301 KiB) left in 8 messages, 6 rounds between 0 and 7, for coordinator: "
+        "model 1,238 bytes, metrics 64 bytes, (message) 30 bytes. Who can read it: coordinator. "
+        "The policy's rules round-update, metrics let it pass. "
+        "184 of these bytes are of messages cut short and are counted in full."
+    )
+    assert second == "Job lung-2: nothing left; this silo declined it."
+    assert third == (
+        "Job lung-3: 8 bytes left in 1 message, round 0, for coordinator: metrics 8 bytes. "
+        "Who can read it: coordinator, silo-b. The policy's rules round-update, metrics let it pass. "
+        "The silo's policy held 1 message back."
+    )
+
+
+def test_the_verification_in_words(path):
+    ledgers.full(path)
+    with first(path).open("ab") as file:
+        file.write(b'{"half')
+    said = words(parsed(path))
+    head = ledger_audit.verify(path).head
+    assert "The ledger holds" in said
+    assert f"Head (SEQ:LEAF) 37:{head}" in said
+    assert f"staddle ledger verify DIR --known 37:{head}" in said
+    assert "Unfinished last line 6 bytes" in said
+    assert "messages without the digest of what went: 1; all bytes that they declared are counted as left" in said
+    assert "Without outcome messages: 2, counted as left" in said
+    assert "Control session that of record 37 is open, and counted with its cap" in said
+    assert "staddle 0.1.0, staddle 0.2.0" in said
+    assert "No differential privacy is recorded for these messages." in said
+    for limit in ("It never proves absence", "cut off the end", "unmodified software", "own statement"):
+        assert limit in said
+
+
+def test_policies_rules_denials_jobs_and_taints(path):
+    page = parsed(ledgers.full(path, policy=HASH))
+    policies = page.section("5. The policy")
+    assert [row[0] for row in policies[1:3]] == [OTHER, HASH]
+    assert policies[1][2] == policies[2][1]
+    assert policies[2][2] == "the last record"
+    assert ["lung-1", "round-update", "8"] in policies
+    assert policies[-1][1:] == ["lung-3", "1", "too largeNaN"]
+    jobs = page.section("6. Jobs")
+    assert [row[2:] for row in jobs[1:]] == [
+        ["0–3, 6–7", "2,800 bytes, rounds 0–3"],
+        ["none", "nothing"],
+        ["0", "nothing"],
+    ]
+    assert "signed by operator-1" in jobs[2][1]
+    assert "no rule has part 'labels'" in jobs[2][1]
+    assert [row[:3] for row in page.section("7. Privacy")[1:]] == [
+        ["lung-1", "private", "7"],
+        ["lung-1", "public", "8"],
+        ["lung-1", "dp", "8"],
+        ["lung-3", "dp", "1"],
+    ]
+    sessions = page.section("8. Sessions")
+    assert [row[4:6] + row[8:] for row in sessions[1:3]] == [
+        ["8", "512", "yes"],
+        ["50", "400", "no: counted with its cap"],
+    ]
+    assert sessions[3][1:3] == ["58", "912"]
+    assert [row[2] for row in sessions[5:]] == ["start", "stop", "start"]
+    assert "no start of the agent names. Ask" not in words(page)
+
+
+def test_a_policy_that_no_start_names_is_pointed_out(path):
+    page = parsed(ledgers.full(path, policy=OTHER))  # messages are by another one
+    assert f"Decisions were made by a policy with digest {HASH}, which no start of the agent names" in words(page)
+
+
+def test_the_text_of_a_policy_is_shown_only_if_it_was_in_force(path):
+    ledgers.full(path, policy=hashlib.sha256(POLICY).hexdigest())
+    shown = [text(node) for node in parsed(path, Sources(policy=POLICY)).all("pre")]
+    assert shown[0] == POLICY.decode().expandtabs(4)
+    for other in (POLICY + b"\n", b"\xff\x00"):
+        assert report.read(path, MADE, Sources(policy=other)).policy.lines == ()
+        page = parsed(path, Sources(policy=other))
+        assert len(page.all("pre")) == 1
+        assert f"does not match: its digest is {hashlib.sha256(other).hexdigest()}" in words(page)
+    assert "No policy file was given" in words(parsed(path))
+
+
+def test_the_roster_gives_names_only_if_the_ledger_names_it(path, tmp_path):
+    members = {"founder": "founder", "coordinator": "coordinator", "silo-a": "silo"}
+    entries = [create_keys(tmp_path / id_, id_, Role(role), f"Org <{role}>") for id_, role in members.items()]
+    roster = rosters.new(FEDERATION, entries[:1], 1)
+    for entry in entries[1:]:
+        roster = rosters.add(roster, entry)
+    ledgers.full(path, roster=rosters.digest(roster), key=load_keys(tmp_path / "silo-a").log)
+    page = parsed(path, Sources(roster=roster))
+    assert f"Federation {FEDERATION} (roster version 3)" in words(page)
+    assert "signed by the log key that the roster has for this silo" in words(page)
+    assert ["coordinator", "Org <coordinator>", HASH, "has ANOTHER key there"] in page.section("3. What left")
+    assert "for coordinator (Org <coordinator>): model" in words(page)
+    older = rosters.remove(roster, "silo-a")
+    page = parsed(path, Sources(roster=older))
+    assert f"Federation {FEDERATION}" not in words(page)
+    assert "whose key signed it was not checked" in words(page)
+    assert "Org <" not in words(page)
+    assert f"not one that this ledger names (digest {rosters.digest(older)})" in words(page)
+
+
+def test_a_checkpoint_that_another_key_signed_is_an_alarm(path, tmp_path):
+    entries = [
+        create_keys(tmp_path / id_, id_, Role(role), "Org") for id_, role in (("f", "founder"), ("silo-a", "silo"))
+    ]
+    for federation in (FEDERATION, "other"):
+        roster = rosters.add(rosters.new(federation, entries[:1], 1), entries[1])
+        shutil.rmtree(path, ignore_errors=True)
+        ledgers.full(path, roster=rosters.digest(roster))  # signed by the tests' own key
+        page = parsed(path, Sources(roster=roster))
+        assert "This ledger does not hold" in words(page)
+        assert "checkpoint" in words(page)
+        assert "3. What left" not in words(page)
+
+
+def test_a_page_of_one_job_says_what_it_leaves_out(path):
+    page = parsed(ledgers.full(path), only="lung-3")
+    said = words(page)
+    assert "this page is of job lung-3 only; 8 messages with 1,332 bytes are of other jobs" in said
+    assert "lung-1" not in said
+    assert "(control)" not in said
+    assert page.section("3. What left")[-3][4] == "8"
+    with pytest.raises(LocalError, match="no record is of job 'x'; its jobs: lung-1, lung-2, lung-3"):
+        made(path, only="x")
+
+
+def test_fields_of_later_ledgers_are_shown(path):
+    verified = ledger_audit.verify(ledgers.full(path))
+
+    def later(line):
+        number = line.record.get("round", 0)
+        more = {"method": "fedavg", "cohort": ["a", "b"] if number < 3 else ["a", SCRIPT], "dp": {"eps": f"{number}.5"}}
+        return replace(line, record={**line.record, **more})
+
+    records = [(later(line), record) for line, record in ledger_view.records(path)]
+    view = ledger_overview.view(verified, records)
+    page = Parsed(report.html(report_page.page(view, MADE, Sources())))
+    row = page.section("6. Jobs")[1]
+    assert row[0] == "lung-1method fedavg"
+    assert row[2] == f"0–3, 6–7cohort a, b: rounds 0–2cohort a, {SCRIPT}: rounds 3, 6–7"
+    said = words(page)
+    assert f"Job lung-1, by its last message: {canonical_json({'eps': '7.5'}).decode()}" in said
+    assert "No differential privacy is recorded" not in said
+    assert "is not recorded in this ledger" not in said
+
+
+# Ledgers that are not as they should be.
+
+
+def test_a_ledger_that_does_not_hold_is_said_first_and_shows_no_number(path):
+    ledgers.full(path)
+    break_it(path)
+    page = parsed(path)
+    first = next(node for node in page.all("main")[0][2] if isinstance(node, tuple) and node[0] == "div")
+    assert first[1] == {"class": "verdict alarm", "role": "alert"}
+    assert "This ledger does not hold" in text(first)
+    assert "THIS LEDGER DOES NOT HOLD" in text(page.all("header")[0])
+    said = words(page)
+    assert "does not follow the line before" in said
+    assert "silo-a, as the ledger calls itself" in said
+    assert not page.all("table")
+    assert not page.all("figure")
+    for told in ("lung-1", "1,332", "1,238", "The ledger holds"):
+        assert told not in said
+
+
+def test_an_empty_ledger(path):
+    with open_ledger(path, "silo-a"):
+        pass
+    said = words(parsed(path))
+    assert "The ledger is empty" in said
+    assert "it is empty" in said
+    assert "In all 0 bytes" in said
+    assert "--known" not in said
+
+
+# The command.
+
+
+app = typer.Typer()
+app.add_typer(commands.app, name="ledger")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["ledger", *map(str, arguments)])
+
+
+def test_the_command_writes_one_file(path, tmp_path, monkeypatch):
+    ledgers.full(path, policy=hashlib.sha256(POLICY).hexdigest())
+    (tmp_path / "policy.toml").write_bytes(POLICY)
+    out = tmp_path / "page.html"
+    result = run("report", tmp_path / "silo", "--out", out, "--job", "lung-1", "--policy", tmp_path / "policy.toml")
+    assert result.exit_code == 0, result.exception
+    assert f"{out}: verified, 8 messages, 1,332 bytes, head 37:{ledger_audit.verify(path).head}" in result.output
+    assert "Its text:" in words(Parsed(out.read_bytes()))
+    assert out.stat().st_mode & 0o077 == 0
+    monkeypatch.chdir(tmp_path)
+    assert run("report", path).exit_code == 0
+    assert (tmp_path / "ledger-report.html").is_file()
+
+
+def test_the_command_fails_for_a_broken_ledger_and_writes_why(path, tmp_path):
+    ledgers.full(path)
+    break_it(path)
+    result = run("report", path, "--out", tmp_path / "page.html")
+    assert isinstance(result.exception, SystemExit)
+    assert (result.exit_code, "does NOT hold" in result.output) == (1, True)
+    assert "This ledger does not hold" in words(Parsed((tmp_path / "page.html").read_bytes()))
+
+
+def test_the_command_writes_nothing_for_what_is_no_ledger(tmp_path):
+    out = tmp_path / "page.html"
+    for place in (tmp_path / "gone", tmp_path):
+        result = run("report", place, "--out", out)
+        assert isinstance(result.exception, LocalError)
+        assert str(place) in str(result.exception)
+    assert not out.exists()
