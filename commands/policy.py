@@ -96,8 +96,9 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
         yield f"{_rounds(outflow)}:"
         for part, verdicts in groupby(outflow.decision.tensors, key=lambda verdict: verdict.release.part):
             yield from _part(part, list(verdicts), outflow)
-        count, most = len(outflow.decision.tensors), policy.file.limits.max_bytes_per_round
-        yield f"  {count} tensors, {outflow.size:,} bytes a round; the policy lets at most {most:,} leave"
+        count, limits = len(outflow.decision.tensors), policy.file.limits
+        most = f"at most {limits.max_bytes_per_round:,} leave, in {limits.max_attempts_per_round} attempts"
+        yield from _wrapped(f"{count} tensors, {outflow.size:,} bytes a round; the policy lets {most}", "  ")
         for reason in outflow.decision.whole:
             yield from _wrapped(f"HELD BACK: {reason}", "  ")
     yield ""
@@ -160,6 +161,7 @@ def _document(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outfl
         "signer": signer,
         "policy": policy.digest,
         "max_bytes_per_round": policy.file.limits.max_bytes_per_round,
+        "max_attempts_per_round": policy.file.limits.max_attempts_per_round,
         "phases": [
             {
                 "first_round": outflow.first,

@@ -21,6 +21,8 @@ from . import config as configs
 from .config import CoordinatorConfig
 from .database import Database
 from .operations import job_of
+from .room import check_room
+from .store import check_folder
 
 DATABASE_FILE = "coordinator.sqlite"
 
@@ -47,7 +49,7 @@ def check(path: Path) -> Report:
         if roster is None or known is None:
             report.skip("job", "roster and database")
             continue
-        found = report.look("job", partial(_job, job, roster, known))
+        found = report.look("job", partial(_job, job, config, roster, known))
         uploads += largest_round(found) if found else 0
     report.look("disk", partial(preflight.disk, config.directory, uploads, "a round of each job"))
     report.look("listen", partial(_listen, config))
@@ -65,8 +67,11 @@ def _database(config: CoordinatorConfig) -> tuple[Mapping[str, bytes], str]:
     return {kept.state.job: kept.signed for kept in jobs}, f"{path}: {len(jobs)} jobs, {running} of them not ended"
 
 
-def _job(path: Path, roster: Roster, known: Mapping[str, bytes]) -> tuple[Job, str]:
-    """An operator signed it under this roster, which has its silos, and its name is new; or the database has it."""
+def _job(path: Path, config: CoordinatorConfig, roster: Roster, known: Mapping[str, bytes]) -> tuple[Job, str]:
+    """An operator signed it under this roster, which has its silos, its name is new and there is room for it.
+
+    Or the database has it.
+    """
     signed = read_bytes(path)
     if signed in known.values():  # its signature was checked when it came, maybe under an older roster
         job = Job.from_document(parse_json(signed, str(path))["document"], str(path))
@@ -74,8 +79,10 @@ def _job(path: Path, roster: Roster, known: Mapping[str, bytes]) -> tuple[Job, s
     job = job_of(signed, roster, str(path))
     if job.name in known:
         raise LocalError(f"{path}: another job {job.name!r} was run here; have this one signed under a new name")
-    round_ = preflight.size(largest_round(job))
-    return job, f"{path}: {job.name!r}, {job.method_name}, {len(job.silos)} silos give {round_} a round"
+    check_folder(config.directory / "jobs" / job.name, -1)
+    whole = check_room(job, config.limits.max_job_bytes)
+    given = f"{len(job.silos)} silos give {preflight.size(largest_round(job))} a round"
+    return job, f"{path}: {job.name!r}, {job.method_name}, {given}; at most {whole} on the disk"
 
 
 def largest_round(job: Job) -> int:

@@ -20,6 +20,9 @@
     beat_seconds = 5
     hold_seconds = 20
 
+    [limits]                          # optional
+    max_job_bytes = "100GiB"          # what one job may take of the disk; refused up front
+
     [metrics]                         # optional: Prometheus metrics, on loopback only
     listen = "127.0.0.1:9464"
 """
@@ -31,6 +34,7 @@ import pydantic
 
 from ..files import Strict, read_toml
 from ..metrics import MetricsConfig
+from ..security.policy import Bytes
 from ..security.roster import Pins
 
 
@@ -40,6 +44,13 @@ class Timing(Strict):
     admission_seconds: float = pydantic.Field(default=3600.0, gt=0, le=2_592_000)
     beat_seconds: int = pydantic.Field(default=5, ge=1, le=300)
     hold_seconds: int = pydantic.Field(default=20, ge=1, le=300)
+
+
+class JobLimits(Strict):
+    """What one job may take."""
+
+    max_job_bytes: Bytes | None = None
+    """Of the disk, computed from its schema (room.py)."""
 
 
 def _address(listen: str) -> str:
@@ -62,6 +73,7 @@ class CoordinatorConfig(Strict):
     log: Literal["text", "json"] = "text"
     trust: Pins
     timing: Timing = Timing()
+    limits: JobLimits = JobLimits()
     metrics: MetricsConfig | None = None
 
 

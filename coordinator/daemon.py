@@ -3,8 +3,9 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ..algorithms import aggregation
 from ..algorithms.exchange import PLAIN
 from ..algorithms.job import Job
 from ..algorithms.method import CoordinatorState
-from ..errors import RefusedError
+from ..errors import LocalError, RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
 from ..proto.stream import Digests
@@ -26,6 +27,7 @@ from ..security.identity import Keys
 from ..security.receipt import Receipt
 from .config import CoordinatorConfig
 from .database import Database, Place, StoredJob, Submission
+from .room import check_room
 from .round import (
     Began,
     Deadline,
@@ -47,7 +49,7 @@ from .round import (
     resumed,
     task_for,
 )
-from .store import JobStore, Spool, Upload
+from .store import JobStore, Spool, Upload, check_folder
 
 LOST_AFTER_BEATS = 6
 FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSError is tried again
@@ -173,6 +175,16 @@ class Daemon:
             Report: self._report,
         }
 
+    def check_new(self, job: Job) -> None:
+        """LocalError where a job that the database does not have may not begin here."""
+        check_folder(self._folder(job), -1)
+        check_room(job, self.config.limits.max_job_bytes)
+
+    def check_known(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
+        """LocalError where the database is older than what lies beside it."""
+        for job, stored in jobs:
+            check_folder(self._folder(job), stored.state.round)
+
     def restore(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
         """Take up all jobs where they stood."""
         self.runs = [JobRun(job, stored, self._folder(job)) for job, stored in jobs]
@@ -180,12 +192,12 @@ class Daemon:
             self._run(run, resumed(run.state))
 
     def add(self, job: Job, signed: bytes) -> JobRun:
-        """Queue a job; it begins at once where none runs."""
+        """Queue a job, after ``check_new``; it begins at once where none runs."""
         state = JobState(job.name, job.silos, job.length, job.min_cohort, job.quorum)
         method = job.method().begin()
-        with self._database.transaction():
-            self._database.add_job(signed, state, method)
         run = JobRun(job, StoredJob(signed, state, dict(method), {}), self._folder(job))
+        with self._writing():
+            self._database.add_job(signed, state, method)
         self.runs.append(run)
         self._begin_next()
         return run
@@ -274,12 +286,25 @@ class Daemon:
         state, effects = advance(run.state, event)
         if state == run.state:
             return
-        with self._database.transaction():
+        with self._writing():
             self._database.save_state(state)
             record()
         run.state = state
         committed()
         self._run(run, effects)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction. Where the disk does not take it, the daemon stops, whoever called.
+
+        It may be in the middle of what follows from an event; started again, it goes on from what is written.
+        """
+        try:
+            with self._database.transaction():
+                yield
+        except LocalError as error:
+            asyncio.get_running_loop().call_exception_handler({"message": "the database failed", "exception": error})
+            raise
 
     def _run(self, run: JobRun, effects: tuple[Effect, ...]) -> None:
         for effect in effects:

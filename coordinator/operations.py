@@ -56,8 +56,12 @@ class Operations:
         if known is None:
             if len(self._daemon.runs) >= MOST_JOBS:
                 raise RefusedError(operator, "LIMIT", f"{MOST_JOBS} jobs are kept here; start a coordinator anew")
-            log.event("job.submitted", job=job.name, operator=operator, digest=job.digest)
-            known = self._daemon.add(job, request.signed_job)
+            try:
+                self._daemon.check_new(job)
+                log.event("job.submitted", job=job.name, operator=operator, digest=job.digest)
+                known = self._daemon.add(job, request.signed_job)
+            except LocalError as error:
+                raise RefusedError(operator, "STORAGE", str(error)) from error
         elif known.job.digest != job.digest:
             why = f"another job has the name {job.name!r}; have this one signed under a new name"
             raise RefusedError(operator, "JOB_INVALID", why)

@@ -59,6 +59,10 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         stored = [restored for kept in database.jobs() if (restored := _stored(kept)) is not None]
         known = {job.name: kept.signed for job, kept in stored}
         jobs = [(job, signed) for path in config.jobs for job, signed in (_job(path, roster, known),)]
+        daemon.check_known(stored)
+        for job, _ in jobs:
+            if job.name not in known:
+                daemon.check_new(job)
         guard = Guard(roster)
         server = _server(daemon, guard)
         port = _listen(server, config.listen, keys, roster)

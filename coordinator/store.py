@@ -10,6 +10,9 @@
     <directory>/jobs/<job>/<round>.<part>.<silo>.safetensors what a round put aside for a silo that was away
     <directory>/jobs/<job>/result.safetensors                what the method's coordinator half knows in the end
 
+Which of the files count is said by the database (database.py). All others are rubbish, left by a fold or an upload that
+did not come to its end, and are removed; so a database that does not know of whole rounds is refused before.
+
 Files appear under their name complete: written aside, fsynced, renamed. Tensors of uploads are mapped, not read, so a
 fold holds one tensor of one silo at a time. A published part may not be named like a silo's upload: the suffix differs.
 """
@@ -31,7 +34,7 @@ from torch import Tensor
 
 from ..algorithms.exchange import REGION, WEIGHT, all_finite, weight_fault
 from ..algorithms.method import CoordinatorState
-from ..errors import RefusedError
+from ..errors import LocalError, RefusedError
 from ..files import sync_directory
 from ..proto.channel import CHUNK_BYTES
 from ..proto.wire import Item, tensor_bytes, tensor_from
@@ -123,6 +126,21 @@ class Upload:
                 raise RefusedError(silo, "WEIGHT", f"tensor {part}/{name}: {fault}")
 
 
+def check_folder(folder: Path, round_: int) -> None:
+    """LocalError where a job's folder holds tensors of rounds after ``round_``, the one in which the job stands.
+
+    No crash leaves such files: the database is missing or older, and they are the only copy of these rounds. ``round_``
+    is -1 for a job that the database does not have.
+    """
+    for path in sorted(folder.glob("*")):
+        if path.suffix in (".upload", ".safetensors") and _number(path) > round_:
+            known = f"the job stands in round {round_}" if round_ >= 0 else "there is no such job"
+            raise LocalError(
+                f"{folder}: holds {path.name}, but by coordinator.sqlite {known}: it is missing, or older than this "
+                "folder; bring coordinator.sqlite back, or move the folder away"
+            )
+
+
 class JobStore:
     """One job's tensor files: written once under a name of their own, never changed.
 
@@ -139,7 +157,10 @@ class JobStore:
         self._loading = threading.Lock()
         self._loaded: dict[str, dict[str, Tensor]] = {}  # published values, once a silo has asked; shared by all
         self._digests: dict[str, dict[str, bytes]] = {}  # theirs, where they were published by this process
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalError(f"{folder}: cannot make it: {error.strerror or error}; make room for it") from error
 
     def check_space(self, silo: str, size: int) -> None:
         """RefusedError STORAGE where an upload of this size would fill the disk."""
@@ -314,6 +335,12 @@ class Folding:
 
 def _digests(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
     return {name: sha256(tensor_bytes(tensor)).digest() for name, tensor in tensors.items()}
+
+
+def _number(path: Path) -> int:
+    """The round of a tensor file; 0 for the result, which is of the last one."""
+    number = path.name.partition(".")[0]
+    return int(number) if number.isascii() and number.isdecimal() else 0
 
 
 def _upload(round_: int, silo: str) -> str:

@@ -61,6 +61,7 @@ class Ledger:
         self.silo = silo
         self._rules = Rules()
         self._sent: Counter[tuple[str, int]] = Counter()
+        self._attempts: Counter[tuple[str, int]] = Counter()
         self._unsettled: dict[int, Unsettled] = {}
         self._mutex = threading.Lock()
         self._log: AppendLog
@@ -184,6 +185,11 @@ class Ledger:
         with self._mutex:
             return self._sent[job_digest, round_number]
 
+    def attempts(self, job_digest: str, round_number: int) -> int:
+        """How many intents a round has had, whatever became of them, restarts included."""
+        with self._mutex:
+            return self._attempts[job_digest, round_number]
+
     @property
     def open_intents(self) -> tuple[int, ...]:
         """Intents without outcome, such as a crash leaves: they count as left."""
@@ -218,6 +224,7 @@ class Ledger:
         match record:
             case Intent():
                 self._sent[record.job_digest, record.round] += record.message.bytes
+                self._attempts[record.job_digest, record.round] += 1
                 self._unsettled[at.seq] = Unsettled(at.seq, record)
             case Digest():
                 self._unsettled[record.ref] = replace(self._unsettled[record.ref], digest=record, place=at)

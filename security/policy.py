@@ -6,6 +6,7 @@
 
     [limits]
     max_bytes_per_round = "512MiB"
+    max_attempts_per_round = 100    # uploads of one round that are begun, with those that broke off
 
     [control]                       # polls and heartbeats, per session
     max_messages = 100_000
@@ -83,6 +84,7 @@ class Limits(Strict):
     """``[limits]``."""
 
     max_bytes_per_round: Bytes
+    max_attempts_per_round: Annotated[int, Field(strict=True, ge=1)] = 100
 
 
 class Control(Strict):
@@ -188,9 +190,18 @@ class Policy:
         return next((rule for rule in self.file.allow if method in rule.methods and part in rule.parts), None)
 
     def decide(
-        self, method: str, releases: Sequence[Release], recipient: str, readers: Sequence[str], sent: int = 0
+        self,
+        method: str,
+        releases: Sequence[Release],
+        recipient: str,
+        readers: Sequence[str],
+        sent: int = 0,
+        attempts: int = 0,
     ) -> Decision:
-        """Whether one message may leave in a round in which ``sent`` bytes have left; the steps run in order."""
+        """Whether one message may leave in a round in which ``sent`` bytes have left in ``attempts`` messages.
+
+        The steps run in order.
+        """
         # (1) There is something to decide on.
         whole = [] if releases else ["message declares no tensor; declare what leaves"]
         # (2) Each tensor passes the rule of its part.
@@ -203,6 +214,12 @@ class Policy:
         total = sent + sum(release.nbytes for release in releases if release.dtype in ITEM_BYTES)
         if total > (most := self.file.limits.max_bytes_per_round):
             whole.append(f"{total} bytes this round are over max_bytes_per_round = {most}; raise it if they may leave")
+        # (5) It was not tried too often: a coordinator that cuts every upload gets no further ones.
+        if attempts >= (most := self.file.limits.max_attempts_per_round):
+            whole.append(
+                f"{attempts} uploads of this round were begun, max_attempts_per_round = {most}; if the line is bad and "
+                "the coordinator honest, raise it"
+            )
         return Decision(verdicts, tuple(whole))
 
     def _verdict(self, method: str, release: Release, recipient: str, readers: Sequence[str]) -> Verdict:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ..algorithms.exchange import all_finite
+from ..algorithms.job import Job
 from ..errors import LocalError, RefusedError
 from ..proto.stream import Inbound
-from ..proto.wire import Item, tensor_from
+from ..proto.tensor_pb2 import Manifest
+from ..proto.wire import Item, check_manifest, delivered_items, tensor_from
 from ..security.release import Release
 from ..security.roster import Roster
 
@@ -70,6 +72,22 @@ def exactly(items: tuple[Item, ...], payload: Mapping[str, Mapping[str, Tensor]]
             )
         values.append(value.detach().cpu())
     return values
+
+
+def announced(peer: str, job: Job, round_: int, manifest: Manifest) -> tuple[Item, ...]:
+    """What a delivery's manifest declares; RefusedError unless it is all of some parts that this round may bring."""
+    if manifest.job != job.name or manifest.job_digest.hex() != job.digest or manifest.round != round_:
+        raise RefusedError(peer, "MANIFEST", f"delivery is of {manifest.job[:64]!r} round {manifest.round}")
+    if manifest.offset:
+        raise RefusedError(peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it")
+    parts = {part.name: part for part in job.down(round_)}
+    named = list(dict.fromkeys(header.part for header in manifest.tensors))
+    unknown = [name for name in named if name not in parts]
+    if unknown:
+        raise RefusedError(peer, "MANIFEST", f"delivers part {unknown[0][:64]!r}, which is not in the schema")
+    items = delivered_items([parts[name] for name in named])
+    check_manifest(peer, manifest, items)
+    return items
 
 
 def unpack(peer: str, inbound: Inbound, buffer: bytearray) -> dict[str, dict[str, Tensor]]:

@@ -18,7 +18,7 @@ from staddle.commands import local_federation
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.channel import ERROR_METADATA, SERVER_OPTIONS
+from staddle.proto.channel import CHUNK_BYTES, ERROR_METADATA, SERVER_OPTIONS
 from staddle.proto.stream import Digester, chunks
 from staddle.proto.wire import delivered_items, given_items, to_wire
 from staddle.security import ledger_audit
@@ -558,6 +558,42 @@ def test_the_limit_of_a_round_holds_across_jobs_refusals_and_restarts(world, tmp
         *[("first", 1)] * 2,
         *[("second", 0)] * 2,
     ]
+
+
+async def cut_before_the_end(hostile, frames, context):
+    """The whole payload comes; the line breaks before END."""
+    async for frame in frames:
+        hostile.arrived += len(frame.chunk)
+        if frame.HasField("end"):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+
+
+def test_a_coordinator_that_cuts_every_upload_and_has_nearly_all_of_it_is_given_up(world, tmp_path, monkeypatch):
+    """Whatever it claims to have, a round is begun so often and no more; restarts of the silo begin nothing anew."""
+    monkeypatch.setattr(egress, "chunks", functools.partial(stream.chunks, size=512))
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 512)
+    most, rest = 5, world.size % 512
+    policy = world.policy.replace("[limits]\n", f"[limits]\nmax_attempts_per_round = {most}\n")
+    assert rest
+
+    async def nearly_all(request, context):
+        hostile.calls["standing"] += 1
+        return pb.StandingReply(received=world.size - rest)
+
+    script = [offer(world), *[round_of(world, 0)] * 4]
+    for tasks in (script, [round_of(world, 0)] * 4):
+        hostile = Hostile(world, tasks, upload=[cut_before_the_end] * 99)
+        hostile.standing = nearly_all
+        play(hostile, tmp_path, policy=policy)
+        intents = [record for record in records(tmp_path) if record["type"] == "egress.intent"]
+    assert hostile.answers.count(("FAILED", 0, "POLICY")) == 3
+    sizes = [intent["message"]["bytes"] for intent in intents]
+    assert sizes == [world.size, *[rest] * 3, world.size]  # the process that came last knows of nothing that waits
+    (denied, *_) = [record for record in records(tmp_path) if record["type"] == "policy.deny"]
+    assert f"max_attempts_per_round = {most}" in denied["reasons"][0]
+    monkeypatch.setattr(stream, "CHUNK_BYTES", CHUNK_BYTES)
+    more = play(Hostile(world, [round_of(world, 1)]), tmp_path, policy=policy)
+    assert [upload[1] for upload in more.uploads] == [1]
 
 
 # Pace.

@@ -70,7 +70,7 @@ def test_every_tensor_has_a_line_with_rule_bytes_and_reader(check):
     assert "  part 'extractor' (backbone), 52,232 bytes, read by coordinator" in lines
     wanted = "    extractor.conv2.weight  float32  [32, 16, 3, 3]  18,432  leaves by rule fedper-extractor"
     assert wanted in lines
-    assert "  10 tensors, 52,256 bytes a round; the policy lets at most 67,108,864 leave" in lines
+    assert "  10 tensors, 52,256 bytes a round; the policy lets at most 67,108,864 leave, in 100 attempts" in lines
     assert lines[-2].startswith("At most 209,024 bytes in all its rounds. This silo would ACCEPT")
     assert "classifier" not in shown
 

@@ -161,6 +161,24 @@ def test_a_database_that_is_none(federation, failed):
     assert "not tried" in found["job"]
 
 
+def test_a_folder_of_tensors_without_its_database(federation, failed):
+    folder = federation.folder / "coordinator" / "state" / "jobs" / "one"
+    folder.mkdir(parents=True)
+    assert failed() == {}
+    (folder / "1.model.safetensors").touch()
+    assert f"{folder}: holds 1.model.safetensors, but by coordinator.sqlite there is no such job" in failed()["job"]
+
+
+def test_a_job_that_may_take_more_disk_than_a_job_is_given(federation, failed):
+    texts = {found.name: found.text for found in check(federation.coordinator_config).findings}
+    assert "; at most 280.2 KiB (107.1 KiB uploads, 173.1 KiB published) on the disk" in texts["job"]
+    edit(federation.coordinator_config, "[timing]", '[limits]\nmax_job_bytes = "280KiB"\n\n[timing]')
+    assert "job 'one' with 2 silos may take 280.2 KiB" in failed()["job"]
+    assert "limits.max_job_bytes is 280.0 KiB: raise it" in failed()["job"]
+    edit(federation.coordinator_config, '"280KiB"', '"281KiB"')
+    assert failed() == {}
+
+
 def test_the_disk_holds_a_round_of_every_job(federation, failed, monkeypatch):
     monkeypatch.setattr("staddle.coordinator.check.largest_round", lambda _: 3 * 2**29)
     local_federation.sign_job(federation, job("two"))

@@ -46,6 +46,14 @@ def test_what_is_left_out_has_its_default(load):
     assert (config.jobs, config.log) == ((), "text")
     assert config.timing == configs.Timing(admission_seconds=3600, beat_seconds=5, hold_seconds=20)
     assert config.trust.threshold == 1
+    assert config.limits.max_job_bytes is None
+
+
+def test_the_limit_of_a_job_is_a_size(load):
+    assert load(TEXT + '[limits]\nmax_job_bytes = "3GiB"\n').limits.max_job_bytes == 3 * 2**30
+    for bad in ('"3 gigs"', "-1", "1.5"):
+        with pytest.raises(LocalError, match=r"limits\.max_job_bytes = "):
+            load(TEXT + f"[limits]\nmax_job_bytes = {bad}\n")
 
 
 @pytest.mark.parametrize(

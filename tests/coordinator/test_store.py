@@ -12,8 +12,8 @@ import torch
 
 from staddle.algorithms.exchange import Kind, TensorSpec
 from staddle.coordinator import store
-from staddle.coordinator.store import MARGIN_BYTES, JobStore, Spool, Upload
-from staddle.errors import RefusedError
+from staddle.coordinator.store import MARGIN_BYTES, JobStore, Spool, Upload, check_folder
+from staddle.errors import LocalError, RefusedError
 from staddle.proto.stream import chunks
 from staddle.proto.wire import Item, tensor_bytes
 
@@ -429,6 +429,47 @@ def test_an_upload_that_would_fill_the_disk_is_refused_beforehand(job, monkeypat
     with pytest.raises(RefusedError, match="1001") as caught:
         job.store.check_space("silo-a", 1001)
     assert caught.value.code == "STORAGE"
+
+
+# A folder that the database does not know of.
+
+
+@pytest.mark.parametrize(
+    "name", ["0.silo-a.upload", "3.model.safetensors", "result.safetensors", "12.mail.b.safetensors"]
+)
+def test_tensors_of_a_job_that_the_database_does_not_have_are_not_taken_for_rubbish(folder, name):
+    folder.mkdir()
+    (folder / name).write_bytes(b"the only copy")
+    said = rf"{folder}: holds {name}, but by coordinator.sqlite there is no such job.* move the folder away"
+    with pytest.raises(LocalError, match=said):
+        check_folder(folder, -1)
+    assert (folder / name).read_bytes() == b"the only copy"
+
+
+def test_tensors_of_rounds_after_the_one_in_which_the_job_stands_are_not_rubbish_either(folder):
+    folder.mkdir()
+    for name in ("2.model.safetensors", "3.silo-a.upload", "result.safetensors"):
+        (folder / name).touch()
+    check_folder(folder, 3)
+    check_folder(folder, 99)
+    with pytest.raises(
+        LocalError, match=r"holds 3\.silo-a\.upload, but by coordinator.sqlite the job stands in round 2"
+    ):
+        check_folder(folder, 2)
+
+
+def test_what_a_crash_leaves_of_a_job_that_never_began_locks_nobody_out(folder):
+    check_folder(folder, -1)  # no folder
+    folder.mkdir()
+    check_folder(folder, -1)
+    (folder / ".0.model.safetensors.tmp").touch()  # no tensors yet
+    check_folder(folder, -1)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "jobs").touch()
+    with pytest.raises(LocalError, match=r"jobs/one: cannot make it: Not a directory"):
+        JobStore(tmp_path / "jobs" / "one", lambda _: ITEMS, {})
 
 
 # The end of the job.

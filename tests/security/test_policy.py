@@ -177,6 +177,22 @@ def test_bad_policy_files_name_key_value_and_fix(old, new, said):
         policy(TEXT.replace(old, new, 1))
 
 
+@pytest.mark.parametrize(("attempts", "may"), [(0, True), (2, True), (3, False), (10**6, False)])
+def test_a_round_has_so_many_attempts(attempts, may):
+    limited = policy(TEXT.replace('"4KiB"\n', '"4KiB"\nmax_attempts_per_round = 3\n'))
+    decision = limited.decide("fedavg", [Release(**GOOD)], "coordinator", ["coordinator"], 0, attempts)
+    assert decision.allow == may
+    said = f"{attempts} uploads of this round were begun, max_attempts_per_round = 3; "
+    assert may or [reason.startswith(said) for reason in decision.whole] == [True]
+
+
+def test_attempts_are_limited_where_the_file_says_nothing():
+    assert policy().file.limits.max_attempts_per_round == 100
+    for bad in ("0", "-1", "1.0", '"3"'):
+        with pytest.raises(LocalError, match=r"limits\.max_attempts_per_round = "):
+            policy(TEXT.replace('"4KiB"\n', f'"4KiB"\nmax_attempts_per_round = {bad}\n'))
+
+
 def test_sizes_and_digest(tmp_path):
     path = tmp_path / "policy.toml"
     path.write_text(TEXT)

@@ -23,7 +23,8 @@ from staddle.security.appendlog import AppendLog
 from staddle.security.ledger import Ledger
 from staddle.security.receipt import Receipt
 from staddle.silo import egress
-from staddle.silo.egress import MAX_CONTROL_BYTES, MAX_REASON, DeniedError, Gate, TurnedAwayError, UnreachableError
+from staddle.silo.control import MAX_CONTROL_BYTES
+from staddle.silo.egress import MAX_REASON, DeniedError, Gate, TurnedAwayError, UnreachableError
 
 SESSION = b"0123456789abcdef"
 SILO = "silo-a"
@@ -383,6 +384,44 @@ def test_3_the_bytes_of_a_round_are_counted_across_other_rounds_and_a_restart(ma
         world.audited()
         world = World(made, tmp_path, policy)
     world.ledger.close()
+
+
+def attempted(made, folder, most):
+    old = 'max_bytes_per_round = "64MiB"'
+    return World(
+        made, folder, made.policy(*made.jobs.values(), replace={old: f"{old}\nmax_attempts_per_round = {most}"})
+    )
+
+
+def test_3_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, small_chunks):
+    """A coordinator that has all but the last chunk each time: few bytes an attempt, but no attempt without end."""
+    world = attempted(made, tmp_path, 3)
+    size = sum(item.spec.nbytes for item in world.items())
+    world.client.standing_reply = lambda _: pb.StandingReply(received=size // 4096 * 4096)
+    for attempt in range(3):
+        world.broken(2)
+        if attempt == 1:
+            world.restart()
+        world.settle()
+    world.client.stop_after = None
+    with pytest.raises(DeniedError, match=r"3 uploads of this round were begun, max_attempts_per_round = 3"):
+        world.give()
+    world.restart()
+    with pytest.raises(DeniedError):
+        world.give()
+    assert world.client.uploads == 3
+    world.give(round_=1)
+    assert world.client.uploads == 4
+    assert world.ledger.sent(world.job.digest, 0) == size + 2 * (size % 4096)
+    assert world.audited().ok
+
+
+def test_3_what_left_whole_is_an_attempt_too(made, tmp_path):
+    world = attempted(made, tmp_path, 1)
+    world.give()
+    with pytest.raises(DeniedError, match="1 uploads"):
+        world.give()
+    assert world.audited().ok
 
 
 def test_3_nothing_leaves_when_the_denial_cannot_be_recorded(made, tmp_path, monkeypatch):

@@ -1,0 +1,82 @@
+"""What a job may take on the coordinator's disk, from its signed schema alone, before it begins.
+
+With n silos in the job::
+
+    uploads     n · what a silo gives in a round: as they come, and until the fold
+    versions    2 n · the same, where a Mix needs the last upload of each silo: those that count, and those before them
+    published   3 · every part that is folded or delivered: being written, last, and the one before, which may be read
+    mail        3 n · every part that is put aside for silos that are away
+
+Not counted: the database, and what the method's coordinator half knows, which are small.
+"""
+
+from dataclasses import dataclass
+
+from ..algorithms.exchange import Mix, Part, Sum
+from ..algorithms.job import Job
+from ..algorithms.method import KEEP, METRICS
+from ..errors import LocalError
+from ..proto.wire import delivered_items, given_items
+from ..security.preflight import size
+
+GENERATIONS = 3  # of a file that each round replaces
+HEADER_BYTES = 512  # of one tensor in a file, besides its name
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes at most."""
+
+    uploads: int
+    versions: int
+    published: int
+    mail: int
+
+    @property
+    def total(self) -> int:
+        """All of it at a time."""
+        return self.uploads + self.versions + self.published + self.mail
+
+    def __str__(self) -> str:
+        kinds = (("uploads", self.uploads), ("versions", self.versions), ("published", self.published))
+        shown = [f"{size(count)} {kind}" for kind, count in (*kinds, ("mail", self.mail)) if count]
+        return f"{size(self.total)} ({', '.join(shown)})"
+
+
+def room(job: Job) -> Room:
+    """The most that a job's tensors take at a time."""
+    silos, given, mixed = len(job.silos), 0, 0
+    published: dict[str, int] = {}
+    mail: dict[str, int] = {}
+    for start in job.phase_starts:
+        up = job.up(start)
+        upload = sum(item.spec.nbytes for item in given_items(up))
+        given = max(given, silos * upload)
+        if any(isinstance(part.exchange, Mix) for part in up):
+            mixed = max(mixed, 2 * silos * upload)
+        _largest(published, [part for part in up if isinstance(part.exchange, Sum) and part.name != METRICS.name])
+    for start in (*job.phase_starts, job.length):
+        down = job.down(start)
+        _largest(mail, [part for part in down if KEEP in part.tensors])
+        _largest(published, [part for part in down if KEEP not in part.tensors])
+    files, letters = sum(published.values()), sum(mail.values())
+    return Room(given, mixed, GENERATIONS * files, GENERATIONS * silos * letters)
+
+
+def check_room(job: Job, most: int | None) -> Room:
+    """What the job may take; LocalError where that is more than the configuration gives a job."""
+    found = room(job)
+    if most is not None and found.total > most:
+        raise LocalError(
+            f"job {job.name!r} with {len(job.silos)} silos may take {found} of disk, the coordinator's "
+            f"limits.max_job_bytes is {size(most)}: raise it, or have the job signed for fewer silos or a smaller model"
+        )
+    return found
+
+
+def _largest(sizes: dict[str, int], parts: list[Part]) -> None:
+    """Bytes of the files of these parts, where they are larger than what is known."""
+    for part in parts:
+        header = sum(HEADER_BYTES + len(spec.name) for spec in part.tensors)
+        nbytes = header + sum(item.spec.nbytes for item in delivered_items([part]))
+        sizes[part.name] = max(sizes.get(part.name, 0), nbytes)

@@ -1,0 +1,150 @@
+"""Which jobs a coordinator begins with, and what speaks against one: in one process, over real TLS."""
+
+import asyncio
+import shutil
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+from staddle.commands import local_federation
+from staddle.coordinator import config as configs
+from staddle.coordinator import server
+from staddle.coordinator.config import JobLimits
+from staddle.errors import LocalError
+from staddle.proto import operations_pb2 as pb
+from staddle.proto.channel import ERROR_METADATA, OPTIONS
+from staddle.proto.operations_pb2_grpc import OperationsStub
+from staddle.security import roster as rosters
+from staddle.security.identity import load_keys
+
+SILOS = ("a", "b")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    federation = local_federation.make(tmp_path_factory.mktemp("begin") / "federation", SILOS)
+    for name in ("one", "two"):
+        document = {
+            "version": 1,
+            "name": name,
+            "seed": 7,
+            "rounds": 2,
+            "silos": list(SILOS),
+            "method": {"name": "fedavg"},
+            "model": {"name": "cnn-digits", "classes": 10},
+            "training": {"lr": 0.1},
+        }
+        local_federation.sign_job(federation, document)
+    local_federation.write_coordinator(federation, ["one"], {})
+    folder = federation.folder
+    return SimpleNamespace(
+        config=configs.load(federation.coordinator_config),
+        roster=rosters.load(folder / "roster.json"),
+        operator=load_keys(folder / "operator"),
+        signed={name: (folder / "jobs" / f"{name}.json").read_bytes() for name in ("one", "two")},
+    )
+
+
+@pytest.fixture
+def begin(world, tmp_path):
+    """``begin(then)``: run the coordinator and, as its operator, ``then(stub)``."""
+
+    @asynccontextmanager
+    async def operating(address):
+        keys, coordinator = world.operator, world.roster.coordinator
+        pair = (keys.tls_key, keys.entry.certificate.encode())
+        credentials = grpc.ssl_channel_credentials(coordinator.certificate.encode(), *pair)
+        named = ("grpc.ssl_target_name_override", "coordinator.staddle")
+        async with grpc.aio.secure_channel(address, credentials, options=[*OPTIONS, named]) as channel:
+            yield OperationsStub(channel)
+
+    def call(then, **changes):
+        async def run():
+            config = world.config.model_copy(update={"directory": tmp_path / "state", **changes})
+            async with server.running(config) as address, operating(address) as stub:
+                return await then(stub)
+
+        return asyncio.run(run())
+
+    call.jobs = tmp_path / "state" / "jobs"
+    call.database = tmp_path / "state" / "coordinator.sqlite"
+    return call
+
+
+async def names(stub):
+    return [job.job for job in (await stub.List(pb.ListRequest())).jobs]
+
+
+def submitting(signed):
+    async def submit(stub):
+        try:
+            await stub.Submit(pb.SubmitRequest(signed_job=signed))
+        except grpc.aio.AioRpcError as error:
+            return dict(error.trailing_metadata())[ERROR_METADATA], error.details(), await names(stub)
+        return await names(stub)
+
+    return submit
+
+
+def remove(database: Path):
+    for path in database.parent.glob(f"{database.name}*"):
+        path.unlink()
+
+
+def test_a_coordinator_whose_database_is_gone_refuses_to_start_and_removes_nothing(begin):
+    assert begin(names) == ["one"]
+    kept = begin.jobs / "one" / "0.model.safetensors"
+    kept.write_bytes(b"the only copy")
+    copy = begin.jobs / "copy.sqlite"
+    shutil.copyfile(begin.database, copy)
+    remove(begin.database)
+    for _ in range(2):  # the first start has made a database, which is no better
+        with pytest.raises(LocalError, match=rf"{kept.parent}: holds {kept.name}, .*bring coordinator\.sqlite back"):
+            begin(names)
+        assert kept.read_bytes() == b"the only copy"
+    remove(begin.database)
+    shutil.copyfile(copy, begin.database)
+    assert begin(names) == ["one"]
+
+
+def test_a_database_that_is_older_than_the_tensors_is_refused(begin):
+    assert begin(names) == ["one"]
+    kept = begin.jobs / "one" / "1.a.upload"
+    kept.write_bytes(b"the only copy")
+    with pytest.raises(LocalError, match=r"1\.a\.upload, but by coordinator.sqlite the job stands in round 0"):
+        begin(names)
+    kept.rename(kept.with_name("0.a.upload"))  # what a crash leaves of round 0 is rubbish
+    assert begin(names) == ["one"]
+    assert list(kept.parent.iterdir()) == []
+
+
+def test_an_empty_folder_of_a_crash_locks_nobody_out(begin):
+    (begin.jobs / "one").mkdir(parents=True)
+    assert begin(names) == ["one"]
+
+
+def test_an_operator_is_refused_a_job_whose_folder_holds_tensors(begin, world):
+    (begin.jobs / "two").mkdir(parents=True)
+    kept = begin.jobs / "two" / "0.model.safetensors"
+    kept.write_bytes(b"the only copy")
+    code, why, listed = begin(submitting(world.signed["two"]))
+    assert (code, listed) == ("STORAGE", ["one"])  # and the coordinator answers on
+    assert f"{kept.parent}: holds {kept.name}" in why
+    assert kept.exists()
+    shutil.rmtree(kept.parent)
+    assert begin(submitting(world.signed["two"])) == ["one", "two"]
+
+
+def test_a_job_over_the_limit_of_a_job_is_refused(begin, world):
+    few = JobLimits(max_job_bytes=286_000)
+    with pytest.raises(LocalError, match=r"job 'one' with 2 silos may take .*max_job_bytes is 279.3 KiB"):
+        begin(names, limits=few)
+    code, why, listed = begin(submitting(world.signed["two"]), limits=few, jobs=())
+    assert (code, listed) == ("STORAGE", [])
+    assert "job 'two' with 2 silos may take 280.2 KiB (107.1 KiB uploads, " in why
+    assert not (begin.jobs / "two").exists()
+    assert begin(names) == ["one"]
+    assert begin(names, limits=few) == ["one"]  # one that has begun goes on

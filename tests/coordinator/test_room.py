@@ -1,0 +1,107 @@
+"""What a job may take on the disk, against what it takes: every upload and fold of a simulated job, on files."""
+
+import numpy as np
+import pytest
+
+from staddle.algorithms import simulation
+from staddle.algorithms.aggregation import close_round
+from staddle.algorithms.data import digits
+from staddle.algorithms.job import Job, JobFile
+from staddle.coordinator.room import check_room, room
+from staddle.coordinator.store import JobStore, Spool
+from staddle.errors import LocalError
+from staddle.files import validate
+from staddle.proto.wire import given_items, tensor_bytes
+
+SILOS = ("a", "b", "c", "d")
+JOBS = {
+    "local": ({}, 0.75),
+    "fedavg": ({}, 0.75),
+    "fedper": ({}, 1.0),
+    "pfedsim": ({"rho": 0.4}, 0.75),
+    "fedsimsup": ({"tau_theta": 1}, 0.75),
+    "fedssa": ({"t_stable": 3}, 0.75),
+    "ppfl": ({"models": 2, "lam": 0.0, "release_membership": "last"}, 0.75),
+    "fedaims": ({"sampling": "algorithm2"}, 0.75),
+}
+
+
+def made(method, silos=SILOS):
+    options, participation = JOBS[method]
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "rounds": 6,
+        "silos": list(silos),
+        "participation": participation,
+        "method": {"name": method, "options": options},
+        "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 10},
+        "training": {"batch_size": 32, "lr": 0.05},
+    }
+    return Job.from_file(validate(document, JobFile, "job"), "job")
+
+
+def bytes_in(folder):
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("method", JOBS)
+def test_no_job_takes_more_than_was_computed_and_none_much_less(method, tmp_path, monkeypatch):
+    """The bound is of a worst case, so what is taken must come near it, or the bound would refuse what fits."""
+    job, taken = made(method), []
+    folder = tmp_path / "job"
+    store = JobStore(folder, lambda round_: given_items(job.up(round_)), {})
+    write = JobStore.write
+
+    def writing(*args):
+        write(*args)
+        taken.append(bytes_in(folder))
+
+    def on_files(method, exchanges, state, round_, members, up, read, archive):
+        for silo in members:
+            spool = Spool(tmp_path / "part", silo)
+            for item in given_items(up):
+                spool.write(bytes(tensor_bytes(read(item.part, silo, item.spec.name))))
+            store.keep(silo, round_, spool.finished())
+        taken.append(bytes_in(folder))
+        folding = store.folding(round_)
+        close_round(method, exchanges, state, round_, members, up, store.reader(members, round_), folding)
+        store.commit(round_, folding.changes, folding.digests)
+        taken.append(bytes_in(folder))
+        return close_round(method, exchanges, state, round_, members, up, read, archive)
+
+    monkeypatch.setattr(JobStore, "write", writing)
+    monkeypatch.setattr(simulation, "close_round", on_files)
+    data = digits()
+    shards = {
+        silo: (data.take(np.arange(n, n + 40)), data.take(np.arange(n + 40, n + 50)))
+        for n, silo in zip(range(0, 400, 50), SILOS, strict=False)
+    }
+    simulation.simulate(job, shards)
+    found = room(job)
+    assert max(taken) <= found.total
+    assert max(taken) >= found.total / 3, (max(taken), str(found))
+
+
+def test_the_room_grows_with_the_silos_and_names_what_it_is_for():
+    job = made("fedavg")
+    upload = sum(item.spec.nbytes for item in given_items(job.up(0)))
+    found = room(job)
+    assert (found.uploads, found.versions, found.mail) == (4 * upload, 0, 0)
+    assert upload * 3 <= found.published <= upload * 3.5
+    assert found.total == found.uploads + found.published
+    assert room(made("fedavg", (*SILOS, "e"))).uploads == 5 * upload
+    mixed = room(made("fedsimsup"))
+    assert mixed.versions == 2 * mixed.uploads
+    assert mixed.mail > 3 * 4 * upload * 0.9
+    assert " uploads, " in str(mixed)
+    assert str(mixed).endswith(" mail)")
+
+
+def test_a_job_over_the_limit_is_refused_with_numbers():
+    job = made("fedavg")
+    total = room(job).total
+    assert check_room(job, None) == check_room(job, total) == room(job)
+    with pytest.raises(LocalError, match=r"'job' with 4 silos may take .* KiB uploads.*max_job_bytes is .*: raise it"):
+        check_room(job, total - 1)
