@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from explained import UPLOAD, Call
 
 from staddle.algorithms.exchange import DTYPES, WEIGHT
 from staddle.algorithms.job import Job
@@ -31,6 +32,7 @@ from staddle.silo.egress import Gate, UnreachableError
 SESSION = b"0123456789abcdef"
 SILOS = ("silo-a", "silo-b", "silo-c")
 SILO = SILOS[0]
+AGENT = (("user-agent", "grpc-python-asyncio/1.80.0 grpc-c/53.0.0 (linux; chttp2)"),)
 RECORDS = Records(train=30, test=10)
 
 
@@ -87,6 +89,7 @@ class FakeClient:
 
     def __init__(self, path):
         self.path = path
+        self.calls = []  # all that crossed, as a tap would have it
         self.messages = []  # control messages
         self.frames = []  # of the last upload
         self.all_uploads = []  # frames by upload
@@ -103,29 +106,36 @@ class FakeClient:
         self.greeting = pb.HelloReply(protocol=1, session=SESSION, beat_seconds=5, hold_seconds=20)
         self.on_frame = lambda _: None
 
-    async def hello(self, request):
+    def _control(self, method, request, *replies):
         self.messages.append(request)
+        sent, received = [request.SerializeToString()], [reply.SerializeToString() for reply in replies]
+        self.calls.append(Call(f"/staddle.v1.Federation/{method}", AGENT, sent, received))
+
+    async def hello(self, request):
+        self._control("Hello", request, self.greeting)
         return self.greeting
 
     async def poll(self, request, hold):
-        self.messages.append(request)
+        self._control("Poll", request, self.task)
         self.hold = hold
         return self.task
 
     async def beat(self, request):
-        self.messages.append(request)
-        return pb.BeatReply(wanted=request.round == 1)
+        reply = pb.BeatReply(wanted=request.round == 1)
+        self._control("Beat", request, reply)
+        return reply
 
     async def answer(self, request):
-        self.messages.append(request)
+        self._control("Answer", request, pb.AnswerReply())
         return pb.AnswerReply()
 
     async def standing(self, request):
-        self.messages.append(request)
-        return self.standing_reply(self)
+        reply = self.standing_reply(self)
+        self._control("Standing", request, reply)
+        return reply
 
     async def fetch(self, request, largest):
-        self.messages.append(request)
+        self._control("Fetch", request, *self.delivery)
         self.largest = largest
         for frame in self.delivery:
             yield decode(frame.SerializeToString())
@@ -134,17 +144,23 @@ class FakeClient:
         self.uploads += 1
         self.frames, self.at = [], []
         self.all_uploads.append(self.frames)
+        call = Call(UPLOAD, AGENT, cut=True)
+        self.calls.append(call)
         self.before = records(self.path)
         async with contextlib.aclosing(frames):
             if self.stop_after == 0:
                 raise self.error
             async for frame in frames:
                 self.at.append(records(self.path))
-                self.frames.append(tensor.Frame.FromString(encode(frame)))
+                call.sent.append(encode(frame))
+                self.frames.append(tensor.Frame.FromString(call.sent[-1]))
                 self.on_frame(self)
                 if self.stop_after == len(self.frames):
                     raise self.error
-        return self.receipt(self)
+        receipt = self.receipt(self)
+        call.received.append(receipt.SerializeToString())
+        call.cut = False
+        return receipt
 
     async def close(self):
         self.closed = True
@@ -173,6 +189,7 @@ class World:
     def __init__(self, made, folder, policy=None):
         self.made = made
         self.job = made.jobs["simple"]
+        self.declares = None  # in place of the job
         self.path = folder / "ledger" / "egress.jsonl"
         self.policy = policy or made.policy(*made.jobs.values())
         self.ledger = Ledger.open(self.path, SILO)
@@ -183,10 +200,10 @@ class World:
 
     @property
     def declared(self):
-        return Declared.of(self.job.document(), RECORDS)
+        return self.declares or Declared.of(self.job.document(), RECORDS)
 
     def items(self, round_=0):
-        return given_items(self.job.up(round_))
+        return self.declares.items(round_) if self.declares else given_items(self.job.up(round_))
 
     def payload(self, round_=0, **changes):
         """What the job's round gives: random numbers, plausible counts; ``changes`` replaces tensors by name."""
@@ -211,7 +228,7 @@ class World:
             "federation": "local",
             "roster": rosters.digest(self.made.roster),
             "silo": SILO,
-            "job": self.job.digest,
+            "job": self.declared.digest,
             "round": client.frames[0].manifest.round,
             "size": client.frames[0].manifest.size,
             "sha256": digests.total.hex(),
@@ -247,7 +264,7 @@ class World:
         """The process died and began anew: another gate over the ledger's file."""
         self.ledger.close()
         self.ledger = Ledger.open(self.path, SILO)
-        self.ledger.start("test", "00" * 32, "00" * 32)
+        self.ledger.start("test", rosters.digest(self.made.roster), self.policy.digest)
         self.gate = Gate(self.client, self.ledger, self.policy, self.made.roster)
         asyncio.run(self.gate.hello())
 
