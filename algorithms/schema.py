@@ -1,6 +1,7 @@
 """The wire schema of a job and the digests of its method and model, as canonical-JSON values."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,10 @@ from ..files import canonical_json
 from .exchange import Exchange, Part, Sum, TensorSpec
 from .method import KEEP, Method
 from .models import MODEL_VERSION, ModelOptions, input_shape
+
+PART_NAME = r"[A-Za-z0-9_-]{1,64}"
+TENSOR_NAME = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
+LONGEST_NAME = 255  # of a tensor
 
 PartsOf = Callable[[int], tuple[Part, ...]]
 
@@ -115,12 +120,25 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), **named}
 
 
+def _check_names(part: str, tensors: Sequence[str]) -> None:
+    """LocalError for a name that a reader of a policy or a ledger might take for another."""
+    if not re.fullmatch(PART_NAME, part):
+        raise LocalError(f"part {part[:64]!a}: a part is named by 1 to 64 ASCII letters, digits, - and _")
+    for name in tensors:
+        if len(name) > LONGEST_NAME or not re.fullmatch(TENSOR_NAME, name):
+            raise LocalError(
+                f"part {part!r}: tensor {name[:64]!a}: a tensor is named by ASCII letters, digits, - and _ between "
+                f"single dots, {LONGEST_NAME} characters at most"
+            )
+
+
 def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
     names = [part.name for part in parts]
     if len(set(names)) != len(names):
         raise LocalError(f"round {round_}: parts {names} are not named apart")
     for part in parts:
         tensors = [spec.name for spec in part.tensors]
+        _check_names(part.name, [name for name in tensors if name not in ours])
         if not tensors:
             raise LocalError(
                 f"part {part.name!r}, which crosses in round {round_}, is empty: the job's model has no parameters "

@@ -116,7 +116,8 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
         yield ""
         yield f"{_rounds(outflow)}:"
         for part, verdicts in groupby(outflow.decision.tensors, key=lambda verdict: verdict.release.part):
-            yield from _part(part, list(verdicts), outflow)
+            rule = policy.rule(job.method_name, part)
+            yield from _part(part, list(verdicts), outflow, rule.max_norm if rule else None)
         count, limits = len(outflow.decision.tensors), policy.file.limits
         most = f"at most {limits.max_bytes_per_round:,} leave, in {limits.max_attempts_per_round} attempts"
         yield from _wrapped(f"{count} tensors, {outflow.size:,} bytes a round; the policy lets {most}", "  ")
@@ -131,11 +132,12 @@ def _rounds(outflow: "Outflow") -> str:
     return f"rounds {outflow.first} to {outflow.last}, each"
 
 
-def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow") -> Iterator[str]:
+def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow", longest: float | None) -> Iterator[str]:
     """One part, a line a tensor."""
     kind, readers = verdicts[0].release.kind, ", ".join(outflow.readers)
     size = sum(verdict.release.nbytes for verdict in verdicts)
-    yield from _wrapped(f"part {part!r} ({kind}), {size:,} bytes, read by {readers}", "  ")
+    norm = f"; held back in a round in which its norm is over {longest:g}" if longest is not None else ""
+    yield from _wrapped(f"part {part!r} ({kind}), {size:,} bytes, read by {readers}{norm}", "  ")
     cells = [_cells(verdict) for verdict in verdicts]
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
     for verdict, (name, dtype, shape, size_, said) in zip(verdicts, cells, strict=True):
@@ -191,11 +193,18 @@ def _document(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outfl
                 "readers": outflow.readers,
                 "allow": outflow.decision.allow,
                 "reasons": outflow.decision.whole,
+                "max_norms": _max_norms(job, policy, outflow),
                 "tensors": [_tensor(verdict) for verdict in outflow.decision.tensors],
             }
             for outflow in outflows
         ],
     }
+
+
+def _max_norms(job: "Job", policy: Policy, outflow: "Outflow") -> dict[str, float]:
+    """By part, where the policy has one."""
+    rules = {v.release.part: policy.rule(job.method_name, v.release.part) for v in outflow.decision.tensors}
+    return {part: rule.max_norm for part, rule in rules.items() if rule and rule.max_norm is not None}
 
 
 def _tensor(verdict: Verdict) -> dict[str, Any]:

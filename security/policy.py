@@ -21,6 +21,7 @@
     never = ["**.running_*"]
     dtypes = ["float32", "float64"]
     max_elements = 12_000_000       # of one tensor
+    max_norm = 50.0                 # Euclidean, of a part's tensors together; left out: any
     recipients = ["coordinator"]
     readers = ["coordinator"]
     forms = ["plain"]
@@ -29,8 +30,9 @@ Globs are those of globs.py: ``*`` within one dotted segment, ``**`` for any num
 """
 
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -105,6 +107,7 @@ class Rule(Strict):
     never: tuple[Glob, ...] = ()
     dtypes: Annotated[tuple[Dtype, ...], Some]
     max_elements: Count
+    max_norm: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
     recipients: Annotated[tuple[str, ...], Some]
     readers: Annotated[tuple[str, ...], Some]
     forms: Annotated[tuple[Form, ...], Some] = ("plain",)
@@ -197,10 +200,12 @@ class Policy:
         readers: Sequence[str],
         sent: int = 0,
         attempts: int = 0,
+        norms: Mapping[str, float] | None = None,
     ) -> Decision:
         """Whether one message may leave in a round in which ``sent`` bytes have left in ``attempts`` messages.
 
-        The steps run in order.
+        ``norms`` are those of its parts, weights left out; None where there are no values yet, before a job runs. The
+        steps run in order.
         """
         # (1) There is something to decide on.
         whole = [] if releases else ["message declares no tensor; declare what leaves"]
@@ -220,7 +225,20 @@ class Policy:
                 f"{attempts} uploads of this round were begun, max_attempts_per_round = {most}; if the line is bad and "
                 "the coordinator honest, raise it"
             )
+        # (6) No part is longer than its rule lets it be.
+        if norms is not None:
+            whole += self._too_long(method, releases, norms)
         return Decision(verdicts, tuple(whole))
+
+    def _too_long(self, method: str, releases: Sequence[Release], norms: Mapping[str, float]) -> Iterator[str]:
+        for part in dict.fromkeys(release.part for release in releases):
+            rule = self.rule(method, part)
+            if rule is None or rule.max_norm is None or norms.get(part, math.inf) <= rule.max_norm:
+                continue
+            yield (
+                f"part {part!r}: rule {rule.name!r}: its norm is {norms.get(part, math.inf):.6g}, over max_norm = "
+                f"{rule.max_norm:g}; raise it if longer ones may leave, or look why training went so far"
+            )
 
     def _verdict(self, method: str, release: Release, recipient: str, readers: Sequence[str]) -> Verdict:
         rule = self.rule(method, release.part)

@@ -20,6 +20,7 @@ from ..security.policy import Decision, Policy
 from ..security.release import Release
 from ..security.roster import Roster
 from .config import SiloConfig
+from .declared import Declared, Records
 from .payload import readers_of, release_of
 
 
@@ -28,6 +29,7 @@ class Admitted:
     """A job that this silo takes part in, with its own data and its own initial weights."""
 
     job: Job
+    declared: Declared
     signer: str
     train: Dataset
     test: Dataset
@@ -115,4 +117,5 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
         raise RefusedError(coordinator, "DATA", str(error)) from error
     weights = {part: tensors for part, (tensors, _) in loaded.items()}
     digests = {part: digest for part, (_, digest) in loaded.items()}
-    return Admitted(job, signer, train, test, weights, digests)
+    declared = Declared.of(parse_json(signed, "the offered job")["document"], Records(len(train), len(test)))
+    return Admitted(job, declared, signer, train, test, weights, digests)

@@ -237,7 +237,7 @@ class Agent:
             log.event("round.trained", job=job.name, round=round_, seconds=round(time.monotonic() - began, 3))
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # told again: we set the pace
-        await self._gate.give(job, round_, payload)
+        await self._gate.give(admitted.declared, round_, payload)
         log.event("round.given", job=job.name, round=round_)
 
     def _work(self, admitted: Admitted) -> Work:

@@ -3,17 +3,19 @@
 What a round gives passes numbered checks, each of which can stop it, and two records that are durable before the bytes
 that they describe count for anything (SECURITY.md rule 27):
 
-(1) it is exactly what the signed job declares; (2) every value is finite; (3) the policy allows every tensor, its
-readers, the round's bytes and its attempts; (4) INTENT is durable; (5) the bytes go, hashed as they go; (6) DIGEST is
-durable; (7) END makes the message count; (8) OUTCOME.
+(1) it is exactly what the signed document declares, and from here on the gate's own copy; (2) every value is finite and
+within its bounds; (3) weights and metrics count no more records than there are; (4) the policy allows every tensor, its
+readers, each part's norm, the round's bytes and its attempts; (5) INTENT is durable; (6) the bytes go, hashed as they
+go; (7) DIGEST is durable; (8) END makes the message count; (9) OUTCOME.
 
-Where the connection breaks between (4) and (8), the INTENT stays open until the coordinator was asked (outcomes.py).
+Where the connection breaks between (5) and (9), the INTENT stays open until the coordinator was asked (outcomes.py).
 The next attempt is an INTENT of its own, over the bytes that the coordinator does not have. So every byte on the wire
 is declared by the intent that it goes under, twice where it goes twice. The policy's limit of a round's bytes is of
 their sum; that of its attempts ends what could go on for ever in pieces of a few bytes.
 
 All other messages are control messages, counted against the caps of one record a session (control.py). No method code
-runs after check (1): the tensors belong to the gate from there on, and the digests are of the bytes that went.
+runs after check (1), and the digests are of the bytes that went. What the declared numbers say, the gate does not know:
+a method can write anything into the tensors that it may give (docs/wire.md).
 """
 
 import asyncio
@@ -26,7 +28,7 @@ from google.protobuf.message import Message
 from torch import Tensor
 
 from .. import log
-from ..algorithms.exchange import all_finite
+from ..algorithms.exchange import value_fault
 from ..algorithms.job import Job
 from ..errors import LocalError, PeerError, StaddleError
 from ..proto import federation_pb2 as pb
@@ -34,17 +36,27 @@ from ..proto import tensor_pb2 as tensor
 from ..proto.channel import FETCH, PROTOCOL_MAX, PROTOCOL_MIN, UPLOAD, checked_address
 from ..proto.frames import Frame
 from ..proto.stream import Digester, Digests, Inbound, chunks
-from ..proto.wire import Item, delivered_items, given_items, to_wire
+from ..proto.wire import Item, delivered_items, to_wire
 from ..security import roster as rosters
 from ..security.identity import Keys
 from ..security.ledger import Ledger
 from ..security.policy import Policy
 from ..security.records import Applied, Payload, Peer, TensorDigest
-from ..security.release import Release
 from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
 from .control import Control
+from .declared import Declared
 from .outcomes import Outcomes, Settled, Status
-from .payload import Buffer, announced, bytes_by_kind, exactly, readers_of, release_of, unpack
+from .payload import (
+    Buffer,
+    announced,
+    bytes_by_kind,
+    exactly,
+    miscounted,
+    norms,
+    readers_of,
+    release_of,
+    unpack,
+)
 
 MAX_SESSION_BYTES = 64
 MAX_REASON = 500  # characters of one reason in a record: a coordinator chooses what we refuse
@@ -143,13 +155,13 @@ class Gate:
             session=self._session, job=job.name, job_digest=bytes.fromhex(job.digest), round=round_
         )
         self._count(request)
+        buffer = Buffer()
 
         def check(manifest: tensor.Manifest) -> tuple[Item, ...]:
             items = announced(peer, job, round_, manifest)
             buffer.reserve(manifest.size)
             return items
 
-        buffer = Buffer()
         inbound = Inbound(peer, check, buffer.write)
         largest = sum(item.spec.nbytes for item in delivered_items(job.down(round_)))
         async for frame in self._client.fetch(request, largest):
@@ -172,29 +184,32 @@ class Gate:
 
     # What a round gives.
 
-    async def give(self, job: Job, round_: int, payload: Mapping[str, Mapping[str, Tensor]]) -> None:
+    async def give(self, declared: Declared, round_: int, payload: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Let one round's bundle out; DeniedError, LocalError or PeerError say what held it back, or went wrong."""
-        # (1) Exactly what the signed job declares.
-        items = given_items(job.up(round_))
-        values = exactly(items, payload)
-        # (2) Every value is finite.
+        # (1) Exactly what the signed document declares; nobody else holds these copies.
+        items = declared.items(round_)
+        values = await asyncio.to_thread(exactly, items, payload)
+        # (2) Every value is finite and within its bounds.
         for item, value in zip(items, values, strict=True):
-            if not all_finite(value):
-                raise LocalError(f"tensor {item.part}/{item.spec.name} holds NaN or infinity; it does not leave")
-        # (3) The policy allows it.
+            if why := value_fault(item.spec, value):
+                raise LocalError(f"tensor {item.part}/{item.spec.name} {why}; it does not leave")
+        # (3) What counts records counts records that there are.
+        if why := miscounted(items, values, declared.records):
+            raise LocalError(f"{why}; the message does not leave")
+        # (4) The policy allows it.
         size = sum(item.spec.nbytes for item in items)
-        offset = self._outcomes.offset(job.digest, round_, size)
-        applied = await self._decide(job, round_, [release_of(item) for item in items], offset)
-        # (4) INTENT is durable.
-        intent = await asyncio.to_thread(self._intend, job, round_, items, (offset, size), applied)
+        offset = self._outcomes.offset(declared.digest, round_, size)
+        applied = await self._decide(declared, round_, items, values, offset)
+        # (5) INTENT is durable.
+        intent = await asyncio.to_thread(self._intend, declared, round_, items, (offset, size), applied)
         for kind, left in bytes_by_kind(items, offset).items():
-            log.event("leaving", job=job.name, round=round_, kind=kind, bytes=left, intent=intent)
-        # (5) to (7): the bytes, the DIGEST record and the END frame.
+            log.event("leaving", job=declared.job, round=round_, kind=kind, bytes=left, intent=intent)
+        # (6) to (8): the bytes, the DIGEST record and the END frame.
         sent = _Sent()
         manifest = tensor.Manifest(
             session=self._session,
-            job=job.name,
-            job_digest=bytes.fromhex(job.digest),
+            job=declared.job,
+            job_digest=bytes.fromhex(declared.digest),
             round=round_,
             size=size,
             tensors=to_wire(items),
@@ -213,21 +228,28 @@ class Gate:
             status = "open"
             raise
         finally:
-            # (8) OUTCOME; of what was on its way when the connection broke, once it is settled.
+            # (9) OUTCOME; of what was on its way when the connection broke, once it is settled.
             if status == "open":
                 self._outcomes.broke(intent, sent.size)
             else:
                 await self._outcomes.close(intent, status, sent.size, receipt)
 
-    async def _decide(self, job: Job, round_: int, releases: list[Release], offset: int) -> Applied:
-        coordinator = self._roster.coordinator.id
-        sent = self._ledger.sent(job.digest, round_) - offset  # the policy adds the whole message
-        attempts = self._ledger.attempts(job.digest, round_)
-        decision = self._policy.decide(job.method_name, releases, coordinator, readers_of(self._roster), sent, attempts)
+    async def _decide(
+        self, declared: Declared, round_: int, items: tuple[Item, ...], values: list[Tensor], offset: int
+    ) -> Applied:
+        decision = self._policy.decide(
+            declared.method,
+            [release_of(item) for item in items],
+            self._roster.coordinator.id,
+            readers_of(self._roster),
+            sent=self._ledger.sent(declared.digest, round_) - offset,  # the policy adds the whole message
+            attempts=self._ledger.attempts(declared.digest, round_),
+            norms=norms(items, values),
+        )
         if not decision.allow:
             await asyncio.to_thread(
                 lambda: self._ledger.policy_deny(
-                    job=job.name,
+                    job=declared.job,
                     round_number=round_,
                     purpose="update",
                     policy=self._policy.digest,
@@ -238,13 +260,13 @@ class Gate:
         return Applied(file=self._policy.digest, rule=decision.rule, decision="allow")
 
     def _intend(
-        self, job: Job, round_: int, items: tuple[Item, ...], stretch: tuple[int, int], applied: Applied
+        self, declared: Declared, round_: int, items: tuple[Item, ...], stretch: tuple[int, int], applied: Applied
     ) -> int:
         offset, size = stretch
         return self._ledger.intent(
-            job=job.name,
-            job_digest=job.digest,
-            method=job.method_name,
+            job=declared.job,
+            job_digest=declared.digest,
+            method=declared.method,
             round_number=round_,
             attempt=0,
             purpose="update",

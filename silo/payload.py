@@ -1,19 +1,23 @@
 """What a round gives, and what comes down, as declared tensors: pure functions that the gate calls."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import sqrt
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from ..algorithms.exchange import all_finite
+from ..algorithms.exchange import DTYPES, WEIGHT, Kind, all_finite
 from ..algorithms.job import Job
+from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
 from ..proto.stream import Inbound
 from ..proto.tensor_pb2 import Manifest
 from ..proto.wire import Item, check_manifest, delivered_items, tensor_from
 from ..security.release import Release
 from ..security.roster import Roster
+from .declared import Records
 
 
 class Buffer:
@@ -56,23 +60,80 @@ def readers_of(roster: Roster) -> tuple[str, ...]:
 
 
 def exactly(items: tuple[Item, ...], payload: Mapping[str, Mapping[str, Tensor]]) -> list[Tensor]:
-    """The values in wire order; LocalError for anything missing, unknown or of another form."""
+    """Copies of the values in wire order, which nobody else holds; LocalError for anything missing, unknown or other.
+
+    Tensors of a subclass are refused: they may compute their values anew each time they are read.
+    """
     given = {(part, name): value for part, values in payload.items() for name, value in values.items()}
     declared = {(item.part, item.spec.name) for item in items}
-    for part, name in sorted(given.keys() - declared):
-        raise LocalError(f"tensor {part}/{name} is not in the job's schema; the whole message is refused")
-    values = []
-    for item in items:
-        value = given.get((item.part, item.spec.name))
-        dtype = str(value.dtype).removeprefix("torch.") if value is not None else "missing"
-        if value is None or tuple(value.shape) != item.spec.shape or dtype != item.spec.dtype:
-            found = "missing" if value is None else f"{dtype} {list(value.shape)}"
-            raise LocalError(
-                f"tensor {item.part}/{item.spec.name} is {found}, the job's schema says {item.spec.dtype} "
-                f"{list(item.spec.shape)}; the whole message is refused"
-            )
-        values.append(value.detach().cpu())
-    return values
+    for part, name in sorted(given.keys() - declared, key=repr):
+        raise LocalError(f"tensor {_shown(part)}/{_shown(name)} is not in the job's schema; the message is refused")
+    return [_own(item, given.get((item.part, item.spec.name))) for item in items]
+
+
+def _own(item: Item, value: Tensor | None) -> Tensor:
+    """A copy, row-major, on the CPU; of a view the elements that it shows and nothing of what lies behind it."""
+    spec = item.spec
+    found = _found(value)
+    if value is None or found != f"{spec.dtype} {list(spec.shape)}":
+        raise LocalError(
+            f"tensor {item.part}/{spec.name} is {found}, the job's schema says {spec.dtype} {list(spec.shape)}; the "
+            "message is refused"
+        )
+    try:
+        with torch.no_grad():
+            return torch.empty(spec.shape, dtype=DTYPES[spec.dtype]).copy_(value)
+    except RuntimeError as error:  # such as a tensor of vmap that outlived it
+        raise LocalError(f"tensor {item.part}/{spec.name} cannot be read: {error}; the message is refused") from error
+
+
+def _found(value: object) -> str:
+    if value is None:
+        return "missing"
+    if type(value) is not Tensor:
+        return f"no plain tensor but {type(value).__name__}"
+    dtype, shape = str(value.dtype).removeprefix("torch."), list(value.shape)
+    where = "" if value.layout is torch.strided and not value.is_meta else f" {value.layout} on {value.device}"
+    return f"{dtype} {shape}{where}"
+
+
+def _shown(name: object) -> str:
+    """A name that is in no schema, as an error may show it: one short line."""
+    text = str(name)[:64]
+    return text if text.isascii() and text.isprintable() else ascii(text)
+
+
+def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: Records) -> str:
+    """Which value counts what this silo does not have; empty if none does.
+
+    A weight and an integer of kind COUNTS are whole numbers of training records; the metrics count test records.
+    """
+    metrics: dict[str, int] = {}
+    for item, value in zip(items, values, strict=True):
+        name = f"{item.part}/{item.spec.name}"
+        if item.spec.name == WEIGHT or (item.kind is Kind.COUNTS and item.spec.dtype == "int64"):
+            whole = value.double()
+            if not bool(((whole == whole.floor()) & ~torch.signbit(whole) & (whole <= records.train)).all()):
+                return f"{name} is no whole number from 0 to {records.train}, the training records of this silo"
+        elif item.part == METRICS.name:
+            metrics[item.spec.name] = int(value)
+    tested = metrics.get("tested", 0)
+    if not 0 <= tested <= records.test:
+        return f"{METRICS.name}/tested is {tested}, this silo has {records.test} test records"
+    for name, count in metrics.items():
+        if not 0 <= count <= tested:
+            return f"{METRICS.name}/{name} is {count}, of {tested} that were tested"
+    return ""
+
+
+def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:
+    """Euclidean norm of each part's tensors together, in float64, weights left out."""
+    squares: dict[str, float] = {}
+    for item, value in zip(items, values, strict=True):
+        own = value if value.is_floating_point() else value.double()
+        norm = 0.0 if item.spec.name == WEIGHT else float(torch.linalg.vector_norm(own, dtype=torch.float64))
+        squares[item.part] = squares.get(item.part, 0.0) + norm * norm
+    return {part: sqrt(square) for part, square in squares.items()}
 
 
 def announced(peer: str, job: Job, round_: int, manifest: Manifest) -> tuple[Item, ...]:

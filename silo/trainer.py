@@ -15,15 +15,21 @@ from typing import ParamSpec, TypeVar
 
 from ..errors import LocalError, StaddleError
 
+MAX_TEXT = 500  # characters of an error's text
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def _described(error: Exception) -> str:
-    """Type and text of an error, and the line of ours or of torch's that raised it."""
+    """Type and text of an error, cut short, and the line of ours or of torch's that raised it.
+
+    The text stays in this silo's log. It is the method's, so it may be of any length, or fail to be made.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    lines = traceback.TracebackException.from_exception(error, limit=0).format_exception_only()
+    return f"{' '.join(line.strip() for line in lines)[:MAX_TEXT]}{place}"
 
 
 class Trainer:

@@ -67,6 +67,15 @@ def test_algorithms_knows_neither_security_nor_the_wire():
     )
 
 
+def test_methods_and_models_have_no_way_out_of_the_process():
+    """The gate sees what a method gives; a socket of its own it would not see. So the source of none may name one."""
+    ways = ("socket", "socketserver", "ssl", "http", "urllib", "requests", "ftplib", "smtplib", "webbrowser", "select")
+    more = ("subprocess", "multiprocessing", "ctypes", "torch.distributed", "torch.hub", "os.system", "os.popen")
+    for name in ("import grpc", "from torch import hub", "from urllib.request import urlopen", "import http.client"):
+        assert any(under(found, *ways, *more, "grpc") for found in imports_of(ROOT / "algorithms" / "x.py", name))
+    assert offences("algorithms", lambda name, _: under(name, *ways, *more, "grpc")) == []
+
+
 def test_security_knows_the_exchanges_only():
     def forbidden(name, _):
         return under(name, "staddle.algorithms") and not under(name, "staddle.algorithms.exchange")

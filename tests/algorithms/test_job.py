@@ -3,10 +3,11 @@ import copy
 import pytest
 
 from staddle.algorithms.catalog import METHODS
-from staddle.algorithms.exchange import WEIGHT
+from staddle.algorithms.exchange import WEIGHT, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job import Job
 from staddle.algorithms.method import METRICS
 from staddle.algorithms.networks import NETWORKS
+from staddle.algorithms.schema import phases
 from staddle.errors import LocalError
 from staddle.files import canonical_json, parse_json
 
@@ -313,3 +314,31 @@ def test_rounds_beyond_the_job_do_not_exist(make_job):
 
 def test_the_longest_job_is_admitted_quickly(make_job):
     assert len(make_job("pfedsim", rounds=100_000).document()["schema"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "complaint"),
+    [
+        ("model", "a.b-c_0.weight", ""),
+        ("model", "w" * 255, ""),
+        ("model", "w" * 256, "255 characters at most"),
+        ("model", "a..b", "tensor 'a..b'"),
+        ("model", ".a", "tensor '.a'"),
+        ("model", "a.b\n", r"tensor 'a.b\\n'"),
+        ("model", "w\u0435ight", r"tensor 'w\\u0435ight'"),  # a Cyrillic e
+        ("model", "", "tensor ''"),
+        ("m\u043edel", "a", r"part 'm\\u043edel'"),
+        ("mo del", "a", "part 'mo del'"),
+        ("", "a", "part ''"),
+        ("m" * 65, "a", "1 to 64"),
+    ],
+)
+def test_names_that_cross_are_what_they_look_like(part, name, complaint):
+    parts = (Part(part, Kind.WHOLE_MODEL, Sum("total"), (TensorSpec(name, "float32", (2,)),)),)
+    if complaint:
+        with pytest.raises(LocalError, match=complaint):
+            phases(1, lambda _: parts, lambda _: ())
+        with pytest.raises(LocalError, match=complaint):
+            phases(1, lambda _: (), lambda _: parts)
+    else:
+        assert len(phases(1, lambda _: parts, lambda _: ())) == 1

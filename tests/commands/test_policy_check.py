@@ -109,6 +109,22 @@ def test_no_line_is_longer_than_100_columns(federation, check):
     assert max(map(len, shown.splitlines())) <= 100
 
 
+def test_a_bound_on_the_norm_is_told_for_each_part_that_has_one(check):
+    replace = [('name = "fedper-extractor"', 'name = "fedper-extractor"\nmax_norm = 12.5')]
+    said = "held back in a round in which its norm is over 12.5"
+    lines = [line.strip() for line in check("one", replace=replace).splitlines()]
+    at = next(place for place, line in enumerate(lines) if line.startswith("part 'extractor' (backbone), 52,232 bytes"))
+    assert " ".join(lines[at : at + 2]).startswith(
+        f"part 'extractor' (backbone), 52,232 bytes, read by coordinator; {said}"
+    )
+    assert " ".join(lines).count("held back in a round") == 1
+    assert "held back in a round" not in check("one")
+    assert [p["max_norms"] for p in json.loads(check("one", "--json", replace=replace))["phases"]] == [
+        {"extractor": 12.5}
+    ]
+    assert [p["max_norms"] for p in json.loads(check("one", "--json"))["phases"]] == [{}]
+
+
 def test_json_says_the_same(check):
     found = json.loads(check("one", "--json"))
     assert (found["accept"], found["job"], found["signer"], len(found["phases"])) == (True, "one", "operator", 1)

@@ -169,6 +169,9 @@ def test_a_decision_has_a_verdict_for_each_tensor_and_the_reasons_of_the_whole_m
         ('"features.**"', '"features..x"', "is no glob"),
         ('["fedavg"]', "[]", "allow.0.methods: give a list of 1 or more"),
         ("max_elements = 500\n", "", "missing key 'allow.0.max_elements'"),
+        ("max_elements = 500\n", "max_elements = 500\nmax_norm = 0\n", "max_norm"),
+        ("max_elements = 500\n", "max_elements = 500\nmax_norm = inf\n", "max_norm"),
+        ("max_elements = 500\n", "max_elements = 500\nmax_norm = true\n", "max_norm"),
         ('"wide"', '"update"', "rules share the name 'update'"),
     ],
 )
@@ -184,6 +187,30 @@ def test_a_round_has_so_many_attempts(attempts, may):
     assert decision.allow == may
     said = f"{attempts} uploads of this round were begun, max_attempts_per_round = 3; "
     assert may or [reason.startswith(said) for reason in decision.whole] == [True]
+
+
+@pytest.mark.parametrize(
+    ("norms", "may"),
+    [
+        ({"model": 2.5}, True),
+        ({"model": 2.5000001}, False),
+        ({"model": float("inf")}, False),
+        ({"model": float("nan")}, False),
+        ({}, False),  # a bound on what nobody measured is no bound
+        ({"model": 0.0, "metric": 9.0}, True),
+        (None, True),  # before there are values
+    ],
+)
+def test_step_6_a_part_is_no_longer_than_its_rule_lets_it_be(norms, may):
+    bounded = policy(TEXT.replace("max_elements = 500", "max_elements = 500\nmax_norm = 2.5"))
+    metric = Release("metric", "metric", "n", "float64", ())
+    found = bounded.decide("fedavg", [Release(**GOOD), metric], "coordinator", ["coordinator"], norms=norms)
+    assert found.allow is may, found.reasons
+    if not may:
+        (reason,) = found.whole
+        assert reason.startswith("part 'model': rule 'update': its norm is ")
+        assert "over max_norm = 2.5; raise it" in reason
+    assert policy().decide("fedavg", [Release(**GOOD)], "coordinator", ["coordinator"], norms=norms).allow
 
 
 def test_attempts_are_limited_where_the_file_says_nothing():

@@ -7,195 +7,23 @@ from unittest import mock
 
 import pytest
 import torch
-from ledgers import first, open_ledger, stored
+from ledgers import first, stored
+from recording_gate import RECORDS, SESSION, SILO, World, kinds, records
 
-from staddle.algorithms.exchange import DTYPES
 from staddle.errors import LocalError, PeerError, RefusedError
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import CHUNK_BYTES
-from staddle.proto.frames import decode, encode
+from staddle.proto.frames import decode
 from staddle.proto.stream import Digester, Inbound
-from staddle.proto.wire import check_manifest, delivered_items, given_items, tensor_bytes, to_wire
+from staddle.proto.wire import check_manifest, delivered_items, given_items, to_wire
 from staddle.security import ledger_audit, ledger_view
 from staddle.security import roster as rosters
 from staddle.security.appendlog import AppendLog
-from staddle.security.receipt import Receipt
 from staddle.silo import egress
 from staddle.silo.control import MAX_CONTROL_BYTES
-from staddle.silo.egress import MAX_REASON, DeniedError, Gate, TurnedAwayError, UnreachableError
-
-SESSION = b"0123456789abcdef"
-SILO = "silo-a"
-
-
-class FakeClient:
-    """What the gate lets out, and what the ledger's file held at each moment."""
-
-    def __init__(self, path):
-        self.path = path
-        self.messages = []  # control messages
-        self.frames = []
-        self.uploads = 0
-        self.before = None  # the ledger when the upload began, before the first frame was pulled
-        self.at = []  # the ledger when each frame came
-        self.closed = False
-        self.stop_after = None  # frames until the connection breaks
-        self.error = UnreachableError("coordinator", "gone")
-        self.receipt = lambda _: pb.Receipt()
-        self.delivery = []
-        self.standing_reply = lambda _: pb.StandingReply()
-        self.task = pb.Task(nothing=pb.Nothing())
-        self.greeting = pb.HelloReply(protocol=1, session=SESSION, beat_seconds=5, hold_seconds=20)
-        self.on_frame = lambda _: None
-
-    async def hello(self, request):
-        self.messages.append(request)
-        return self.greeting
-
-    async def poll(self, request, hold):
-        self.messages.append(request)
-        self.hold = hold
-        return self.task
-
-    async def beat(self, request):
-        self.messages.append(request)
-        return pb.BeatReply(wanted=request.round == 1)
-
-    async def answer(self, request):
-        self.messages.append(request)
-        return pb.AnswerReply()
-
-    async def standing(self, request):
-        self.messages.append(request)
-        return self.standing_reply(self)
-
-    async def fetch(self, request, largest):
-        self.messages.append(request)
-        self.largest = largest
-        for frame in self.delivery:
-            yield decode(frame.SerializeToString())
-
-    async def upload(self, frames, size):
-        self.uploads += 1
-        self.frames, self.at = [], []
-        self.before = stored(self.path)
-        async with contextlib.aclosing(frames):
-            if self.stop_after == 0:
-                raise self.error
-            async for frame in frames:
-                self.at.append(stored(self.path))
-                self.frames.append(tensor.Frame.FromString(encode(frame)))
-                self.on_frame(self)
-                if self.stop_after == len(self.frames):
-                    raise self.error
-        return self.receipt(self)
-
-    async def close(self):
-        self.closed = True
-
-    @property
-    def end(self):
-        return self.frames[-1].end
-
-
-def kinds(found):
-    return [record["type"] for record in found]
-
-
-class World:
-    """A gate with a real ledger, policy and roster over the fake client."""
-
-    def __init__(self, made, folder, policy=None):
-        self.made = made
-        self.job = made.jobs["simple"]
-        self.path = folder / "ledger"
-        self.policy = policy or made.policy(*made.jobs.values())
-        self.ledger = open_ledger(self.path, SILO)
-        self.client = FakeClient(self.path)
-        self.client.receipt = self.receipt
-        self.gate = Gate(self.client, self.ledger, self.policy, made.roster)
-        self.receipt_changes = {}
-
-    def items(self, round_=0):
-        return given_items(self.job.up(round_))
-
-    def payload(self, round_=0, **changes):
-        """What the job's round gives: random numbers; ``changes`` replaces tensors by name."""
-        rng = torch.Generator().manual_seed(round_)
-        given = {}
-        for item in self.items(round_):
-            value = torch.randn(item.spec.shape, generator=rng).mul(10).to(DTYPES[item.spec.dtype])
-            given.setdefault(item.part, {})[item.spec.name] = changes.get(item.spec.name, value)
-        return given
-
-    def wanted(self, payload, round_=0):
-        """The bytes on the wire, the obvious way."""
-        return [bytes(tensor_bytes(payload[item.part][item.spec.name])) for item in self.items(round_)]
-
-    def receipt(self, client):
-        digests = stream.Digests(tuple(client.end.tensor_sha256))
-        fields = {
-            "federation": "local",
-            "roster": rosters.digest(self.made.roster),
-            "silo": SILO,
-            "job": self.job.digest,
-            "round": client.frames[0].manifest.round,
-            "size": client.frames[0].manifest.size,
-            "sha256": digests.total.hex(),
-            "ledger_seq": client.end.ledger_seq,
-            "ledger_leaf": client.end.ledger_leaf.hex(),
-            **self.receipt_changes,
-        }
-        return pb.Receipt(signature=Receipt(**fields).sign(self.made.coordinator))
-
-    def give(self, payload=None, round_=0):
-        async def scenario():
-            if not self.gate._session:
-                await self.gate.hello()
-            await self.gate.give(self.job, round_, self.payload(round_) if payload is None else payload)
-
-        asyncio.run(scenario())
-
-    def broken(self, frames, payload=None):
-        """Give once; the connection breaks after this many frames, or behind the last."""
-
-        def gone(_):
-            raise self.client.error
-
-        self.client.stop_after, self.client.receipt = frames, gone
-        with pytest.raises(UnreachableError):
-            self.give(payload)
-        self.client.receipt = self.receipt
-
-    def settle(self):
-        return asyncio.run(self.gate.settle())
-
-    def restart(self):
-        """The process died and began anew: another gate over the ledger's file."""
-        self.ledger.close()
-        self.ledger = open_ledger(self.path, SILO)
-        self.ledger.start("test", "00" * 32, "00" * 32)
-        self.gate = Gate(self.client, self.ledger, self.policy, self.made.roster)
-        asyncio.run(self.gate.hello())
-
-    def outcome(self):
-        """The outcome record; durable at the latest when the ledger is closed."""
-        return next(r for r in reversed(stored(self.path)) if r["type"] == "egress.outcome")
-
-    def nothing_left(self):
-        assert self.client.uploads == 0
-        assert self.client.frames == []
-        assert not [k for k in kinds(stored(self.path)) if k.startswith("egress.")]
-
-    def audited(self):
-        """Close the ledger and check that it holds."""
-        asyncio.run(self.gate.close())
-        self.ledger.close()
-        found = ledger_audit.verify(self.path)
-        assert found.ok, found.problems
-        return found
+from staddle.silo.egress import MAX_REASON, DeniedError, TurnedAwayError, UnreachableError
 
 
 @pytest.fixture
@@ -313,10 +141,23 @@ def test_2_a_value_that_is_not_finite_does_not_leave(world, bad, name):
     world.nothing_left()
 
 
-# (3) The policy allows it.
+# (3) What counts records counts records that there are: tests/attacks/test_smuggling.py has the ways to lie.
 
 
-def test_3_a_denial_leaves_no_frame_and_a_record(made, tmp_path):
+def test_3_a_weight_counts_training_records(world):
+    most = float(RECORDS.train)
+    with pytest.raises(LocalError, match="extractor/@weight is no whole number from 0 to 30"):
+        world.give(world.payload(**{"@weight": torch.tensor(most + 1, dtype=torch.float64)}))
+    world.nothing_left()
+    for weight in (0.0, most):
+        world.give(world.payload(**{"@weight": torch.tensor(weight, dtype=torch.float64)}))
+    assert world.client.uploads == 2
+
+
+# (4) The policy allows it.
+
+
+def test_4_a_denial_leaves_no_frame_and_a_record(made, tmp_path):
     deny = made.policy(made.jobs["simple"], replace={'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'})
     world = World(made, tmp_path, deny)
     with pytest.raises(DeniedError, match=r"extractor/extractor\.conv1\.weight"):
@@ -329,7 +170,24 @@ def test_3_a_denial_leaves_no_frame_and_a_record(made, tmp_path):
     assert world.audited().ok
 
 
-def test_3_the_coordinator_must_be_a_reader_and_a_recipient(made, tmp_path):
+@pytest.mark.parametrize(("most", "may"), [(100.0, True), (0.5, False)])
+def test_4_a_part_that_is_too_long_does_not_leave(made, tmp_path, most, may):
+    limit = {'name = "fedper-extractor"': f'name = "fedper-extractor"\nmax_norm = {most}'}
+    world = World(made, tmp_path, made.policy(made.jobs["simple"], replace=limit))
+    payload = world.payload(**{"@weight": torch.tensor(30.0, dtype=torch.float64)})
+    for value in payload["extractor"].values():
+        value.div_(1 if value.ndim == 0 else 1000)
+    if may:
+        world.give(payload)
+        assert world.client.uploads == 1
+    else:
+        with pytest.raises(DeniedError, match=r"its norm is \d\.\d+, over max_norm = 0.5"):
+            world.give(payload)
+        world.nothing_left()
+        assert any("over max_norm = 0.5" in reason for reason in records(world.path)[-1]["reasons"])
+
+
+def test_4_the_coordinator_must_be_a_reader_and_a_recipient(made, tmp_path):
     for number, key in enumerate(("readers", "recipients")):
         policy = made.policy(made.jobs["simple"], replace={f'{key} = ["coordinator"]': f'{key} = ["somebody"]'})
         world = World(made, tmp_path / str(number), policy)
@@ -339,7 +197,7 @@ def test_3_the_coordinator_must_be_a_reader_and_a_recipient(made, tmp_path):
         world.ledger.close()
 
 
-def test_3_the_bytes_of_a_round_add_up_over_its_attempts(made, tmp_path):
+def test_4_the_bytes_of_a_round_add_up_over_its_attempts(made, tmp_path):
     size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
     limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {2 * size}"}
     world = World(made, tmp_path, made.policy(*made.jobs.values(), replace=limit))
@@ -352,7 +210,7 @@ def test_3_the_bytes_of_a_round_add_up_over_its_attempts(made, tmp_path):
     assert world.audited().ok
 
 
-def test_3_a_broken_attempt_counts_against_the_round(made, tmp_path):
+def test_4_a_broken_attempt_counts_against_the_round(made, tmp_path):
     size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
     limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {size}"}
     world = World(made, tmp_path, made.policy(*made.jobs.values(), replace=limit))
@@ -364,7 +222,7 @@ def test_3_a_broken_attempt_counts_against_the_round(made, tmp_path):
     assert world.client.uploads == 1
 
 
-def test_3_the_bytes_of_a_round_are_counted_across_other_rounds_and_a_restart(made, tmp_path):
+def test_4_the_bytes_of_a_round_are_counted_across_other_rounds_and_a_restart(made, tmp_path):
     size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
     limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {size}"}
     policy = made.policy(*made.jobs.values(), replace=limit)
@@ -388,7 +246,7 @@ def attempted(made, folder, most):
     )
 
 
-def test_3_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, small_chunks):
+def test_4_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, small_chunks):
     """A coordinator that has all but the last chunk each time: few bytes an attempt, but no attempt without end."""
     world = attempted(made, tmp_path, 3)
     size = sum(item.spec.nbytes for item in world.items())
@@ -411,7 +269,7 @@ def test_3_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, s
     assert world.audited().ok
 
 
-def test_3_what_left_whole_is_an_attempt_too(made, tmp_path):
+def test_4_what_left_whole_is_an_attempt_too(made, tmp_path):
     world = attempted(made, tmp_path, 1)
     world.give()
     with pytest.raises(DeniedError, match="1 uploads"):
@@ -419,7 +277,7 @@ def test_3_what_left_whole_is_an_attempt_too(made, tmp_path):
     assert world.audited().ok
 
 
-def test_3_nothing_leaves_when_the_denial_cannot_be_recorded(made, tmp_path, monkeypatch):
+def test_4_nothing_leaves_when_the_denial_cannot_be_recorded(made, tmp_path, monkeypatch):
     world = World(made, tmp_path, made.policy())
     failing(monkeypatch, "policy.deny")
     with pytest.raises(LocalError, match="no more records"):
@@ -427,10 +285,10 @@ def test_3_nothing_leaves_when_the_denial_cannot_be_recorded(made, tmp_path, mon
     world.nothing_left()
 
 
-# (4) INTENT is durable.
+# (5) INTENT is durable.
 
 
-def test_4_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, monkeypatch):
+def test_5_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, monkeypatch):
     synced = []
     real = os.fdatasync
 
@@ -472,18 +330,19 @@ def test_4_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, mon
     ]
 
 
-def test_4_nothing_leaves_when_the_intent_cannot_be_recorded(world, monkeypatch):
+def test_5_nothing_leaves_when_the_intent_cannot_be_recorded(world, monkeypatch):
     failing(monkeypatch, "egress.intent")
     with pytest.raises(LocalError, match="no more records"):
         world.give()
     world.nothing_left()
 
 
-# (5) The bytes go.
+# (6) The bytes go.
 
 
-def test_5_the_digest_is_of_what_left_even_where_the_payload_changes_on_the_way(world, small_chunks):
+def test_6_what_leaves_is_what_was_checked_and_the_digest_is_of_it_though_the_payload_changes(world, small_chunks):
     payload = world.payload()
+    wanted = b"".join(world.wanted(payload))
 
     def spoil(client):
         if len(client.frames) == 3:
@@ -493,7 +352,7 @@ def test_5_the_digest_is_of_what_left_even_where_the_payload_changes_on_the_way(
     world.client.on_frame = spoil
     world.give(payload)
     left = b"".join(frame.chunk for frame in world.client.frames)
-    assert left.endswith(bytes(tensor_bytes(payload["metrics"]["tested"])))
+    assert left == wanted
     pieces = []
     for item in world.items():
         pieces.append(left[: item.spec.nbytes])
@@ -503,7 +362,7 @@ def test_5_the_digest_is_of_what_left_even_where_the_payload_changes_on_the_way(
     assert [t["sha256"] for t in recorded] == [sha256(piece).hexdigest() for piece in pieces]
 
 
-def test_5_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
+def test_6_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
     assert egress.chunks is stream.chunks
     assert stream.chunks.__defaults__ == (CHUNK_BYTES,)
     world = World(made, tmp_path)
@@ -511,10 +370,10 @@ def test_5_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
     assert [frame.WhichOneof("body") for frame in world.client.frames] == ["manifest", "chunk", "end"]
 
 
-# (6) DIGEST is durable.
+# (7) DIGEST is durable.
 
 
-def test_6_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
+def test_7_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
     payload = world.payload()
     world.give(payload)
     *before, last = world.client.at
@@ -529,7 +388,7 @@ def test_6_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
     assert digest["ref"] == last[-2]["seq"]
 
 
-def test_6_no_end_frame_leaves_when_the_digest_cannot_be_recorded(world, monkeypatch):
+def test_7_no_end_frame_leaves_when_the_digest_cannot_be_recorded(world, monkeypatch):
     failing(monkeypatch, "egress.digest")
     with pytest.raises(LocalError, match="no more records"):
         world.give()
@@ -538,10 +397,10 @@ def test_6_no_end_frame_leaves_when_the_digest_cannot_be_recorded(world, monkeyp
     assert world.audited().undigested
 
 
-# (7) END makes the message count.
+# (8) END makes the message count.
 
 
-def test_7_the_end_frame_names_its_place_in_the_ledger(world):
+def test_8_the_end_frame_names_its_place_in_the_ledger(world):
     world.give()
     line = first(world.path).read_bytes().splitlines()[2]
     assert json.loads(line)["type"] == "egress.digest"
@@ -551,11 +410,11 @@ def test_7_the_end_frame_names_its_place_in_the_ledger(world):
     assert world.client.end.sha256 == sha256(b"".join(tensors)).digest()
 
 
-# (8) OUTCOME.
+# (9) OUTCOME.
 
 
 @pytest.mark.parametrize("frames", [0, 1, 3])
-def test_8_a_connection_lost_midway_counts_as_left(world, small_chunks, frames):
+def test_9_a_connection_lost_midway_counts_as_left(world, small_chunks, frames):
     world.broken(frames)
     world.settle()
     outcome = world.outcome()
@@ -567,7 +426,7 @@ def test_8_a_connection_lost_midway_counts_as_left(world, small_chunks, frames):
     assert (totals.bytes, totals.assumed, totals.messages) == (size, size, 1)
 
 
-def test_8_a_connection_lost_after_the_end_is_unknown_and_digested(world):
+def test_9_a_connection_lost_after_the_end_is_unknown_and_digested(world):
     world.broken(3)
     (settled,) = world.settle()
     assert (settled.job, settled.round, settled.status) == ("simple", 0, "unknown")
@@ -576,7 +435,7 @@ def test_8_a_connection_lost_after_the_end_is_unknown_and_digested(world):
     assert world.audited().undigested == ()
 
 
-def test_8_a_refusal_is_a_failure_and_is_raised(world):
+def test_9_a_refusal_is_a_failure_and_is_raised(world):
     world.client.stop_after, world.client.error = 2, TurnedAwayError("coordinator", "ROUND_CLOSED", "too late")
     with pytest.raises(TurnedAwayError):
         world.give()
@@ -600,7 +459,7 @@ def test_8_a_refusal_is_a_failure_and_is_raised(world):
     ],
     ids=lambda c: next(iter(c)),
 )
-def test_8_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, changes):
+def test_9_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, changes):
     world.receipt_changes = changes
     with pytest.raises(PeerError, match="does not fit"):
         world.give()
@@ -609,14 +468,14 @@ def test_8_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, changes
 
 
 @pytest.mark.parametrize("signature", [b"", bytes(64), b"x" * 5000])
-def test_8_a_receipt_that_is_no_signature_leaves_the_outcome_unknown(world, signature):
+def test_9_a_receipt_that_is_no_signature_leaves_the_outcome_unknown(world, signature):
     world.client.receipt = lambda _: pb.Receipt(signature=signature)
     with pytest.raises(PeerError):
         world.give()
     assert world.outcome()["status"] == "unknown"
 
 
-def test_8_a_receipt_before_the_end_leaves_the_outcome_unknown(world):
+def test_9_a_receipt_before_the_end_leaves_the_outcome_unknown(world):
     async def hasty(frames, size):
         async with contextlib.aclosing(frames):
             await anext(frames)
@@ -628,7 +487,7 @@ def test_8_a_receipt_before_the_end_leaves_the_outcome_unknown(world):
     assert world.outcome()["status"] == "unknown"
 
 
-def test_8_a_cancelled_upload_is_unknown(world, small_chunks):
+def test_9_a_cancelled_upload_is_unknown(world, small_chunks):
     async def scenario():
         await world.gate.hello()
         reached, never = asyncio.Event(), asyncio.Event()
@@ -645,7 +504,7 @@ def test_8_a_cancelled_upload_is_unknown(world, small_chunks):
             return await real(slowed(), size)
 
         world.client.upload = stuck
-        task = asyncio.create_task(world.gate.give(world.job, 0, world.payload()))
+        task = asyncio.create_task(world.gate.give(world.declared, 0, world.payload()))
         await reached.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -782,7 +641,7 @@ def test_an_offset_between_two_chunks_or_past_the_end_is_not_used(world, small_c
     assert world.audited().ok
 
 
-def test_3_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, small_chunks):
+def test_4_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, small_chunks):
     size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
     offset = 6 * 4096
     for most, may in ((2 * size - offset, True), (2 * size - offset - 1, False)):
@@ -797,7 +656,7 @@ def test_3_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, 
         assert world.audited().ok
 
 
-def test_8_an_outcome_that_cannot_be_written_counts_as_left(world, monkeypatch):
+def test_9_an_outcome_that_cannot_be_written_counts_as_left(world, monkeypatch):
     failing(monkeypatch, "egress.outcome")
     with pytest.raises(LocalError, match="no more records"):
         world.give()

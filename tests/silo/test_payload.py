@@ -1,5 +1,11 @@
+import math
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from staddle.algorithms.exchange import Kind, TensorSpec
 from staddle.errors import LocalError, RefusedError
@@ -8,7 +14,7 @@ from staddle.proto import tensor_pb2 as pb
 from staddle.proto.stream import Digester, Inbound, chunks
 from staddle.proto.wire import Item
 from staddle.security.release import Release
-from staddle.silo.payload import Buffer, bytes_by_kind, exactly, readers_of, release_of, unpack
+from staddle.silo.payload import Buffer, bytes_by_kind, exactly, norms, readers_of, release_of, unpack
 
 ITEMS = (
     Item("model", Kind.WHOLE_MODEL, TensorSpec("w", "float32", (2, 2))),
@@ -86,6 +92,32 @@ def test_a_tensor_under_another_parts_name_is_refused():
     given = payload(w=None)
     with pytest.raises(LocalError, match="metrics/w is not in"):
         exactly(ITEMS, {**given, "metrics": {**given["metrics"], "w": torch.zeros(2, 2)}})
+
+
+def test_the_values_are_copies_in_memory_of_their_own():
+    given = payload(w=torch.arange(8.0)[::2].reshape(2, 2))
+    first, *_ = exactly(ITEMS, given)
+    given["model"]["w"].fill_(9)
+    assert first.tolist() == [[0.0, 2.0], [4.0, 6.0]]
+    assert first.untyped_storage().nbytes() == 16
+
+
+# Norms.
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.float32, (2, 2), elements=st.floats(-(2.0**90), 2.0**90, width=32)), st.integers(-(2**62), 2**62))
+def test_the_norm_of_a_part_is_over_its_tensors_together_without_the_weight(values, count):
+    items = (*ITEMS, Item("metrics", Kind.METRIC, TensorSpec("m", "int64", ())))
+    given = [torch.from_numpy(values), torch.tensor(count), torch.tensor(1e9).double(), torch.empty(0), torch.tensor(2)]
+    found = norms(items, given)
+    assert found["model"] == pytest.approx(math.sqrt(sum(float(v) ** 2 for v in values.reshape(-1))), rel=1e-12)
+    assert found["metrics"] == pytest.approx(math.sqrt(float(count) ** 2 + 4), rel=1e-12)
+
+
+def test_a_norm_too_large_for_a_number_is_infinite():
+    items = (Item("model", Kind.WHOLE_MODEL, TensorSpec("w", "float64", (2,))),)
+    assert norms(items, [torch.tensor([1e300, 1e300], dtype=torch.float64)]) == {"model": math.inf}
 
 
 # unpack.

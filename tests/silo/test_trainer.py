@@ -81,6 +81,18 @@ def test_arguments_and_our_own_errors_pass_through(trainer):
     assert caught.value is error
 
 
+def raising(error):
+    def work():
+        raise error
+
+    return work
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
 def shapes():
     return torch.ones(2, 3) @ torch.ones(2, 3)
 
@@ -92,6 +104,7 @@ def shapes():
         (shapes, r"RuntimeError: mat1 and mat2 .* \(test_trainer\.py:\d+\)"),
         (lambda: torch.empty(1 << 50), "RuntimeError: .*memory.*lower the batch size if memory ran out"),
         ({}.popitem, "KeyError"),
+        (raising(UnprintableError()), "UnprintableError"),
     ],
 )
 def test_any_other_error_becomes_one_of_ours_that_names_it_and_its_place(trainer, work, complaint):
@@ -99,6 +112,12 @@ def test_any_other_error_becomes_one_of_ours_that_names_it_and_its_place(trainer
         asyncio.run(trainer.run(work))
     assert isinstance(caught.value.__cause__, Exception)
     assert asyncio.run(trainer.run(lambda: 3)) == 3
+
+
+def test_of_a_long_text_the_beginning_is_told(trainer):
+    with pytest.raises(LocalError, match="ValueError: xxx") as caught:
+        asyncio.run(trainer.run(raising(ValueError("x" * 100_000))))
+    assert len(str(caught.value)) < 700
 
 
 def test_an_exit_stays_an_exit(trainer):

@@ -5,6 +5,7 @@ from staddle.algorithms.local_round import state_from_bytes, state_to_bytes
 from staddle.algorithms.method import initial_state
 from staddle.errors import LocalError
 from staddle.silo.admission import Admitted
+from staddle.silo.declared import Declared, Records
 from staddle.silo.state import JobFolder
 from staddle.silo.work import Work
 
@@ -20,7 +21,9 @@ def work(made, tmp_path):
     def make(name, weights=None):
         folder = JobFolder(tmp_path / name)
         folder.accept(b"{}")
-        return Work(Admitted(job, "operator", train, test, weights or {}, {}), folder, "silo-a", 1, lambda: False)
+        declared = Declared.of(job.document(), Records(len(train), len(test)))
+        admitted = Admitted(job, declared, "operator", train, test, weights or {}, {})
+        return Work(admitted, folder, "silo-a", 1, lambda: False)
 
     return make
 

@@ -1,0 +1,137 @@
+"""Every byte that leaves a silo is explained by its ledger: real processes, and a tap that sees all of it."""
+
+import grpc
+import pytest
+import torch
+from explained import UPLOAD, entries, payload_bytes, unexplained
+from tap import Tap
+
+from staddle.algorithms.data import Dataset
+from staddle.commands import local_federation
+from staddle.proto import tensor_pb2 as tensor
+from staddle.security import ledger_audit, ledger_view
+from staddle.security import roster as rosters
+from staddle.security.identity import load_keys
+from staddle.security.records import ControlClose, ControlOpen, Digest, Intent, Outcome
+
+SILOS = ("north", "east", "south", "west")
+KILLED, CUT = "north", "east"
+MIB = 1024 * 1024
+
+
+def records(seed):
+    rng = torch.Generator().manual_seed(seed)
+    return Dataset(torch.randn(40, 1, 16, 16, generator=rng), torch.randint(0, 10, (40,), generator=rng))
+
+
+@pytest.fixture
+def tapped(start, document):
+    """A federation whose silos dial the tap: a job of several parts and two phases, and one with a census."""
+    running = start(*SILOS)
+    running.data = {silo: records(seed) for seed, silo in enumerate(SILOS)}
+    parts = document("parts", SILOS, "pfedsim", options={"rho": 0.5}, rounds=2, model="convnet-4x128")
+    census = document("census", SILOS, "fedsimsup", options={"tau_theta": 1}, rounds=2, participation=0.75)
+    parts["model"] |= {"input": [1, 16, 16], "norm": "group"}
+    census["model"] = {"name": "digits-cnn-a", "classes": 10, "input": [1, 16, 16]}
+    for made in (parts, census):
+        running.job(made)
+    running.start_coordinator(beat_seconds=2)
+    federation = running.federation
+    folder = federation.folder
+    keys = {silo: load_keys(folder / silo / "keys") for silo in SILOS}
+    coordinator = load_keys(folder / "coordinator" / "keys")
+    with Tap(running.address, rosters.load(folder / "roster.json"), coordinator, keys) as tap:
+        running.address = tap.address
+        yield running, tap
+
+
+def test_the_tap_sees_metadata_and_methods_that_no_schema_has(tmp_path):
+    folder = local_federation.make(tmp_path / "federation", SILOS[:2]).folder
+    roster, keys = rosters.load(folder / "roster.json"), load_keys(folder / "north" / "keys")
+    root, pair = roster.coordinator.certificate.encode(), (keys.tls_key, keys.entry.certificate.encode())
+    name = [("grpc.ssl_target_name_override", "coordinator.staddle")]
+    with (
+        Tap("127.0.0.1:1", roster, load_keys(folder / "coordinator" / "keys"), {"north": keys}) as tap,
+        grpc.secure_channel(tap.address, grpc.ssl_channel_credentials(root, *pair), name) as channel,
+    ):
+        told = channel.stream_unary("/other.Service/Tell")
+        with pytest.raises(grpc.RpcError):
+            told(iter([b"one", b"two"]), metadata=(("x-secret", "secret"), ("x-bin", b"\x00")), timeout=20)
+        tap.wait_for(lambda: not tap.open("north"))
+    (call,) = tap.calls["north"]
+    assert (call.method, call.sent[:1], call.cut) == ("/other.Service/Tell", [b"one"], True)
+    assert [key for key, _ in call.metadata] == ["user-agent", "x-secret", "x-bin"]
+
+
+@pytest.mark.timeout(420)
+def test_nothing_crosses_that_the_ledger_does_not_explain(tapped):
+    running, tap = tapped
+    tap.cut_next_upload(CUT, 3)  # the manifest and two chunks
+    for silo in SILOS:
+        running.write_silo(silo)
+        running.start_silo(silo)
+    running.daemons[KILLED].wait_for("leaving", 120)
+    running.daemons[KILLED].kill()
+    running.daemons[KILLED].stop()
+    running.start_silo(KILLED)
+    for job in running.jobs:
+        while running.daemons["coordinator"].wait_for("job.ended", 200)["job"] != job.name:
+            pass
+    tap.wait_for(lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in SILOS))
+    for silo in SILOS:  # before the coordinator, which they would look for
+        running.daemons[silo].stop()
+    running.stop()
+
+    for silo in SILOS:
+        path = running.federation.state(silo) / "ledger"
+        assert ledger_audit.verify(path).ok
+        ledger, calls = entries(path), tap.calls[silo]
+        assert unexplained(calls, ledger) == []
+        check_sums(path, ledger, calls)
+    check_what_happened(running, tap)
+
+
+def check_sums(path, ledger, calls):
+    """Payload bytes at the tap are those of the summary; of an upload without END, at most those that it declared."""
+    totals = [total for (job, _), total in ledger_view.summary(path).items() if job != ledger_view.CONTROL]
+    intents = {entry.seq: entry.record for entry in ledger if isinstance(entry.record, Intent)}
+    digests = {entry.seq: entry.record.ref for entry in ledger if isinstance(entry.record, Digest)}
+    declared = sum(intent.message.bytes for intent in intents.values())
+    assert sum(total.bytes for total in totals) == declared
+    assert sum(total.assumed for total in totals) == sum(
+        intent.message.bytes for seq, intent in intents.items() if seq not in digests.values()
+    )
+    uploads = [call for call in calls if call.method == UPLOAD]
+    ended = {digests[end.ledger_seq] for call in uploads if (end := end_of(call))}
+    assert ended >= {e.record.ref for e in ledger if isinstance(e.record, Outcome) and e.record.status == "sent"}
+    whole = sum(intents[seq].message.bytes for seq in ended)
+    assert payload_bytes([call for call in uploads if end_of(call)]) == whole > 0
+    assert payload_bytes([call for call in uploads if not end_of(call)]) <= declared - whole
+
+
+def end_of(call):
+    """The END frame of an upload; None where it was cut before."""
+    last = tensor.Frame.FromString(call.sent[-1]) if call.sent else tensor.Frame()
+    return last.end if last.WhichOneof("body") == "end" else None
+
+
+def check_what_happened(running, tap):
+    """The silo was killed with its session open, the upload was cut and went on where it was cut."""
+    ledgers = {silo: entries(running.federation.state(silo) / "ledger") for silo in SILOS}
+    sessions = {
+        silo: [sum(isinstance(e.record, kind) for e in ledger) for kind in (ControlOpen, ControlClose)]
+        for silo, ledger in ledgers.items()
+    }
+    assert sessions[KILLED][0] - sessions[KILLED][1] == 1
+    assert all(sessions[silo][0] == sessions[silo][1] for silo in SILOS if silo != KILLED)
+    assert sessions[CUT][0] == 2
+    offsets = [e.record.offset for e in ledgers[CUT] if isinstance(e.record, Intent)]
+    assert offsets[:2] == [0, MIB]
+    first, second = [call for call in tap.calls[CUT] if call.method == UPLOAD][:2]
+    assert (first.cut, end_of(first), second.cut) == (True, None, False)
+    intents = [entry.record for ledger in ledgers.values() for entry in ledger if isinstance(entry.record, Intent)]
+    parts = {(intent.job, t.part) for intent in intents for t in intent.tensors}
+    assert parts >= {("parts", part) for part in ("model", "extractor", "rows", "metrics")}
+    assert parts >= {("census", part) for part in ("census", "theta", "metrics")}
+    methods = {call.method.rpartition("/")[2] for calls in tap.calls.values() for call in calls}
+    assert methods >= {"Hello", "Poll", "Answer", "Fetch", "Upload", "Standing"}
