@@ -67,7 +67,7 @@ async def echo(folder: Path, silo: str, address: str) -> None:
         for part in job.up(0)
     }
     zeros["model"]["@weight"] = torch.tensor(1.0, dtype=torch.float64)
-    with Ledger.open(folder / silo / "egress.jsonl", silo) as ledger:
+    with Ledger.open(folder / silo / "ledger", silo, roster.federation, keys.log) as ledger:
         gate = Gate(open_client(address, keys, roster), ledger, policy, roster)
         await gate.hello()
         while True:

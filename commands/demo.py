@@ -15,7 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from ..errors import AbortedError, LocalError
-from ..security.ledger_audit import ledger_file, summary, verify
+from ..security.head import own_log_key
+from ..security.ledger_audit import ledger_folder, verify
+from ..security.ledger_view import summary
 from .processes import Daemon, running
 from .settings import MODEL, SETTINGS
 
@@ -195,12 +197,13 @@ class Demo:
             table.add_column(heading, justify="left" if heading in ("silo", "job", "part") else "right")
         verdicts, sound = [], True
         for silo in self._federation.silos:
-            path = ledger_file(self._federation.state(silo))
+            path = ledger_folder(self._federation.state(silo))
+            key = own_log_key(self._federation.name, self._federation.keys(silo))
             for (job, part), total in summary(path).items():
                 numbers = (f"{n:,}" for n in (total.messages, total.tensors, total.bytes))
                 table.add_row(silo, job or "-", part, *numbers)
             table.add_section()
-            found = verify(path)
+            found = verify(path, key=key)
             sound = sound and found.ok
             said = f"ledger verified ({found.records} records)" if found.ok else f"LEDGER BROKEN: {found.problems[0]}"
             verdicts.append(f"{silo}: {said}: {path}")

@@ -1,7 +1,9 @@
 """``staddle ledger``: what left a silo, and whether its ledger holds."""
 
+import datetime as dt
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,20 +14,30 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import LocalError
-from ..security import ledger_audit
-from ..security.ledger_audit import Message
+from ..security import ledger_audit, ledger_view
+from ..security import roster as rosters
+from ..security.head import roster_log_key, stored
+from ..security.ledger_view import Group, Message
+from ..security.note import Note, VerifierKey
+from ..security.segments import CHECKPOINT
+from . import ledger_proofs
+from .ledger_proofs import read_note
 
-app = typer.Typer(no_args_is_help=True, help="Check a silo's ledger, and read in it what left.")
+app = typer.Typer(no_args_is_help=True, help="Check a silo's ledger, read in it what left, and prove it to others.")
 
-LedgerPath = Annotated[
-    Path, typer.Argument(metavar="DIR_OR_FILE", help="A silo's folder, or its ledger file egress.jsonl.")
-]
+LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or the folder 'ledger' in it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 @app.command("verify")
 def verify(
     path: LedgerPath,
+    roster: Annotated[
+        Path | None, typer.Option(help="The roster, for the key that must have signed; check it with roster verify.")
+    ] = None,
+    checkpoint: Annotated[
+        list[Path] | None, typer.Option(help="A checkpoint of this ledger that you hold; may be repeated.")
+    ] = None,
     known: Annotated[
         list[str] | None,
         typer.Option(metavar="SEQ:LEAF", help="A leaf hash that another party holds; may be repeated."),
@@ -34,12 +46,21 @@ def verify(
 ) -> None:
     """Check every record of a ledger; exit code 1 if it does not hold.
 
-    Checked are the chain of hashes and the order of the records. This file alone does not show that records were cut
-    off its end: for that, give with --known the seq and leaf of a receipt or of a head that was noted earlier.
+    Checked are the chain of hashes, the order of the records and the checkpoint in the folder; with --roster also who
+    signed it. Whoever has the silo's log key could still cut records off, or write them anew: give with --checkpoint
+    or --known what the coordinator, another silo or you noted earlier.
     """
-    found = ledger_audit.verify(ledger_audit.ledger_file(path), dict(_known(text) for text in known or []))
+    folder = ledger_audit.ledger_folder(path)
+    held = {str(file): read_note(file) for file in checkpoint or []}
+    own = stored(folder)
+    key = _key(roster, own, held)
+    found = ledger_audit.verify(folder, dict(_known(text) for text in known or []), key, held)
+    written = None
+    if found.checkpoint is not None:
+        modified = (folder / CHECKPOINT).stat().st_mtime
+        written = dt.datetime.fromtimestamp(modified, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     if as_json:
-        typer.echo(json.dumps({"ok": found.ok, **asdict(found)}))
+        typer.echo(json.dumps({"ok": found.ok, **asdict(found), "checkpoint_written": written}))
     else:
         for problem in found.problems:
             typer.echo(f"problem: {problem}")
@@ -51,10 +72,24 @@ def verify(
             typer.echo(f"control session of seq {found.open_control} is open, counted with its cap")
         if found.torn_bytes:
             typer.echo(f"{found.torn_bytes} bytes of an unfinished last line, of which nothing had left")
+        if found.checkpoint is not None:
+            by = f"signed by {key}" if key and found.signed else "signature not checked (give --roster)"
+            typer.echo(f"checkpoint of {found.checkpoint} records, written {written}, {by}")
         head = f"{found.records - 1}:{found.head}" if found.head else "none"
         typer.echo(f"{'verified' if found.ok else 'NOT VERIFIED'}: {found.records} records, head {head}")
     if not found.ok:
         raise typer.Exit(1)
+
+
+def _key(roster: Path | None, own: Note | None, held: dict[str, Note]) -> VerifierKey | None:
+    if roster is None:
+        if held:
+            raise LocalError("--checkpoint needs --roster ROSTER: a checkpoint says nothing until its signer is known")
+        return None
+    note = own or next(iter(held.values()), None)
+    if note is None:
+        raise LocalError(f"no {CHECKPOINT} in this folder and none given, so no silo to look up; give --checkpoint")
+    return roster_log_key(note, rosters.load(roster))
 
 
 @app.command("show")
@@ -62,13 +97,18 @@ def show(
     path: LedgerPath,
     round_number: Annotated[int | None, typer.Option("--round", help="Only this round.")] = None,
     job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
+    part: Annotated[str | None, typer.Option(help="Only messages with tensors of this part.")] = None,
+    recipient: Annotated[str | None, typer.Option(help="Only what went to this member.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show every message that left, or counts as left."""
     rows = [
         message
-        for message in ledger_audit.messages(ledger_audit.ledger_file(path))
-        if round_number in (None, message.intent.round) and job in (None, message.intent.job)
+        for message in ledger_view.messages(ledger_audit.ledger_folder(path))
+        if round_number in (None, message.intent.round)
+        and job in (None, message.intent.job)
+        and (part is None or part in _parts(message))
+        and recipient in (None, message.intent.recipient.id)
     ]
     if as_json:
         typer.echo(json.dumps([_document(message) for message in rows]))
@@ -78,21 +118,33 @@ def show(
     typer.echo(f"{len(rows)} messages, {sum(message.intent.message.bytes for message in rows):,} bytes")
 
 
+GROUPS: Sequence[Group] = ("job", "method", "part", "recipient")
+
+
 @app.command("summary")
 def summary(path: LedgerPath, as_json: Json = False) -> None:
-    """Add up what left, by job and part. A message without digest counts with all bytes that it declared."""
-    totals = ledger_audit.summary(ledger_audit.ledger_file(path))
+    """Add up what left, by job, method, part and recipient.
+
+    A message without digest counts with all bytes that it declared.
+    """
+    totals = ledger_view.summary(ledger_audit.ledger_folder(path), GROUPS)
     if as_json:
-        rows = [{"job": job, "part": part, **asdict(total)} for (job, part), total in totals.items()]
-        typer.echo(json.dumps(rows))
+        typer.echo(json.dumps([{**dict(zip(GROUPS, key, strict=True)), **asdict(t)} for key, t in totals.items()]))
         return
-    columns = ("job", "part", "messages", "tensors", "elements", "bytes", "of these assumed")
+    columns = (*GROUPS, "messages", "tensors", "elements", "bytes", "of these assumed")
     cells = [
         [*key, *(f"{n:,}" for n in (t.messages, t.tensors, t.elements, t.bytes, t.assumed))]
         for key, t in totals.items()
     ]
     _print(columns, cells)
     typer.echo(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
+
+
+ledger_proofs.add_to(app)
+
+
+def _parts(message: Message) -> list[str]:
+    return list(dict.fromkeys(tensor.part for tensor in message.intent.tensors)) or [ledger_view.MESSAGE]
 
 
 def _known(text: str) -> tuple[int, str]:
@@ -120,7 +172,7 @@ def _row(message: Message) -> list[str]:
         message.time,
         intent.job,
         str(intent.round),
-        ", ".join(dict.fromkeys(tensor.part for tensor in intent.tensors)) or ledger_audit.MESSAGE,
+        ", ".join(_parts(message)),
         str(len(intent.tensors)),
         f"{intent.message.bytes:,}",
         intent.recipient.id,

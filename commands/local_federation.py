@@ -46,6 +46,15 @@ class LocalFederation:
         """A silo's TOML file."""
         return self.folder / silo / "silo.toml"
 
+    @property
+    def name(self) -> str:
+        """What its roster calls it."""
+        return FEDERATION
+
+    def keys(self, silo: str) -> Path:
+        """A silo's folder of keys."""
+        return self.folder / silo / "keys"
+
     def state(self, silo: str) -> Path:
         """A silo's state folder: ledger, personal parts, reports."""
         return self.folder / silo / "state"

@@ -1,17 +1,16 @@
-"""The one writer of an append-only, hash-chained file (format and reader: chain.py): the only writing of ``security``.
+"""The one writer of a ledger's folder (segments.py): the only writing of ``security``.
 
-A crash may leave a last line without newline. It was promised to nobody: opening moves it to ``<name>.torn`` and says
-so in a record::
+A crash may leave a last line without newline. It was promised to nobody: opening moves it to ``seg-….torn``, says so
+in a record, and signs a checkpoint that covers that record::
 
     {"dropped_bytes":117,"last_good_seq":41,"mono_ns":83123,…,"type":"recovery","v":1}
 
-Any other fault in the file is refused. A failed write or sync closes the log for good: nothing may leave a silo that
-cannot be recorded.
+Any other fault in the folder is refused, and so are fewer or other records than its checkpoint says (head.py). A failed
+write or sync closes the log for good: nothing may leave a silo that cannot be recorded.
 """
 
 import datetime as dt
 import errno
-import fcntl
 import os
 import secrets
 import threading
@@ -23,10 +22,16 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..errors import LocalError
-from ..files import canonical_json, sync_directory
-from .chain import FIRST_PREV, FRAME, MAX_LINE, Line, Reading, leaf_hash
+from ..files import canonical_json, sync_directory, write_atomic
+from .chain import FIRST_PREV, FRAME, MAX_LINE, Form, Line, leaf_hash
+from .head import EVERY, Agreement, Held, Signer, stored_by
+from .lock import hold
+from .merkle import CompactRange
+from .note import Note
+from .segments import CHECKPOINT, LOCK, MAX_SEGMENTS, Reading, segment, torn
 
 RECOVERY = "recovery"
+SEGMENT_BYTES = 64 * 1024 * 1024  # a longer segment takes no more records
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,73 +49,78 @@ class AppendLog:
     then every later call does.
     """
 
-    def __init__(self, path: Path, lock: int) -> None:
-        self.path = path
+    def __init__(self, folder: Path, signer: Signer, lock: int) -> None:
+        self.folder = folder
+        self._signer = signer
         self._lock = lock
-        self._file = -1
         self._mutex = threading.Lock()
         self._failed = ""
-        self._size = 0
-        self._count = 0
+        self._file, self._number, self._size, self._day = -1, 0, 0, ""  # the last segment; its first record's day
         self._head = FIRST_PREV
+        self._range = CompactRange()
+        self._signed: tuple[int, Note] | None = None  # the checkpoint on the disk
 
     @classmethod
-    def open(cls, path: Path, visit: Callable[[Line], None] | None = None) -> Self:
-        """Lock the log, check all of it, and repair a torn tail; a new path starts an empty log.
+    def open(
+        cls, folder: Path, signer: Signer, visit: Callable[[Line], None] | None = None, form: Form | None = None
+    ) -> Self:
+        """Lock the log, check all of it, and repair a torn tail; an empty or new folder starts an empty log.
 
         ``visit`` sees every verified line in order, so that a view can rebuild its state. LocalError if another
-        writer holds the log, or if anything but its tail is broken.
+        writer holds the log, if anything but its tail is broken, or if it is behind its checkpoint.
         """
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            log = cls(path, _locked(path))
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            log = cls(folder, signer, hold(folder / LOCK))
             try:
-                log._recover(visit or _unseen)
+                log._recover(visit or _unseen, form)
             except BaseException:
-                log.close()
+                log._release()
                 raise
         except OSError as error:
-            raise LocalError(f"{path}: cannot open it: {error.strerror or error}") from error
+            raise LocalError(f"{folder}: cannot open it: {error.strerror or error}") from error
         return log
 
     @property
     def head(self) -> Appended | None:
         """The last record, None in an empty log."""
-        return Appended(self._count - 1, self._head) if self._count else None
+        return Appended(self._range.size - 1, self._head) if self._range.size else None
 
     def append(self, record: Mapping[str, Any], *, durable: bool = True) -> Appended:
         """Add a record of any ``type``; without ``durable`` it reaches the disk with the next durable one."""
         with self._mutex:
-            if self._failed:
-                raise LocalError(f"{self.path}: takes no more records: {self._failed}")
-            line = self._framed(record)
+            self._check_open()
+            now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            line = self._framed(record, now)
             try:
+                if self._size >= SEGMENT_BYTES or (self._size and self._day < now[:10]):
+                    self._rotate()
                 self._write(line, durable=durable)
             except OSError as error:
-                self._failed = f"a write failed ({error.strerror or error}); make room, then restart"
-                raise LocalError(f"{self.path}: takes no more records: {self._failed}") from error
-            appended = Appended(self._count, leaf_hash(line[:-1]))
+                raise self._fail(error.strerror or str(error)) from error
+            self._day = self._day if self._size else now[:10]
             self._size += len(line)
-            self._count += 1
-            self._head = appended.leaf
+            self._head = leaf_hash(line[:-1])
+            self._range.append(bytes.fromhex(self._head))
+            appended = Appended(self._range.size - 1, self._head)
+            if self._range.size % EVERY == 0:
+                self._checkpoint()
             return appended
 
-    def close(self) -> None:
-        """Make all records durable and let the lock go; a closed log takes nothing more."""
+    def checkpoint(self) -> Note:
+        """Make all records durable, sign their head, store it and return it."""
         with self._mutex:
-            if self._lock < 0:
-                return
+            self._check_open()
+            return self._checkpoint()
+
+    def close(self) -> None:
+        """Make all records durable under a last checkpoint and let the lock go; a closed log takes nothing more."""
+        with self._mutex:
             try:
-                if self._file >= 0:
-                    os.fdatasync(self._file)
-            except OSError as error:
-                raise LocalError(f"{self.path}: cannot sync it: {error.strerror or error}") from error
+                if self._lock >= 0 and not self._failed:
+                    self._checkpoint()
             finally:
-                self._failed = self._failed or "it is closed"
-                for descriptor in (self._file, self._lock):
-                    if descriptor >= 0:
-                        os.close(descriptor)
-                self._file = self._lock = -1
+                self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -118,23 +128,38 @@ class AppendLog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _framed(self, record: Mapping[str, Any]) -> bytes:
+    def _check_open(self) -> None:
+        if self._failed:
+            raise LocalError(f"{self.folder}: takes no more records: {self._failed}")
+
+    def _fail(self, why: str) -> LocalError:
+        self._failed = f"a write failed ({why}); make room, then restart"
+        return LocalError(f"{self.folder}: takes no more records: {self._failed}")
+
+    def _release(self) -> None:
+        self._failed = self._failed or "it is closed"
+        for descriptor in (self._file, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._file = self._lock = -1
+
+    def _framed(self, record: Mapping[str, Any], now: str) -> bytes:
         if reserved := sorted(set(record) & set(FRAME)):
-            raise LocalError(f"{self.path}: a record must not bring {', '.join(reserved)}; the log adds them")
+            raise LocalError(f"{self.folder}: a record must not bring {', '.join(reserved)}; the log adds them")
         if not isinstance(record.get("type"), str):
-            raise LocalError(f"{self.path}: a record needs a type, this one has {record.get('type')!r}")
+            raise LocalError(f"{self.folder}: a record needs a type, this one has {record.get('type')!r}")
         framed = {
             **record,
             "v": 1,
-            "seq": self._count,
+            "seq": self._range.size,
             "prev": self._head,
             "nonce": secrets.token_hex(16),
-            "time": dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "time": now,
             "mono_ns": time.monotonic_ns(),
         }
         line = canonical_json(framed) + b"\n"
         if len(line) > MAX_LINE:
-            raise LocalError(f"{self.path}: a record of {len(line)} bytes is over {MAX_LINE}; split it")
+            raise LocalError(f"{self.folder}: a record of {len(line)} bytes is over {MAX_LINE}; split it")
         return line
 
     def _write(self, line: bytes, *, durable: bool) -> None:
@@ -145,49 +170,96 @@ class AppendLog:
         if durable:
             os.fdatasync(self._file)
 
-    def _recover(self, visit: Callable[[Line], None]) -> None:
-        """Check the chain, then put a torn tail aside.
+    def _rotate(self) -> None:
+        """Go on in a new segment; the old one is durable first, so that nothing is ever missing before what is there.
+
+        A crash after this leaves an empty last segment, which the next writer goes on with.
+        """
+        if self._number >= MAX_SEGMENTS:
+            raise OSError(errno.EFBIG, f"{MAX_SEGMENTS} segments are full")
+        if self._file >= 0:
+            os.fdatasync(self._file)
+        path = segment(self.folder, self._number + 1)
+        following = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._number, self._size, self._day = following, self._number + 1, 0, ""
+        sync_directory(self.folder)
+
+    def _checkpoint(self) -> Note:
+        """Records first: a checkpoint on the disk of records that are not would look like a rollback."""
+        size = self._range.size
+        if self._signed and self._signed[0] == size:
+            return self._signed[1]
+        note = self._signer.sign(size, self._range.root())
+        try:
+            if self._file >= 0:
+                os.fdatasync(self._file)
+            write_atomic(self.folder / CHECKPOINT, bytes(note))
+        except OSError as error:
+            raise self._fail(error.strerror or str(error)) from error
+        except LocalError as error:
+            raise self._fail(str(error)) from error
+        self._signed = size, note
+        return note
+
+    def _recover(self, visit: Callable[[Line], None], form: Form | None) -> None:
+        """Check chain and checkpoint, then put a torn tail aside.
 
         The order survives a crash after each step: the tail is copied before it is cut, and what lies in the torn
-        file beyond the recovery records was cut without one, so it is recorded now.
+        files beyond the recovery records was cut without one, so it is recorded now.
         """
-        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        sync_directory(self.path.parent)
-        reading = Reading(self.path)
+        for left in self.folder.glob(f".{CHECKPOINT}.*.tmp"):  # of a writer that died
+            left.unlink()
+        sync_directory(self.folder)
+        # (1) The checkpoint on the disk is ours.
+        before = stored_by(self.folder, self._signer.public)
+        # (2) The records hold.
+        reading = Reading(self.folder, form)
+        agreement = Agreement([Held("the folder itself", before)] if before else [])
         recorded = 0
         for line in reading:
+            agreement.append(line.hash)
             if line.record["type"] == RECOVERY and isinstance(line.record.get("dropped_bytes"), int):
                 recorded += line.record["dropped_bytes"]
             visit(line)
-        self._size, self._count, self._head = reading.size, reading.count, reading.head
-        aside = self.path.with_name(self.path.name + ".torn")
-        if reading.torn:
-            _append_file(aside, reading.torn)
-            os.ftruncate(self._file, reading.size)
-            os.fdatasync(self._file)
-        dropped = max(len(reading.torn), (aside.stat().st_size if aside.exists() else 0) - recorded)
+        # (3) They are those of the checkpoint.
+        problems = list(agreement.problems())
+        if before is None and (reading.count or reading.torn):
+            problems = [f"it has {reading.count} records and no {CHECKPOINT}, which is signed before the first"]
+        if problems:
+            raise LocalError(
+                f"{self.folder}: was rolled back or altered: {problems[0]}; restore the newest copy of the whole "
+                "folder, or keep this one as evidence, move it away and begin a new one"
+            )
+        self._range, self._head = agreement.range, reading.head
+        if before is None:
+            self._checkpoint()
+        self._take_up(reading)
+        # (4) What a crash tore off is said in a record, under a checkpoint.
+        put_aside = sum(path.stat().st_size for path in self.folder.glob("seg-*.torn"))
+        dropped = max(len(reading.torn), put_aside - recorded)
         if dropped > 0:
             record = {"type": RECOVERY, "dropped_bytes": dropped, "last_good_seq": reading.count - 1}
             done = self.append(record)
-            visit(Line(done.seq, done.leaf, record))
+            visit(Line(done.seq, bytes.fromhex(done.leaf), record))
+            self.checkpoint()
+
+    def _take_up(self, reading: Reading) -> None:
+        """Open the last segment for writing, or make the first; its torn tail goes into a file of its own."""
+        if reading.last is None:
+            self._rotate()
+            return
+        self._file = os.open(reading.last, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        self._number, self._size, self._day = int(reading.last.stem[4:]), reading.size, reading.began[:10]
+        if reading.torn:
+            _append_file(torn(reading.last), reading.torn)
+            os.ftruncate(self._file, reading.size)
+            os.fdatasync(self._file)
 
 
 def _unseen(line: Line) -> None:
     pass
-
-
-def _locked(path: Path) -> int:
-    """Descriptor that holds the writer's lock until it is closed, or its process dies."""
-    lock = path.with_name(path.name + ".LOCK")
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
-        raise LocalError(f"{lock}: another process writes {path.name}; stop it, then start this one again") from error
-    return descriptor
 
 
 def _append_file(path: Path, data: bytes) -> None:

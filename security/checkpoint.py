@@ -26,12 +26,22 @@ from .note import Kind, Note, Verified, VerifierKey, base64_bytes, base64_text
 
 ORIGIN = "staddle.example/{federation}/{silo}/egress"
 MAX_SIZE = 2**63 - 1
+_ID = "([a-z0-9-]{1,64})"
+_ORIGIN = re.compile(re.escape(ORIGIN).replace(r"\{federation\}", _ID).replace(r"\{silo\}", _ID))
 _DECIMAL = re.compile("0|[1-9][0-9]{0,18}")
 
 
 def origin(federation: str, silo: str) -> str:
     """Origin of the egress ledger of a silo; both are roster ids."""
     return ORIGIN.format(federation=federation, silo=silo)
+
+
+def owner(text: str) -> tuple[str, str]:
+    """Federation and silo that an origin names; ProofError for the origin of another kind of log."""
+    match = _ORIGIN.fullmatch(text)
+    if match is None:
+        raise ProofError(f"checkpoint is of {text[:200]!r}, which is no silo's egress ledger")
+    return match[1], match[2]
 
 
 @dataclass(frozen=True, slots=True)

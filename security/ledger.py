@@ -1,25 +1,31 @@
 """The egress ledger of a silo: exactly what left its door, written before it leaves.
 
-``<silo>/ledger/egress.jsonl`` is an append-only hash chain (chain.py) of the records in records.py. One message that
-leaves is up to three of them: ``egress.intent`` is durable before the first byte, ``egress.digest`` before the frame
-that makes the message count, ``egress.outcome`` says how it ended.
+``<silo>/ledger/`` (segments.py) is an append-only hash chain of the records in records.py, under checkpoints that the
+silo's log key signs. One message that leaves is up to three records: ``egress.intent`` is durable before the first
+byte, ``egress.digest`` before the frame that makes the message count, ``egress.outcome`` says how it ended.
 
-What it proves: the file was not edited, and its records are consistent. Cutting whole records off the end is found only
-by whoever holds a later head, such as a receipt; and the ledger cannot prove what the software chose not to write.
+What it proves: the records were not edited, and they are consistent. Records behind the last checkpoint that another
+party holds can be cut off or rewritten by whoever has the log key; and the ledger cannot prove what the software chose
+not to write.
 """
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ..errors import LocalError
 from .appendlog import Appended, AppendLog
 from .chain import Line
+from .head import Signer
 from .ledger_rules import Rules
+from .note import Note
+from .record_form import well_formed
 from .records import (
     Applied,
     ControlClose,
@@ -39,6 +45,7 @@ from .records import (
     Stop,
     Tensor,
     TensorDigest,
+    checked,
     parse_record,
 )
 from .release import Release
@@ -62,23 +69,26 @@ class Ledger:
         self._rules = Rules()
         self._sent: Counter[tuple[str, int]] = Counter()
         self._attempts: Counter[tuple[str, int]] = Counter()
-        self._unsettled: dict[int, Unsettled] = {}
+        self._unsettled: dict[int, list[Line]] = {}  # seq of an intent → it, and its digest if there is one
         self._mutex = threading.Lock()
         self._log: AppendLog
 
     @classmethod
-    def open(cls, path: Path, silo: str) -> Self:
-        """Open a silo's ledger, checking all of it; LocalError refuses one that breaks its chain or its rules."""
+    def open(cls, folder: Path, silo: str, federation: str, key: Ed25519PrivateKey) -> Self:
+        """Open a silo's ledger, checking all of it; ``key`` is the silo's log key.
+
+        LocalError refuses one that breaks its chain or its rules, or is not the one that its checkpoint speaks of.
+        """
         ledger = cls(silo)
 
         def visit(line: Line) -> None:
-            record = parse_record(line)
+            record = checked(line)
             if problem := ledger._rules.check(record) or _foreign(record, silo):
-                raise LocalError(f"{path}: seq {line.seq}: {problem}; keep the file as evidence and start a new one")
+                raise LocalError(f"{folder}: seq {line.seq}: {problem}; keep it as evidence, move it away, begin anew")
             ledger._rules.accept(line.seq, record)
-            ledger._note(Appended(line.seq, line.leaf), record)
+            ledger._note(line)
 
-        ledger._log = AppendLog.open(path, visit)
+        ledger._log = AppendLog.open(folder, Signer.of(federation, silo, key), visit, well_formed)
         return ledger
 
     def start(self, software: str, roster: str, policy: str) -> Appended:
@@ -102,6 +112,7 @@ class Ledger:
         *,
         job: str,
         job_digest: str,
+        method: str,
         round_number: int,
         attempt: int,
         purpose: str,
@@ -127,6 +138,7 @@ class Ledger:
                 silo=self.silo,
                 job=job,
                 job_digest=job_digest,
+                method=method,
                 round=round_number,
                 attempt=attempt,
                 purpose=purpose,
@@ -199,7 +211,11 @@ class Ledger:
     def unsettled(self) -> tuple[Unsettled, ...]:
         """What the intents without outcome said, oldest first: the recipient may be asked what became of them."""
         with self._mutex:
-            return tuple(self._unsettled.values())
+            return tuple(_message(lines) for lines in self._unsettled.values())
+
+    def checkpoint(self) -> Note:
+        """The signed head of all records so far, which are durable then; others may hold it against us."""
+        return self._log.checkpoint()
 
     def close(self) -> None:
         """Make everything durable and let the lock go."""
@@ -212,26 +228,36 @@ class Ledger:
         self.close()
 
     def _append(self, record: Record, *, durable: bool = True) -> Appended:
+        stored = record.model_dump(mode="json")
         with self._mutex:
-            if problem := self._rules.check(record):
+            if problem := self._rules.check(stored):
                 raise LocalError(f"ledger of {self.silo!r}: {problem}")
-            appended = self._log.append(record.model_dump(mode="json"), durable=durable)
-            self._rules.accept(appended.seq, record)
-            self._note(appended, record)
+            appended = self._log.append(stored, durable=durable)
+            self._rules.accept(appended.seq, stored)
+            self._note(Line(appended.seq, bytes.fromhex(appended.leaf), stored))
             return appended
 
-    def _note(self, at: Appended, record: Record) -> None:
-        match record:
-            case Intent():
-                self._sent[record.job_digest, record.round] += record.message.bytes
-                self._attempts[record.job_digest, record.round] += 1
-                self._unsettled[at.seq] = Unsettled(at.seq, record)
-            case Digest():
-                self._unsettled[record.ref] = replace(self._unsettled[record.ref], digest=record, place=at)
-            case Outcome():
-                del self._unsettled[record.ref]
+    def _note(self, line: Line) -> None:
+        record = line.record
+        match record["type"]:
+            case "egress.intent":
+                self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
+                self._attempts[record["job_digest"], record["round"]] += 1
+                self._unsettled[line.seq] = [line]
+            case "egress.digest":
+                self._unsettled[record["ref"]].append(line)
+            case "egress.outcome":
+                del self._unsettled[record["ref"]]
 
 
-def _foreign(record: Record, silo: str) -> str:
-    named = record.silo if isinstance(record, Start | Intent) else silo
+def _message(lines: list[Line]) -> Unsettled:
+    intent, *digests = lines
+    found = Unsettled(intent.seq, parse_record(intent, Intent))
+    for line in digests:
+        found = Unsettled(intent.seq, found.intent, parse_record(line, Digest), Appended(line.seq, line.leaf))
+    return found
+
+
+def _foreign(record: Mapping[str, Any], silo: str) -> str:
+    named = record.get("silo", silo)
     return "" if named == silo else f"the record is of silo {named!r}, this is {silo!r}"

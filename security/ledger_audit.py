@@ -1,22 +1,25 @@
-"""Reading a ledger: whether it holds, and what left. Needs no lock, no key and no network.
+"""Reading a ledger: whether it holds. Needs no lock and no network; a key only to say who signed its checkpoint.
 
-``verify`` checks the chain and the rules; it says nothing of whole records cut off the end (ledger.py). ``summary``
-counts by rule 27: an intent without digest left with all bytes that it declared. Of a payload that goes on at an
-offset only the bytes behind it count again, with all elements of the tensors that they are of.
+``verify`` checks the chain, the rules and the checkpoint. Records behind the last checkpoint that another party holds
+can be cut off or rewritten by whoever has the log key: give it those checkpoints (rule 29).
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import LocalError
-from .chain import Line, Reading
+from ..errors import LocalError, ProofError
+from . import checkpoint as checkpoints
+from .chain import Line
+from .checkpoint import Checkpoint
+from .head import Agreement, Held, stored, stored_by
 from .ledger_rules import Rules
-from .records import ControlClose, ControlOpen, Digest, Intent, Outcome, Record, Start, parse_record
+from .note import Note, VerifierKey
+from .record_form import well_formed
+from .records import checked
+from .segments import CHECKPOINT, SINGLE, Reading, segment
 
-LEDGER_FILE = Path("ledger") / "egress.jsonl"  # inside a silo's folder
-MESSAGE = "(message)"  # bytes of a message that belong to no tensor
-CONTROL = "(control)"  # polls and heartbeats
+LEDGER = "ledger"  # the folder inside a silo's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,161 +37,131 @@ class Verified:
     open_intents: tuple[int, ...]  # seq of intents without outcome
     undigested: tuple[int, ...]  # seq of intents without digest, whatever their outcome
     open_control: int | None  # seq of a control session that is not closed
+    checkpoint: int | None  # records that the folder's checkpoint covers
+    signed: bool  # by the key that was given; False without one
 
     @property
     def ok(self) -> bool:
-        """Whether chain and rules hold throughout."""
+        """Whether chain, rules and checkpoint hold throughout."""
         return not self.problems
 
 
-def verify(path: Path, known: Mapping[int, str] | None = None) -> Verified:
+class _Walk:
+    """What the records say, taken in one after another."""
+
+    def __init__(self, known: Mapping[int, str]) -> None:
+        self.rules = Rules()
+        self.problems: list[str] = []
+        self.undigested: dict[int, None] = {}
+        self.silos: set[str] = set()
+        self.missing = dict(known)
+
+    def take(self, line: Line) -> None:
+        """A broken rule is a problem, not the end."""
+        seq, rules = line.seq, self.rules
+        if seq in self.missing and (leaf := self.missing.pop(seq)) != line.leaf:
+            self.problems.append(f"seq {seq}: leaf hash is {line.leaf}, another party knows it as {leaf}")
+        try:
+            record = checked(line)
+        except LocalError as error:
+            self.problems.append(str(error))
+            return
+        if problem := rules.check(record):
+            self.problems.append(f"seq {seq}: {problem}")
+            return
+        rules.accept(seq, record)
+        match record["type"]:
+            case "start":
+                self.silos.add(record["silo"])
+            case "egress.intent":
+                self.silos.add(record["silo"])
+                self.undigested[seq] = None
+            case "egress.digest":
+                self.undigested.pop(record["ref"], None)
+
+    def close(self) -> None:
+        """What is wrong with all of them together."""
+        if self.missing:
+            seqs = ", ".join(str(seq) for seq in sorted(self.missing))
+            self.problems.append(f"ends before seq {seqs}, which another party knows: records were cut off")
+        if len(self.silos) > 1:
+            self.problems.append(f"records of several silos in one ledger: {', '.join(sorted(self.silos))}")
+
+
+def verify(
+    folder: Path,
+    known: Mapping[int, str] | None = None,
+    key: VerifierKey | None = None,
+    witnessed: Mapping[str, Note] | None = None,
+) -> Verified:
     """Check a ledger from its first byte to its last; a broken chain ends the walk, a broken rule does not.
 
-    ``known`` has leaf hashes by seq that another party holds, such as those in receipts: with them records that were
-    cut off the end, or written anew, are found as well.
+    With ``key``, the silo's log key, the folder's checkpoint must be signed by it. ``witnessed`` are checkpoints that
+    other parties hold, by their names, and ``known`` leaf hashes by seq, such as those in receipts: with them records
+    that were cut off the end, or written anew, are found as well. LocalError for checkpoints without a key.
     """
-    rules = Rules()
-    problems: list[str] = []
-    undigested: dict[int, None] = {}
-    silos: set[str] = set()
-    missing = dict(known or {})
-    reading = Reading(path)
+    if witnessed and key is None:
+        raise LocalError("a checkpoint that another party holds says nothing without the silo's log key; give it")
+    walk = _Walk(known or {})
+    # (1) Each checkpoint is signed; the folder's is read before the records, which only grow.
+    own, held = _own(folder, key, walk.problems), []
+    if own:
+        held.append(Held("the folder itself", own))
+    for holder, note in (witnessed or {}).items():
+        try:
+            held.append(Held(holder, checkpoints.verify(note, key).checkpoint if key else _unsigned(note)))
+        except ProofError as error:
+            walk.problems.append(f"checkpoint that {holder} holds: {error}")
+    # (2) The chain and the rules hold.
+    reading = Reading(folder, well_formed)
+    agreement = Agreement(held)
     try:
         for line in reading:
-            if (leaf := missing.pop(line.seq, line.leaf)) != line.leaf:
-                problems.append(f"seq {line.seq}: leaf hash is {line.leaf}, another party knows it as {leaf}")
-            try:
-                record = parse_record(line)
-            except LocalError as error:
-                problems.append(str(error))
-                continue
-            if problem := rules.check(record):
-                problems.append(f"seq {line.seq}: {problem}")
-                continue
-            rules.accept(line.seq, record)
-            match record:
-                case Intent():
-                    undigested[line.seq] = None
-                case Digest():
-                    undigested.pop(record.ref, None)
-            if isinstance(record, Start | Intent):
-                silos.add(record.silo)
+            agreement.append(line.hash)
+            walk.take(line)
     except LocalError as error:
-        problems.append(str(error))
-    if missing:
-        seqs = ", ".join(str(seq) for seq in sorted(missing))
-        problems.append(f"ends before seq {seqs}, which another party knows: records were cut off")
-    if len(silos) > 1:
-        problems.append(f"records of several silos in one ledger: {', '.join(sorted(silos))}")
+        walk.problems.append(str(error))
+    else:
+        # (3) The records are those of the checkpoints.
+        walk.problems += agreement.problems()
+    walk.close()
+    rules = walk.rules
     return Verified(
         records=reading.count,
         head=reading.head if reading.count else None,
         torn_bytes=len(reading.torn),
-        problems=tuple(problems),
+        problems=tuple(walk.problems),
         open_intents=tuple(rules.intents),
-        undigested=tuple(undigested),
+        undigested=tuple(walk.undigested),
         open_control=rules.control[0] if rules.control else None,
+        checkpoint=own.size if own else None,
+        signed=key is not None and own is not None,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message that left, or counts as left: its intent, and what became of it."""
-
-    seq: int
-    time: str
-    intent: Intent
-    digested: bool
-    status: str  # "sent", "failed" or "unknown"; "no outcome" where the ledger has none
-    receipt: str | None
-
-
-def messages(path: Path) -> tuple[Message, ...]:
-    """All messages in the order of their intents; LocalError for a ledger that does not hold."""
-    found: dict[int, Message] = {}
-    for line, record in _records(path):
-        match record:
-            case Intent():
-                found[line.seq] = Message(line.seq, line.record["time"], record, False, "no outcome", None)
-            case Digest():
-                found[record.ref] = replace(found[record.ref], digested=True)
-            case Outcome():
-                found[record.ref] = replace(found[record.ref], status=record.status, receipt=record.receipt)
-    return tuple(found.values())
+def _own(folder: Path, key: VerifierKey | None, problems: list[str]) -> Checkpoint | None:
+    try:
+        if key:
+            found = stored_by(folder, key)
+        else:
+            note = stored(folder)
+            found = _unsigned(note) if note else None
+    except (LocalError, ProofError) as error:
+        problems.append(str(error))
+        return None
+    if found is None:
+        problems.append(f"{folder / CHECKPOINT}: is missing; a ledger has one from before its first record")
+    return found
 
 
-@dataclass(slots=True)
-class Totals:
-    """What left of one part of one job; ``assumed`` of the bytes are of intents without digest."""
-
-    messages: int = 0
-    tensors: int = 0
-    elements: int = 0
-    bytes: int = 0
-    assumed: int = 0
+def _unsigned(note: Note) -> Checkpoint:
+    """What a checkpoint says, whoever signed it: good against accidents only."""
+    return Checkpoint.parse(note.text)
 
 
-def summary(path: Path) -> dict[tuple[str, str], Totals]:
-    """Totals by (job, part), all bytes that left among them; LocalError for a ledger that does not hold.
-
-    Bytes of a message beyond its tensors stand under ``(message)``, polls under ``("(control)", "(control)")``: an
-    unclosed control session counts with its cap.
-    """
-    totals: dict[tuple[str, str], Totals] = {}
-    for message in messages(path):
-        intent = message.intent
-        rest = intent.message.bytes
-        for part in dict.fromkeys(tensor.part for tensor, _ in intent.leaving):
-            tensors = [(tensor, size) for tensor, size in intent.leaving if tensor.part == part]
-            size = sum(size for _, size in tensors)
-            rest -= size
-            elements = sum(tensor.elements for tensor, _ in tensors)
-            _add(totals, (intent.job, part), Totals(1, len(tensors), elements, size, 0 if message.digested else size))
-        if rest or not intent.tensors:
-            _add(totals, (intent.job, MESSAGE), Totals(1, 0, 0, rest, 0 if message.digested else rest))
-    for session in _control(path):
-        _add(totals, (CONTROL, CONTROL), session)
-    return totals
-
-
-def _add(totals: dict[tuple[str, str], Totals], key: tuple[str, str], more: Totals) -> None:
-    have = totals.setdefault(key, Totals())
-    have.messages += more.messages
-    have.tensors += more.tensors
-    have.elements += more.elements
-    have.bytes += more.bytes
-    have.assumed += more.assumed
-
-
-def _control(path: Path) -> Iterator[Totals]:
-    opened: dict[int, ControlOpen] = {}
-    for line, record in _records(path):
-        match record:
-            case ControlOpen():
-                opened[line.seq] = record
-            case ControlClose():
-                del opened[record.ref]
-                yield Totals(messages=record.messages, bytes=record.bytes)
-    for record in opened.values():
-        yield Totals(messages=record.max_messages, bytes=record.max_bytes, assumed=record.max_bytes)
-
-
-def _records(path: Path) -> Iterator[tuple[Line, Record]]:
-    """Lines with their records, each checked as ``verify`` does."""
-    rules = Rules()
-    for line in Reading(path):
-        record = parse_record(line)
-        if problem := rules.check(record):
-            raise LocalError(f"{path}: seq {line.seq}: {problem}; run: staddle ledger verify {path}")
-        rules.accept(line.seq, record)
-        yield line, record
-
-
-def ledger_file(path: Path) -> Path:
-    """The ledger that a silo's folder, its ledger folder or the file itself stands for."""
-    for candidate in (path / LEDGER_FILE, path / LEDGER_FILE.name):
-        if candidate.is_file():
+def ledger_folder(path: Path) -> Path:
+    """The ledger's folder that a silo's folder, or itself, stands for; LocalError where there is none."""
+    for candidate in (path / LEDGER, path):
+        if any((candidate / name).exists() for name in (CHECKPOINT, segment(candidate, 1).name, SINGLE)):
             return candidate
-    if path.is_dir():
-        raise LocalError(f"{path}: no {LEDGER_FILE} in this folder; name a silo's folder or its ledger file")
-    return path
+    raise LocalError(f"{path}: no ledger in this folder; name a silo's folder, or the folder {LEDGER!r} in it")

@@ -1,4 +1,6 @@
-"""What may follow what in a ledger: pure functions of records, the same for the writer and for the verifier.
+"""What may follow what in a ledger, the same for the writer and for the verifier.
+
+Pure functions of records as they are stored; records.py has their form.
 
 ====================  ==========================================================================
 record                may come
@@ -13,116 +15,122 @@ all others            any time
 ====================  ==========================================================================
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-from .records import ControlClose, ControlOpen, Digest, Intent, Outcome, Record, Start
+from typing import Any
 
 
 @dataclass(slots=True)
 class OpenIntent:
     """An intent without outcome so far."""
 
-    tensors: tuple[tuple[str, str], ...]  # (part, name)
+    tensors: list[tuple[str, str]]  # (part, name)
     bytes: int  # that go now
     offset: int  # bytes of the payload before them
     digested: bool = False
 
 
 class Rules:
-    """Follows a ledger record by record; ``check`` before ``accept``."""
+    """Follows a ledger record by record; ``check`` before ``accept``. Both take records whose form is right."""
 
     def __init__(self) -> None:
         self.intents: dict[int, OpenIntent] = {}
-        self.control: tuple[int, ControlOpen] | None = None
+        self.control: tuple[int, Mapping[str, Any]] | None = None
         self.declared: dict[tuple[str, int], int] = {}  # (job digest, round) → bytes of the payload declared so far
 
-    def check(self, record: Record) -> str:
+    def check(self, record: Mapping[str, Any]) -> str:
         """Why this record must not come next; empty if it may."""
-        match record:
-            case Intent():
+        match record["type"]:
+            case "egress.intent":
                 return self._check_intent(record)
-            case Digest():
+            case "egress.digest":
                 return self._check_digest(record)
-            case Outcome():
+            case "egress.outcome":
                 return self._check_outcome(record)
-            case ControlOpen() if self.control:
-                return f"control session {self.control[1].session!r} (seq {self.control[0]}) is still open"
-            case ControlClose():
+            case "control.open" if self.control:
+                return f"control session {self.control[1]['session']!r} (seq {self.control[0]}) is still open"
+            case "control.close":
                 return self._check_close(record)
         return ""
 
-    def accept(self, seq: int, record: Record) -> None:
+    def accept(self, seq: int, record: Mapping[str, Any]) -> None:
         """Take note of a record that ``check`` lets pass."""
-        match record:
-            case Start():
+        match record["type"]:
+            case "start":
                 self.control = None
-            case Intent():
-                names = tuple((tensor.part, tensor.name) for tensor in record.tensors)
-                self.intents[seq] = OpenIntent(names, record.message.bytes, record.offset)
-                place, end = (record.job_digest, record.round), record.offset + record.message.bytes
-                self.declared[place] = max(end, self.declared.get(place, 0))
-            case Digest():
-                self.intents[record.ref].digested = True
-            case Outcome():
-                del self.intents[record.ref]
-            case ControlOpen():
+            case "egress.intent":
+                offset, size = record.get("offset", 0), record["message"]["bytes"]
+                self.intents[seq] = OpenIntent(_named(record), size, offset)
+                place = (record["job_digest"], record["round"])
+                self.declared[place] = max(offset + size, self.declared.get(place, 0))
+            case "egress.digest":
+                self.intents[record["ref"]].digested = True
+            case "egress.outcome":
+                del self.intents[record["ref"]]
+            case "control.open":
                 self.control = (seq, record)
-            case ControlClose():
+            case "control.close":
                 self.control = None
 
-    def _check_intent(self, record: Intent) -> str:
-        names = [(tensor.part, tensor.name) for tensor in record.tensors]
+    def _check_intent(self, record: Mapping[str, Any]) -> str:
+        names = _named(record)
         if len(set(names)) != len(names):
-            return f"intent names a tensor twice: {_names(names)}"
-        inside = sum(tensor.bytes for tensor in record.tensors)
-        if inside > record.offset + record.message.bytes:
-            behind = f" behind {record.offset}" if record.offset else ""
-            size = record.message.bytes
+            return f"intent names a tensor twice: {_listed(names)}"
+        inside = sum(tensor["bytes"] for tensor in record["tensors"])
+        offset, size = record.get("offset", 0), record["message"]["bytes"]
+        if inside > offset + size:
+            behind = f" behind {offset}" if offset else ""
             return f"tensors of {inside} bytes do not fit into the intent's message of {size} bytes{behind}"
-        if not record.readers:
+        if not record["readers"]:
             return "intent names no reader; name at least its recipient"
-        before = self.declared.get((record.job_digest, record.round), 0)
-        if record.offset > before:
-            return f"intent goes on at byte {record.offset}, of which earlier intents of its round declared {before}"
+        before = self.declared.get((record["job_digest"], record["round"]), 0)
+        if offset > before:
+            return f"intent goes on at byte {offset}, of which earlier intents of its round declared {before}"
         return ""
 
-    def _check_digest(self, record: Digest) -> str:
-        intent = self.intents.get(record.ref)
+    def _check_digest(self, record: Mapping[str, Any]) -> str:
+        ref, size = record["ref"], record["message"]["bytes"]
+        intent = self.intents.get(ref)
         if intent is None:
-            return f"digest refers to seq {record.ref}, which is no open intent"
+            return f"digest refers to seq {ref}, which is no open intent"
         if intent.digested:
-            return f"second digest for intent {record.ref}"
-        names = tuple((tensor.part, tensor.name) for tensor in record.tensors)
+            return f"second digest for intent {ref}"
+        names = _named(record)
         if names != intent.tensors:
-            return f"digest of intent {record.ref} has tensors {_names(names)}, the intent {_names(intent.tensors)}"
+            return f"digest of intent {ref} has tensors {_listed(names)}, the intent {_listed(intent.tensors)}"
         whole = intent.offset + intent.bytes
-        if record.message.bytes != whole:
-            return f"digest of intent {record.ref} has {record.message.bytes} bytes, the intent {whole}"
+        if size != whole:
+            return f"digest of intent {ref} has {size} bytes, the intent {whole}"
         return ""
 
-    def _check_outcome(self, record: Outcome) -> str:
-        intent = self.intents.get(record.ref)
+    def _check_outcome(self, record: Mapping[str, Any]) -> str:
+        ref, status, sent = record["ref"], record["status"], record["bytes_sent"]
+        intent = self.intents.get(ref)
         if intent is None:
-            return f"outcome refers to seq {record.ref}, which is no open intent"
-        if record.bytes_sent > intent.bytes:
-            return f"outcome of intent {record.ref} sent {record.bytes_sent} bytes, the intent has {intent.bytes}"
-        if record.status == "sent" and not intent.digested:
-            return f"outcome of intent {record.ref} is 'sent' without a digest"
-        if record.status == "sent" and record.bytes_sent != intent.bytes:
-            return f"outcome of intent {record.ref} is 'sent' with {record.bytes_sent} of {intent.bytes} bytes"
+            return f"outcome refers to seq {ref}, which is no open intent"
+        if sent > intent.bytes:
+            return f"outcome of intent {ref} sent {sent} bytes, the intent has {intent.bytes}"
+        if status == "sent" and not intent.digested:
+            return f"outcome of intent {ref} is 'sent' without a digest"
+        if status == "sent" and sent != intent.bytes:
+            return f"outcome of intent {ref} is 'sent' with {sent} of {intent.bytes} bytes"
         return ""
 
-    def _check_close(self, record: ControlClose) -> str:
-        if self.control is None or self.control[0] != record.ref:
-            return f"control.close refers to seq {record.ref}, which is no open control session"
+    def _check_close(self, record: Mapping[str, Any]) -> str:
+        if self.control is None or self.control[0] != record["ref"]:
+            return f"control.close refers to seq {record['ref']}, which is no open control session"
         cap = self.control[1]
-        if record.messages > cap.max_messages or record.bytes > cap.max_bytes:
+        if record["messages"] > cap["max_messages"] or record["bytes"] > cap["max_bytes"]:
             return (
-                f"control session {cap.session!r} closed with {record.messages} messages and {record.bytes} bytes, "
-                f"its cap is {cap.max_messages} and {cap.max_bytes}"
+                f"control session {cap['session']!r} closed with {record['messages']} messages and {record['bytes']} "
+                f"bytes, its cap is {cap['max_messages']} and {cap['max_bytes']}"
             )
         return ""
 
 
-def _names(names: list[tuple[str, str]] | tuple[tuple[str, str], ...]) -> str:
+def _named(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(tensor["part"], tensor["name"]) for tensor in record["tensors"]]
+
+
+def _listed(names: list[tuple[str, str]]) -> str:
     return ", ".join("/".join(name) for name in names) or "none"

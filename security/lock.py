@@ -1,4 +1,4 @@
-"""One process a state folder."""
+"""One process a state folder, one writer a ledger."""
 
 import fcntl
 import os
@@ -26,6 +26,19 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def hold(path: Path) -> int:
+    """Descriptor that holds this lock until it is closed, or its process dies; LocalError where another holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if _taken(descriptor, fcntl.LOCK_EX):
+            return descriptor
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    raise LocalError(f"{path}: another process writes this ledger; stop it, then start this one again")
 
 
 def held(folder: Path) -> bool:

@@ -4,18 +4,19 @@ The log adds ``v``, ``seq``, ``prev``, ``nonce``, ``time`` and ``mono_ns`` to ea
 of an earlier record. What may follow what stands in ledger_rules.py.
 """
 
+from collections.abc import Callable
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import Field
 
 from ..errors import LocalError
-from ..files import Strict
+from ..files import MAX_SAFE_INTEGER, Strict
 from .chain import FRAME, Line
 from .identity import Hex32
 
-Count = Annotated[int, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
 Text = Annotated[str, Field(max_length=1024)]
 
 
@@ -96,8 +97,8 @@ class Recovery(Strict):
     """``{"dropped_bytes":117,"last_good_seq":41,"type":"recovery"}``: a torn last line was put aside."""
 
     type: Literal["recovery"] = "recovery"
-    dropped_bytes: Annotated[int, Field(strict=True, ge=1)]
-    last_good_seq: Annotated[int, Field(strict=True, ge=-1)]
+    dropped_bytes: Annotated[int, Field(strict=True, ge=1, le=MAX_SAFE_INTEGER)]
+    last_good_seq: Annotated[int, Field(strict=True, ge=-1, le=MAX_SAFE_INTEGER)]
 
 
 class JobAccept(Strict):
@@ -125,8 +126,8 @@ class Intent(Strict):
     ``tensors`` are the whole payload, ``message`` is what goes of it now: all behind its first ``offset`` bytes, which
     the recipient has from an attempt whose connection broke (0: everything goes).
 
-    ``{"attempt":0,"form":"plain","job":"lung-3","job_digest":"ab12…","message":{"bytes":1800},"offset":0,
-    "policy":{"decision":"allow","file":"e3b0…","rule":"round-update"},"purpose":"update",
+    ``{"attempt":0,"form":"plain","job":"lung-3","job_digest":"ab12…","message":{"bytes":1800},
+    "method":"fedavg","offset":0,"policy":{"decision":"allow","file":"e3b0…","rule":"round-update"},"purpose":"update",
     "readers":["coordinator"],"recipient":{"id":"coordinator","spki":"9f86…"},"round":17,
     "rpc":"/staddle.Federation/Upload","silo":"hospital-a","tensors":[{…}],"type":"egress.intent"}``
     """
@@ -135,6 +136,7 @@ class Intent(Strict):
     silo: Text
     job: Text
     job_digest: Hex32
+    method: Text
     round: Count
     attempt: Count
     purpose: Text
@@ -244,13 +246,25 @@ Record = (
     | Deny
 )
 _RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(Annotated[Record, Field(discriminator="type")])
+RecordT = TypeVar("RecordT", bound=Strict)
 
 
-def parse_record(line: Line) -> Record:
-    """The typed record of a verified line; LocalError names its seq and what is wrong with it."""
+def checked(line: Line) -> dict[str, Any]:
+    """The record of a verified line, whose form is right; LocalError names its seq and what is wrong with it."""
+    if not line.typed:
+        _validated(line, _RECORDS.validate_python)
+    return line.record
+
+
+def parse_record(line: Line, model: type[RecordT]) -> RecordT:
+    """The typed record of a verified line of this type; LocalError names its seq and what is wrong with it."""
+    return _validated(line, model.model_validate)
+
+
+def _validated(line: Line, validate: Callable[[Any], RecordT]) -> RecordT:
     body = {key: value for key, value in line.record.items() if key not in FRAME}
     try:
-        return _RECORDS.validate_python(body)
+        return validate(body)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "type"

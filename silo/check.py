@@ -16,8 +16,9 @@ from ..proto.wire import given_items
 from ..security import policy as policies
 from ..security import preflight
 from ..security.certificate import utc_now
+from ..security.head import own_log_key
 from ..security.identity import Keys, Role
-from ..security.ledger_audit import LEDGER_FILE, verify
+from ..security.ledger_audit import LEDGER, verify
 from ..security.policy import Policy
 from ..security.preflight import Report
 from ..security.roster import Roster
@@ -108,13 +109,14 @@ def _weights(own: configs.Weights) -> tuple[bool, str]:
 
 
 def _ledger(config: SiloConfig) -> tuple[bool, str]:
-    path = config.directory / LEDGER_FILE
-    if not path.exists():
-        return True, f"{path}: none yet; the agent begins it"
-    found = verify(path)
+    folder = config.directory / LEDGER
+    if not folder.exists() or not any(folder.iterdir()):
+        return True, f"{folder}: none yet; the agent begins it"
+    found = verify(folder, key=own_log_key(config.trust.federation, config.keys))
     if not found.ok:
-        raise LocalError(f"{path}: {found.problems[0]}; run: staddle ledger verify {path}")
-    return True, f"{path}: {found.records} records hold, head {found.records - 1}:{found.head}"
+        raise LocalError(f"{folder}: {found.problems[0]}; run: staddle ledger verify {folder}")
+    signed = f"signed up to {found.checkpoint}"
+    return True, f"{folder}: {found.records} records hold, {signed}, head {found.records - 1}:{found.head}"
 
 
 def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloConfig) -> tuple[Job, str]:

@@ -13,6 +13,7 @@ from ..security import policy as policies
 from ..security import roster as rosters
 from ..security.identity import Role, load_keys
 from ..security.ledger import Ledger
+from ..security.ledger_audit import LEDGER
 from ..security.lock import locked
 from .agent import Agent
 from .config import SiloConfig
@@ -34,9 +35,9 @@ async def serve(config: SiloConfig) -> None:
         )
     policy = policies.load(config.policy)
     sources.check_present(config.data)
-    ledger_folder = config.directory / "ledger"
+    ledger_folder = config.directory / LEDGER
     ledger_folder.mkdir(parents=True, exist_ok=True)
-    with locked(config.directory), Ledger.open(ledger_folder / "egress.jsonl", entry.id) as ledger:
+    with locked(config.directory), Ledger.open(ledger_folder, entry.id, roster.federation, keys.log) as ledger:
         for left in config.directory.rglob(".*.tmp"):  # of a process that died while it wrote
             left.unlink()
         ledger.start(f"staddle {version('staddle')}", rosters.digest(roster), policy.digest)

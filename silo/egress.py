@@ -244,6 +244,7 @@ class Gate:
         return self._ledger.intent(
             job=job.name,
             job_digest=job.digest,
+            method=job.method_name,
             round_number=round_,
             attempt=0,
             purpose="update",

@@ -8,8 +8,9 @@ from typing import Any
 from ..algorithms.job import Job
 from ..errors import LocalError
 from ..files import Disk, disk, parse_json, read_bytes
-from ..security import ledger_audit
-from ..security.ledger_audit import LEDGER_FILE, Totals, Verified
+from ..security.head import own_log_key
+from ..security.ledger_audit import LEDGER, Verified, verify
+from ..security.ledger_view import Totals, summary
 from ..security.lock import held
 from .config import SiloConfig
 from .state import JobFolder
@@ -34,7 +35,7 @@ class LedgerStatus:
     """The ledger, checked from its first byte to its last."""
 
     verified: Verified
-    totals: Mapping[tuple[str, str], Totals]  # (job, part) → what left; empty where the ledger does not hold
+    totals: Mapping[tuple[str, ...], Totals]  # (job, part) → what left; empty where the ledger does not hold
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ class SiloStatus:
 
 def read(config: SiloConfig) -> SiloStatus:
     """Read the folder; LocalError where there is none yet."""
-    path = config.directory / LEDGER_FILE
-    if not path.is_file():
-        raise LocalError(f"{path}: no such file; the agent makes it when it is run for the first time")
-    verified = ledger_audit.verify(path)
-    ledger = LedgerStatus(verified, ledger_audit.summary(path) if verified.ok else {})
+    folder = config.directory / LEDGER
+    if not folder.is_dir():
+        raise LocalError(f"{folder}: no such folder; the agent makes it when it is run for the first time")
+    verified = verify(folder, key=own_log_key(config.trust.federation, config.keys))
+    ledger = LedgerStatus(verified, summary(folder) if verified.ok else {})
     kept = sorted((config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns)
     jobs = tuple(_job(JobFolder(path.parent)) for path in kept)
     return SiloStatus(config.directory, held(config.directory), disk(config.directory), jobs, ledger)

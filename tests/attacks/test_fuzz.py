@@ -15,6 +15,7 @@ from federation.proxy import Proxy
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from ledgers import open_ledger
 from raw_silo import Caller, code_of, frames_of, refused
 
 from staddle.commands import local_federation
@@ -29,7 +30,6 @@ from staddle.proto.wire import delivered_items, to_wire
 from staddle.security import policy as policies
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
-from staddle.security.ledger import Ledger
 from staddle.silo.egress import Gate
 
 SILOS = ("north", "east", "south")
@@ -399,7 +399,7 @@ class Deliverer:
 @pytest.fixture(scope="module")
 def gate(made, tmp_path_factory):
     policy = policies.parse(local_federation.policy_text([made.job]).encode(), "policy.toml")
-    with Ledger.open(tmp_path_factory.mktemp("north") / "egress.jsonl", "north") as ledger:
+    with open_ledger(tmp_path_factory.mktemp("north"), "north") as ledger:
         client = Deliverer()
         found = Gate(client, ledger, policy, made.roster)
         with asyncio.Runner() as runner:

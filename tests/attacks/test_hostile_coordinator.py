@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from ledgers import first, open_ledger, public, stored
 
 from staddle.algorithms.data import digits
 from staddle.algorithms.fedavg import FedAvg
@@ -21,11 +22,10 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import CHUNK_BYTES, ERROR_METADATA, SERVER_OPTIONS
 from staddle.proto.stream import Digester, chunks
 from staddle.proto.wire import delivered_items, given_items, to_wire
-from staddle.security import ledger_audit
+from staddle.security import ledger_audit, ledger_view
 from staddle.security import policy as policies
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
-from staddle.security.ledger import Ledger
 from staddle.security.receipt import Receipt
 from staddle.silo import agent as agents
 from staddle.silo import client as clients
@@ -242,8 +242,7 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
     world, complaints = hostile.world, []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     rules = policies.parse((policy or world.policy).encode(), "policy.toml")
-    (folder / "ledger").mkdir(parents=True, exist_ok=True)
-    with Ledger.open(folder / "ledger" / "egress.jsonl", SILO) as ledger:
+    with open_ledger(folder / "ledger", SILO) as ledger:
         async with listening(hostile) as address:
             ledger.start("test", rosters.digest(world.roster), rules.digest)
             gate = Gate(open_client(address, world.silo_keys, world.roster), ledger, rules, world.roster)
@@ -265,19 +264,19 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
 
 
 def records(folder):
-    return [json.loads(line) for line in (folder / "ledger" / "egress.jsonl").read_bytes().splitlines()]
+    return stored(folder / "ledger")
 
 
 def recorded(hostile, folder):
     """Every byte and every control message that arrived is in the ledger."""
-    found = ledger_audit.verify(folder / "ledger" / "egress.jsonl")
+    found = ledger_audit.verify(folder / "ledger", key=public(SILO))
     assert found.ok, found.problems
     assert found.open_intents == ()
-    totals = ledger_audit.summary(folder / "ledger" / "egress.jsonl")
+    totals = ledger_view.summary(folder / "ledger")
     control = totals.pop(("(control)", "(control)"))
     assert sum(total.bytes for total in totals.values()) >= hostile.arrived
     assert control.messages >= sum(hostile.calls.values())
-    assert (folder / "ledger" / "egress.jsonl").stat().st_size < 1_000_000
+    assert first(folder / "ledger").stat().st_size < 1_000_000
 
 
 def play(hostile, folder, **options):

@@ -2,11 +2,11 @@ import json
 
 import pytest
 import typer
+from ledgers import first, open_ledger
 from typer.testing import CliRunner
 
 from staddle.commands import keys, ledger, roster
 from staddle.errors import LocalError
-from staddle.security.ledger import Ledger
 from staddle.security.records import Applied, Payload, Peer, TensorDigest
 from staddle.security.release import Release
 
@@ -83,12 +83,13 @@ def test_roster_from_founders_to_verified(folder):
 def filled(folder):
     release = Release("model", "whole_model", "w", "float32", (1000,))
     peer = Peer(id="coordinator", spki=HASH)
-    with Ledger.open(folder / "silo" / "ledger" / "egress.jsonl", "silo-a") as log:
+    with open_ledger(folder / "silo" / "ledger") as log:
         log.start("staddle", HASH, HASH)
         for number in (1, 2):
             ref = log.intent(
                 job=f"j{number}",
                 job_digest=HASH,
+                method="fedavg",
                 round_number=number,
                 attempt=0,
                 purpose="update",
@@ -119,10 +120,10 @@ def test_ledger_verify(tmp_path):
     assert "another party knows" in run("ledger", "verify", silo, "--known", f"4:{HASH}", code=1)
     assert "cut off" in run("ledger", "verify", silo, "--known", f"9:{HASH}", code=1)
     assert "is not SEQ:LEAF" in fails("ledger", "verify", silo, "--known", "9")
-    path = silo / "ledger" / "egress.jsonl"
+    path = first(silo / "ledger")
     path.write_bytes(path.read_bytes().replace(b'"job":"j1"', b'"job":"jX"'))
-    assert "NOT VERIFIED" in run("ledger", "verify", path, code=1)
-    assert json.loads(run("ledger", "verify", path, "--json", code=1))["ok"] is False
+    assert "NOT VERIFIED" in run("ledger", "verify", silo, code=1)
+    assert json.loads(run("ledger", "verify", silo, "--json", code=1))["ok"] is False
 
 
 def test_ledger_show_and_summary(tmp_path):

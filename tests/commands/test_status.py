@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import typer
+from ledgers import first
 from typer.testing import CliRunner
 
 from staddle.algorithms.data import Dataset
@@ -15,6 +16,7 @@ from staddle.coordinator.database import Database
 from staddle.coordinator.round import JobState
 from staddle.errors import LocalError
 from staddle.files import canonical_json
+from staddle.security.identity import load_keys
 from staddle.security.ledger import Ledger
 from staddle.security.lock import locked
 from staddle.security.records import Peer
@@ -155,9 +157,7 @@ def silo(made):
     folder = JobFolder(made.state("a") / "jobs" / "first")
     folder.accept((made.folder / "jobs" / "first.json").read_bytes())
     ledger = made.state("a") / "ledger"
-    ledger.mkdir(exist_ok=True)
-    (ledger / "egress.jsonl").unlink(missing_ok=True)
-    with Ledger.open(ledger / "egress.jsonl", "a") as opened:
+    with Ledger.open(ledger, "a", made.name, load_keys(made.keys("a")).log) as opened:
         opened.start("staddle", HASH, HASH)
         ref = opened.control_open("a-1", Peer(id="coordinator", spki=HASH), 10, 1000).seq
         opened.control_close(ref, 3, 120)
@@ -187,7 +187,7 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
 
 
 def test_what_is_broken_is_shown_beside_what_is_not(made, silo):
-    path = made.state("a") / "ledger" / "egress.jsonl"
+    path = first(made.state("a") / "ledger")
     path.write_bytes(path.read_bytes().replace(b'"software":"staddle"', b'"software":"other"'))
     (silo.path / "job.json").write_bytes(canonical_json({"document": {}}))
     found = read(made.silo_config("a"))
@@ -205,7 +205,7 @@ def test_where_nothing_ran_yet_the_error_says_so(coordinator, made, tmp_path):
     other = made.folder / "b" / "silo.toml"
     data = Dataset(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
     local_federation.write_silo(made, "b", "127.0.0.1:1", data, [])
-    assert "egress.jsonl: no such file; the agent makes it" in fails(other)
+    assert "ledger: no such folder; the agent makes it" in fails(other)
     (tmp_path / "policy.toml").write_text("version = 1\n")
     assert "neither a coordinator's configuration" in fails(tmp_path / "policy.toml")
     assert "cannot read it" in fails(tmp_path / "nowhere.toml")

@@ -104,7 +104,10 @@ def described(path: Path) -> str:
     """A file and, for a ledger, what its last record is about."""
     if path.suffix != ".jsonl":
         return re.sub(r"[0-9a-f]{12}", "*", path.name.strip("."))  # of a temporary name
-    record = json.loads(path.read_bytes().splitlines()[-1])
+    lines = path.read_bytes().splitlines()
+    if not lines:
+        return f"{path.name} empty"
+    record = json.loads(lines[-1])
     return f"{path.name} {record['type']} {record.get('job', '')} {record.get('round', '')} {record.get('status', '')}"
 
 

@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from ledgers import first
 
-from staddle.security.ledger_audit import ledger_file, verify
+from staddle.security.ledger_audit import ledger_folder, verify
 
 
 def staddle(*arguments, seconds=170):
@@ -27,12 +28,12 @@ def test_demo_trains_compares_and_verifies(tmp_path):
         assert heading in done.stdout
     assert len(re.findall(r"ledger verified \(\d+ records\)", done.stdout)) == 3
     for n in (1, 2, 3):
-        assert verify(ledger_file(folder / f"silo-{n}" / "state")).ok
+        assert verify(ledger_folder(folder / f"silo-{n}" / "state")).ok
     shown = staddle("ledger", "show", str(folder / "silo-1" / "state"), "--job", "demo-fedper")
     assert shown.returncode == 0
     assert "extractor" in shown.stdout
     assert "classifier" not in shown.stdout  # FedPer keeps it
-    path = ledger_file(folder / "silo-2" / "state")
+    path = first(ledger_folder(folder / "silo-2" / "state"))
     text = path.read_text()
     path.write_text(text.replace('"round":1', '"round":0', 1))
     broken = staddle("ledger", "verify", str(folder / "silo-2" / "state"))

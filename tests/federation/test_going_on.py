@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import json
 
 import numpy as np
 import pytest
+from ledgers import stored
 
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
@@ -16,7 +16,8 @@ from staddle.security import roster as rosters
 from staddle.security.envelope import sign_document
 from staddle.security.identity import load_keys
 from staddle.security.labels import JOB
-from staddle.security.ledger_audit import ledger_file, summary, verify
+from staddle.security.ledger_audit import ledger_folder, verify
+from staddle.security.ledger_view import summary
 
 SILOS = ("north", "east", "south")
 
@@ -47,9 +48,9 @@ def test_sigterm_stops_everybody_cleanly(start, document):
     for daemon in running.daemons.values():
         assert daemon.stop() == 0, daemon.tail()
     for silo in SILOS:
-        path = ledger_file(running.federation.state(silo))
+        path = ledger_folder(running.federation.state(silo))
         assert verify(path).ok
-        assert json.loads(path.read_text().splitlines()[-1])["type"] == "stop"
+        assert stored(path)[-1]["type"] == "stop"
 
 
 def test_sigterm_reaches_a_silo_in_the_middle_of_training(start, document):
@@ -85,7 +86,7 @@ def test_a_killed_silo_is_dropped_and_the_others_go_on(start, document):
     last = [e for e in seen if e["event"] == "round.closed"][-1]
     assert (last["round"], set(last["members"])) == (2, {"east", "south"})
     running.stop()
-    assert verify(ledger_file(running.federation.state("north"))).ok  # at most a torn line, which is reported apart
+    assert verify(ledger_folder(running.federation.state("north"))).ok  # at most a torn line, which is reported apart
 
 
 def test_a_policy_that_denies_declines_the_job(start, document):
@@ -102,7 +103,7 @@ def test_a_policy_that_denies_declines_the_job(start, document):
     assert "classifier.weight" in log
     assert "fedavg-model" in log
     running.stop()
-    assert {part for (_, part) in summary(ledger_file(running.federation.state("north")))} == {"(control)"}
+    assert {part for (_, part) in summary(ledger_folder(running.federation.state("north")))} == {"(control)"}
 
 
 def test_diverging_training_gives_nothing_and_the_others_go_on(start, document):
@@ -119,7 +120,7 @@ def test_diverging_training_gives_nothing_and_the_others_go_on(start, document):
     assert [(e["silo"], e["code"]) for e in dropped] == [("north", "TRAINING")]
     assert seen[-1]["outcome"] == "completed"
     running.stop()
-    assert {part for (_, part) in summary(ledger_file(running.federation.state("north")))} == {"(control)"}
+    assert {part for (_, part) in summary(ledger_folder(running.federation.state("north")))} == {"(control)"}
 
 
 @pytest.mark.parametrize("fault", ["label", "no npz"])

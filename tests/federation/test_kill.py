@@ -12,7 +12,7 @@ from staddle.algorithms.local_round import state_from_bytes
 from staddle.algorithms.simulation import simulate
 from staddle.commands import local_federation
 from staddle.commands.processes import Daemon
-from staddle.security.ledger_audit import ledger_file, verify
+from staddle.security.ledger_audit import ledger_folder, verify
 from staddle.silo.state import split_key
 
 SILOS = ("north", "east", "south", "west")
@@ -54,7 +54,7 @@ def same_as_undisturbed(running):
                 for name, value in tensors.items():
                     assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
     for silo in SILOS:
-        assert verify(ledger_file(running.federation.state(silo))).ok
+        assert verify(ledger_folder(running.federation.state(silo))).ok
 
 
 def deaths(running, victim):

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from staddle.commands import local_federation, status
 from staddle.commands.processes import Daemon
-from staddle.security.ledger_audit import CONTROL, ledger_file, summary
+from staddle.security.ledger_audit import ledger_folder
+from staddle.security.ledger_view import CONTROL, summary
 
 SILOS = ("north", "south")
 TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
@@ -67,7 +68,7 @@ def test_both_sides_count_what_happened(start, document):
         assert own['silo_rounds_given_total{job="counted"}'] == 1
         assert own['silo_training_seconds_count{job="counted"}'] == 1
         left = sum(value for name, value in own.items() if name.startswith("silo_sent_bytes_total"))
-        totals = summary(ledger_file(files.state(silo)))
+        totals = summary(ledger_folder(files.state(silo)))
         assert left == found[f'coordinator_received_bytes_total{{silo="{silo}"}}']
         assert left == sum(total.bytes for (name, _), total in totals.items() if name == job.name)
         assert own['silo_sent_bytes_total{job="counted",kind="metric"}'] == totals["counted", "metrics"].bytes

@@ -18,7 +18,7 @@ from staddle.coordinator import daemon as daemons
 from staddle.coordinator import server
 from staddle.proto.channel import OPTIONS, SERVER_OPTIONS
 from staddle.proto.wire import given_items
-from staddle.security import ledger_audit
+from staddle.security import ledger_audit, ledger_view
 from staddle.security import policy as policies
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
@@ -61,17 +61,16 @@ class Network:
         return sum(item.spec.nbytes for item in given_items(self.job.up(0)))
 
     def ledger(self, silo):
-        return self.running.federation.state(silo) / "ledger" / "egress.jsonl"
+        return self.running.federation.state(silo) / "ledger"
 
     def messages(self, silo):
-        return ledger_audit.messages(self.ledger(silo))
+        return ledger_view.messages(self.ledger(silo))
 
     async def silo(self, silo):
         """One agent until it is stopped."""
         config = silo_configs.load(self.running.federation.silo_config(silo))
         keys, roster, policy = load_keys(config.keys), rosters.load(config.roster), policies.load(config.policy)
-        self.ledger(silo).parent.mkdir(parents=True, exist_ok=True)
-        with Ledger.open(self.ledger(silo), silo) as ledger:
+        with Ledger.open(self.ledger(silo), silo, roster.federation, keys.log) as ledger:
             ledger.start("test", rosters.digest(roster), policy.digest)
             gate = Gate(open_client(config.coordinator, keys, roster), ledger, policy, roster)
             self.agents[silo] = Agent(config, silo, roster, policy, gate)

@@ -16,7 +16,8 @@ from staddle.security import roster as rosters
 from staddle.security.envelope import sign_document
 from staddle.security.identity import load_keys
 from staddle.security.labels import JOB
-from staddle.security.ledger_audit import ledger_file, messages, summary, verify
+from staddle.security.ledger_audit import ledger_folder, verify
+from staddle.security.ledger_view import messages, summary
 from staddle.silo.state import split_key
 
 SILOS = ("north", "east", "south", "west")
@@ -108,7 +109,7 @@ def check_result(running, job, known):
 def check_ledgers(running):
     """Every ledger holds, and the bytes that left are those that the schema declares, no more."""
     for silo in SILOS:
-        path = ledger_file(running.federation.state(silo))
+        path = ledger_folder(running.federation.state(silo))
         assert verify(path).ok
         left = summary(path)
         for job in running.jobs:

@@ -7,26 +7,39 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+from ledgers import copied, first, open_log, put_back
 
 from staddle.errors import LocalError
+from staddle.security import head
 from staddle.security.appendlog import AppendLog
-from staddle.security.chain import FIRST_PREV, MAX_LINE, Reading, leaf_hash
+from staddle.security.chain import FIRST_PREV, MAX_LINE, leaf_hash
+from staddle.security.checkpoint import Checkpoint
+from staddle.security.segments import Reading, segment, torn
+
+TESTS = str(Path(__file__).resolve().parent.parent)
 
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "ledger" / "egress.jsonl"
+    return tmp_path / "ledger"
 
 
 def filled(path, count=5):
-    with AppendLog.open(path) as log:
+    with open_log(path) as log:
         return [log.append({"type": "note", "n": n}) for n in range(count)]
 
 
 def records(path):
     return [line.record for line in Reading(path)]
+
+
+def without_sync(monkeypatch):
+    """Hundreds of them are slow, and the test is not about them."""
+    for sync in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, sync, lambda _: None)
 
 
 def test_leaf_hashes_are_those_of_rfc_6962():
@@ -37,7 +50,7 @@ def test_leaf_hashes_are_those_of_rfc_6962():
 
 def test_records_are_framed_and_chained(path):
     appended = filled(path, 3)
-    lines = path.read_bytes().splitlines()
+    lines = first(path).read_bytes().splitlines()
     previous = FIRST_PREV
     for n, line in enumerate(lines):
         record = json.loads(line)
@@ -46,13 +59,13 @@ def test_records_are_framed_and_chained(path):
         previous = hashlib.sha256(b"\x00" + line).hexdigest()
         assert appended[n].leaf == previous
     assert len({json.loads(line)["nonce"] for line in lines}) == 3
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert first(path).stat().st_mode & 0o777 == 0o600
 
 
 def test_reopening_goes_on_with_the_chain(path):
     last = filled(path, 2)[-1]
     seen = []
-    with AppendLog.open(path, lambda line: seen.append(line.seq)) as log:
+    with open_log(path, visit=lambda line: seen.append(line.seq)) as log:
         assert log.head == last
         assert log.append({"type": "x"}).seq == 2
     assert seen == [0, 1]
@@ -60,7 +73,7 @@ def test_reopening_goes_on_with_the_chain(path):
 
 
 def test_bad_records_are_refused_and_the_log_goes_on(path):
-    with AppendLog.open(path) as log:
+    with open_log(path) as log:
         for bad, said in [
             ({"type": "x", "seq": 7}, "must not bring seq"),
             ({"n": 1}, "needs a type"),
@@ -74,20 +87,23 @@ def test_bad_records_are_refused_and_the_log_goes_on(path):
 
 
 def test_torn_tail_at_every_byte_offset(path, monkeypatch):
-    filled(path, 3)
-    for sync in ("fsync", "fdatasync"):  # hundreds of them are slow, and this test is not about them
-        monkeypatch.setattr(os, sync, lambda _: None)
-    whole = path.read_bytes()
-    last = whole[: whole[:-1].rindex(b"\n") + 1]  # without the third line
-    aside = path.with_name("egress.jsonl.torn")
+    """The last record was never promised: its checkpoint is the one before it."""
+    filled(path, 2)
+    without_sync(monkeypatch)
+    before = copied(path)
+    filled(path, 1)
+    whole = first(path).read_bytes()
+    last = before["seg-00000001.jsonl"]  # without the third line
+    aside = torn(first(path))
     for cut in range(len(last) + 1, len(whole)):
-        path.write_bytes(whole[:cut])
-        aside.unlink(missing_ok=True)
+        put_back(path, {**before, "seg-00000001.jsonl": whole[:cut]})
         reading = Reading(path)
         assert [line.seq for line in reading] == [0, 1]
         assert reading.torn == whole[len(last) : cut]
-        with AppendLog.open(path) as log:
-            assert log.head.seq == 2
+        log = open_log(path)
+        assert log.head.seq == 2
+        assert Checkpoint.parse(head.stored(path).text).size == 3  # and the recovery record is signed at once
+        log.close()
         recovery = records(path)[2]
         assert (recovery["type"], recovery["dropped_bytes"], recovery["last_good_seq"]) == (
             "recovery",
@@ -95,20 +111,20 @@ def test_torn_tail_at_every_byte_offset(path, monkeypatch):
             1,
         )
         assert aside.read_bytes() == whole[len(last) : cut]
-        assert path.read_bytes().startswith(last)
+        assert first(path).read_bytes().startswith(last)
 
 
-def test_whole_file_torn(path):
-    path.parent.mkdir()
-    path.write_bytes(b'{"mono')
-    with AppendLog.open(path):
+def test_whole_segment_torn(path):
+    filled(path, 0)
+    first(path).write_bytes(b'{"mono')
+    with open_log(path):
         pass
     assert [(r["type"], r["last_good_seq"], r["dropped_bytes"]) for r in records(path)] == [("recovery", -1, 6)]
 
 
 def test_torn_bytes_are_recorded_even_after_a_crash_within_recovery(path, monkeypatch):
     filled(path, 2)
-    with path.open("ab") as file:
+    with first(path).open("ab") as file:
         file.write(b'{"half')
 
     def crash(self, record, *, durable=True):
@@ -117,21 +133,21 @@ def test_torn_bytes_are_recorded_even_after_a_crash_within_recovery(path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(AppendLog, "append", crash)
         with pytest.raises(KeyboardInterrupt):
-            AppendLog.open(path)
-    assert path.read_bytes().endswith(b"\n")  # cut already, and nothing says so
-    with AppendLog.open(path):
+            open_log(path)
+    assert first(path).read_bytes().endswith(b"\n")  # cut already, and nothing says so
+    with open_log(path):
         pass
-    with AppendLog.open(path):
+    with open_log(path):
         pass  # once only
     assert [r.get("dropped_bytes") for r in records(path)] == [None, None, 6]
 
 
 def test_a_tail_longer_than_any_record_is_no_torn_record(path):
     filled(path, 1)
-    with path.open("ab") as file:
+    with first(path).open("ab") as file:
         file.write(b"a" * (MAX_LINE + 1))
     with pytest.raises(LocalError, match="is longer than"):
-        AppendLog.open(path)
+        open_log(path)
 
 
 def tampered(lines):
@@ -151,19 +167,19 @@ def tampered(lines):
 
 def test_any_edit_deletion_insertion_or_reordering_is_refused(path):
     filled(path)
-    lines = path.read_bytes().splitlines()
+    lines = first(path).read_bytes().splitlines()
     for changed in tampered(lines):
-        path.write_bytes(b"".join(line + b"\n" for line in changed))
-        with pytest.raises(LocalError, match=r"egress.jsonl: line \d.*keep the file as evidence"):
-            AppendLog.open(path)
+        first(path).write_bytes(b"".join(line + b"\n" for line in changed))
+        with pytest.raises(LocalError, match=r"seg-00000001.jsonl: line \d.*keep the folder as evidence"):
+            open_log(path)
         with pytest.raises(LocalError):
             list(Reading(path))
-    assert not path.with_name("egress.jsonl.torn").exists()
+    assert not torn(first(path)).exists()
 
 
 def test_a_record_forged_with_right_links_but_wrong_frame_is_refused(path):
     filled(path, 1)
-    good = json.loads(path.read_bytes())
+    good = json.loads(first(path).read_bytes())
     for change in [
         {"v": 2},
         {"v": True},
@@ -177,39 +193,39 @@ def test_a_record_forged_with_right_links_but_wrong_frame_is_refused(path):
         {"type": 3},
         {"nonce": None},
     ]:
-        path.write_bytes(json.dumps({**good, **change}, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        first(path).write_bytes(json.dumps({**good, **change}, sort_keys=True, separators=(",", ":")).encode() + b"\n")
         with pytest.raises(LocalError, match="line 1"):
             list(Reading(path))
 
 
 def test_another_spelling_of_the_last_record_is_refused(path):
     filled(path, 1)
-    data = path.read_bytes()
+    data = first(path).read_bytes()
     for other in (data[:-1] + b" \n", json.dumps(json.loads(data)).encode() + b"\n", data[:-1] + b"\r\n"):
-        path.write_bytes(other)
+        first(path).write_bytes(other)
         with pytest.raises(LocalError, match="no canonical JSON object"):
             list(Reading(path))
 
 
 def test_every_flipped_bit_before_the_last_record_is_refused(path):
     filled(path, 3)
-    data = path.read_bytes()
+    data = first(path).read_bytes()
     end = data[:-1].rindex(b"\n")
     for at in range(0, end * 8, 5):
         flipped = bytearray(data)
         flipped[at // 8] ^= 1 << (at % 8)
-        path.write_bytes(flipped)
+        first(path).write_bytes(flipped)
         with pytest.raises(LocalError):
             list(Reading(path))
 
 
 OPEN_AND_SAY = """
 import sys
-from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from ledgers import open_log
 from staddle.errors import LocalError
-from staddle.security.appendlog import AppendLog
 try:
-    AppendLog.open(Path(sys.argv[1]))
+    log = open_log(sys.argv[1])
 except LocalError as error:
     print(error)
 else:
@@ -218,24 +234,26 @@ else:
 
 
 def in_another_process(path):
-    ran = subprocess.run([sys.executable, "-c", OPEN_AND_SAY, str(path)], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", OPEN_AND_SAY, str(path), TESTS], capture_output=True, text=True, check=True
+    )
     return ran.stdout
 
 
 def test_second_writer_is_refused_at_once_and_the_lock_goes_with_its_holder(path):
-    with AppendLog.open(path):
-        assert "egress.jsonl.LOCK: another process writes egress.jsonl; stop it" in in_another_process(path)
+    with open_log(path):
+        assert "ledger/LOCK: another process writes this ledger; stop it" in in_another_process(path)
         with pytest.raises(LocalError, match="another process writes"):
-            AppendLog.open(path)  # nor twice in one process
+            open_log(path)  # nor twice in one process
     assert in_another_process(path) == "opened\n"
-    AppendLog.open(path).close()
+    open_log(path).close()
 
 
 APPEND_FOR_EVER = """
 import sys
-from pathlib import Path
-from staddle.security.appendlog import AppendLog
-log = AppendLog.open(Path(sys.argv[1]))
+sys.path.insert(0, sys.argv[2])
+from ledgers import open_log
+log = open_log(sys.argv[1])
 while True:
     print(log.append({"type": "note", "text": "x" * 300}).seq, flush=True)
 """
@@ -243,12 +261,14 @@ while True:
 
 def test_kill_9_while_appending_loses_nothing_that_was_promised(path):
     for _ in range(2):
-        with subprocess.Popen([sys.executable, "-c", APPEND_FOR_EVER, str(path)], stdout=subprocess.PIPE) as child:
+        with subprocess.Popen(
+            [sys.executable, "-c", APPEND_FOR_EVER, str(path), TESTS], stdout=subprocess.PIPE
+        ) as child:
             for _ in range(20):
                 promised = int(child.stdout.readline())
             child.send_signal(signal.SIGKILL)
             promised = max([promised, *(int(line) for line in child.stdout.read().split(b"\n")[:-1])])
-        with AppendLog.open(path) as log:
+        with open_log(path) as log:
             assert log.head.seq >= promised
     list(Reading(path))
 
@@ -257,7 +277,7 @@ def test_kill_9_while_appending_loses_nothing_that_was_promised(path):
 def test_any_failure_closes_the_log_for_good(path, monkeypatch, broken):
     filled(path, 2)
     real = os.write
-    log = AppendLog.open(path)
+    log = open_log(path)
 
     def fail(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -273,7 +293,7 @@ def test_any_failure_closes_the_log_for_good(path, monkeypatch, broken):
         with pytest.raises(LocalError, match="takes no more records"):
             log.append({"type": "x"})
     log.close()
-    with AppendLog.open(path) as log:
+    with open_log(path) as log:
         log.append({"type": "after"})
     kinds = [record["type"] for record in records(path)]
     between = {"write": [], "short": ["recovery"], "fdatasync": ["x"]}[broken]
@@ -281,11 +301,11 @@ def test_any_failure_closes_the_log_for_good(path, monkeypatch, broken):
 
 
 def test_a_file_that_may_grow_no_more_closes_the_log(path):
-    log = AppendLog.open(path)
+    log = open_log(path)
     log.append({"type": "x"})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (first(path).stat().st_size + 50, before[1]))
         with pytest.raises(LocalError, match="takes no more records"):
             log.append({"type": "y"})
     finally:
@@ -293,15 +313,15 @@ def test_a_file_that_may_grow_no_more_closes_the_log(path):
     with pytest.raises(LocalError):
         log.append({"type": "z"})
     log.close()
-    with AppendLog.open(path):
+    with open_log(path):
         pass
     assert [(r["type"], r.get("dropped_bytes")) for r in records(path)] == [("x", None), ("recovery", 50)]
 
 
 def test_a_writer_that_ignores_the_lock_is_noticed(path):
-    log = AppendLog.open(path)
+    log = open_log(path)
     log.append({"type": "x"})
-    with path.open("ab") as file:
+    with first(path).open("ab") as file:
         file.write(b"y\n")
     with pytest.raises(LocalError, match="somebody else changed its length"):
         log.append({"type": "x"})
@@ -309,7 +329,7 @@ def test_a_writer_that_ignores_the_lock_is_noticed(path):
 
 
 def test_closed_log_takes_nothing(path):
-    log = AppendLog.open(path)
+    log = open_log(path)
     log.close()
     log.close()
     with pytest.raises(LocalError, match="it is closed"):
@@ -318,7 +338,7 @@ def test_closed_log_takes_nothing(path):
 
 def test_threads_share_one_log(path, monkeypatch):
     monkeypatch.setattr(os, "fdatasync", lambda _: None)
-    with AppendLog.open(path) as log:
+    with open_log(path) as log:
 
         def work(who):
             for n in range(50):
@@ -341,7 +361,7 @@ def test_threads_share_one_log(path, monkeypatch):
 def test_only_durable_records_wait_for_the_disk(path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
-    log = AppendLog.open(path)
+    log = open_log(path)
     log.append({"type": "x"}, durable=False)
     assert synced == []
     log.append({"type": "x"})
@@ -355,10 +375,11 @@ def test_missing_and_unwritable_places_are_local_errors(tmp_path):
     with pytest.raises(LocalError, match="cannot read it"):
         list(Reading(tmp_path / "gone"))
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(LocalError, match="cannot open it"):
-        AppendLog.open(tmp_path / "file" / "log")
-    (tmp_path / "dir").mkdir()
-    with pytest.raises(LocalError, match="cannot open it"):
-        AppendLog.open(tmp_path / "dir")
-    (tmp_path / "dir").rmdir()
-    AppendLog.open(tmp_path / "dir").close()  # and the lock of the failed attempt is free
+    for place in (tmp_path / "file" / "log", tmp_path / "file"):
+        with pytest.raises(LocalError, match="cannot open it"):
+            open_log(place)
+    segment(tmp_path / "dir", 1).mkdir(parents=True)
+    with pytest.raises(LocalError, match="cannot read it"):
+        open_log(tmp_path / "dir")
+    segment(tmp_path / "dir", 1).rmdir()
+    open_log(tmp_path / "dir").close()  # and the lock of the failed attempt is free

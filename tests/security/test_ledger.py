@@ -1,16 +1,17 @@
-import json
 import re
 from types import SimpleNamespace
 
 import pytest
+from ledgers import OTHER_KEY, copied, first, open_ledger, open_log, public, put_back, signer, stored
 
 from staddle.errors import LocalError
-from staddle.security import ledger_audit
-from staddle.security.appendlog import AppendLog
-from staddle.security.ledger import Ledger
-from staddle.security.ledger_audit import CONTROL, MESSAGE, ledger_file
+from staddle.security import ledger_audit, ledger_view
+from staddle.security.ledger_audit import ledger_folder
+from staddle.security.ledger_view import CONTROL, MESSAGE
+from staddle.security.merkle import Tree
 from staddle.security.records import Applied, Payload, Peer, TensorDigest
 from staddle.security.release import Release
+from staddle.security.segments import Reading
 
 HASH = "ab" * 32
 PEER = Peer(id="coordinator", spki=HASH)
@@ -25,13 +26,14 @@ DIGESTS = tuple(TensorDigest(part=r.part, name=r.name, sha256=HASH) for r in REL
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "silo" / "ledger" / "egress.jsonl"
+    return tmp_path / "silo" / "ledger"
 
 
 def intend(ledger, **changes):
     fields = {
         "job": "j1",
         "job_digest": HASH,
+        "method": "fedavg",
         "round_number": 3,
         "attempt": 0,
         "purpose": "update",
@@ -59,7 +61,7 @@ def send(ledger, **changes):
 
 def full(path):
     """One of each record."""
-    with Ledger.open(path, "silo-a") as ledger:
+    with open_ledger(path) as ledger:
         ledger.start("staddle 0.1.0", HASH, HASH)
         ledger.job_accept("j1", HASH, "operator-1")
         ledger.job_decline("j2", HASH, "operator-1", ["no rule"])
@@ -73,13 +75,15 @@ def full(path):
 
 def raw(path, *records):
     """Records past the writer's rules, with a right chain: what only the verifier can find."""
-    with AppendLog.open(path) as log:
+    with open_log(path) as log:
         for record in records:
             log.append(record)
 
 
-def lines(path):
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
+def reissued(path, size):
+    """A checkpoint of the first records, by who has the log key."""
+    tree = Tree(line.hash for line in Reading(path))
+    (path / "checkpoint").write_bytes(bytes(signer().sign(size, tree.root(size))))
 
 
 def body(record):
@@ -92,7 +96,7 @@ def test_one_of_each_record_verifies(path):
     assert found.ok
     assert (found.records, found.head, found.torn_bytes) == (11, last.leaf, 0)
     assert (found.open_intents, found.undigested, found.open_control) == ((), (), None)
-    types = [record["type"] for record in lines(path)]
+    types = [record["type"] for record in stored(path)]
     assert types == [
         "start",
         "job.accept",
@@ -110,12 +114,13 @@ def test_one_of_each_record_verifies(path):
 
 def test_intent_holds_what_the_rules_ask_for(path):
     full(path)
-    intent = body(lines(path)[5])
+    intent = body(stored(path)[5])
     assert intent == {
         "type": "egress.intent",
         "silo": "silo-a",
         "job": "j1",
         "job_digest": HASH,
+        "method": "fedavg",
         "round": 3,
         "attempt": 0,
         "purpose": "update",
@@ -143,7 +148,7 @@ def test_intent_holds_what_the_rules_ask_for(path):
 
 def test_intent_and_digest_are_durable_before_they_return(path, monkeypatch):
     synced = []
-    with Ledger.open(path, "silo-a") as ledger:
+    with open_ledger(path) as ledger:
         monkeypatch.setattr("os.fdatasync", synced.append)
         ref = intend(ledger)
         assert len(synced) == 1
@@ -154,7 +159,7 @@ def test_intent_and_digest_are_durable_before_they_return(path, monkeypatch):
 
 
 def test_writer_refuses_what_the_verifier_would(path):
-    with Ledger.open(path, "silo-a") as ledger:
+    with open_ledger(path) as ledger:
         ref = intend(ledger)
         for call, said in [
             (lambda: ledger.digest(ref + 1, DIGESTS, payload()), "which is no open intent"),
@@ -194,7 +199,7 @@ def test_writer_refuses_what_the_verifier_would(path):
 
 def test_verifier_finds_each_broken_rule(path):
     full(path)
-    good = lines(path)
+    good = stored(path)
     intent, digest, outcome = (body(good[n]) for n in (5, 6, 7))
     control, close = body(good[3]), body(good[9])
     last = len(good)
@@ -217,9 +222,9 @@ def test_verifier_finds_each_broken_rule(path):
         "[Ee]xtra": [{**intent, "more": 1}],
         "valid string|shape": [{**intent, "tensors": [{**intent["tensors"][0], "shape": ["3"]}]}],
     }
-    before = path.read_bytes()
+    before = copied(path)
     for said, records in wrong.items():
-        path.write_bytes(before)
+        put_back(path, before)
         raw(path, *records)
         found = ledger_audit.verify(path)
         assert not found.ok, said
@@ -227,14 +232,14 @@ def test_verifier_finds_each_broken_rule(path):
         assert re.search(said, found.problems[0]), (said, found.problems)
         if "several" not in said:
             with pytest.raises(LocalError):
-                ledger_audit.summary(path)
+                ledger_view.summary(path)
         with pytest.raises(LocalError):
-            Ledger.open(path, "silo-a")
+            open_ledger(path)
 
 
 def test_a_payload_goes_on_behind_its_offset(path):
     """170 of 184 bytes had arrived: 6 of b's 16 and the metric's 8 go; hashes are of the whole payload."""
-    with Ledger.open(path, "silo-a") as ledger:
+    with open_ledger(path) as ledger:
         first = intend(ledger)
         ledger.outcome(first, "unknown", BYTES)
         assert ledger.sent(HASH, 3) == BYTES
@@ -247,22 +252,22 @@ def test_a_payload_goes_on_behind_its_offset(path):
             ledger.outcome(ref, "sent", 13)
         ledger.outcome(ref, "sent", 14, "5c1f")
     assert ledger_audit.verify(path).ok
-    first, then = (message.intent for message in ledger_audit.messages(path))
+    first, then = (message.intent for message in ledger_view.messages(path))
     assert [(tensor.name, size) for tensor, size in first.leaving] == [("w", 160), ("b", 16), ("correct", 8)]
     assert [(tensor.name, size) for tensor, size in then.leaving] == [("b", 6), ("correct", 8)]
-    totals = ledger_audit.summary(path)
+    totals = ledger_view.summary(path)
     assert (totals["j1", "model"].bytes, totals["j1", "metric"].bytes) == (176 + 6, 8 + 8)
     assert (totals["j1", "model"].tensors, totals["j1", "model"].elements) == (2 + 1, 44 + 4)
     assert (totals["j1", "model"].assumed, totals["j1", "metric"].assumed) == (176, 8)
 
 
 def test_what_is_unsettled_is_known_after_a_restart_too(path):
-    with Ledger.open(path, "silo-a") as ledger:
+    with open_ledger(path) as ledger:
         send(ledger)
         cut, digested = intend(ledger), intend(ledger, round_number=4)
         place = ledger.digest(digested, DIGESTS, payload())
         before = ledger.unsettled
-    with Ledger.open(path, "silo-a") as ledger:
+    with open_ledger(path) as ledger:
         assert ledger.unsettled == before
         first, second = ledger.unsettled
         assert (first.seq, first.intent.round, first.digest, first.place) == (cut, 3, None, None)
@@ -274,38 +279,39 @@ def test_what_is_unsettled_is_known_after_a_restart_too(path):
 
 def test_a_ledger_without_offsets_is_read(path):
     full(path)
-    old = {key: value for key, value in body(lines(path)[5]).items() if key != "offset"}
+    old = {key: value for key, value in body(stored(path)[5]).items() if key != "offset"}
     raw(path, old)
     assert ledger_audit.verify(path).ok
-    assert ledger_audit.messages(path)[-1].intent.offset == 0
+    assert ledger_view.messages(path)[-1].intent.offset == 0
 
 
 def test_broken_chain_is_a_problem_not_an_exception(path):
     full(path)
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b"no rule", b"no rulf"))
+    data = first(path).read_bytes()
+    first(path).write_bytes(data.replace(b"no rule", b"no rulf"))
     found = ledger_audit.verify(path)
     assert not found.ok
-    assert "line 4 (seq 3" in found.problems[0]
+    assert "seg-00000001.jsonl: line 4 (seq 3" in found.problems[0]
     assert found.records == 3
 
 
 def test_cut_off_records_and_a_changed_last_one_are_found_by_who_knows_a_leaf(path):
     last = full(path)
-    data = path.read_bytes()
-    known = {last.seq: last.leaf, 5: lines(path)[6]["prev"]}
+    data = first(path).read_bytes()
+    known = {last.seq: last.leaf, 5: stored(path)[6]["prev"]}
     assert ledger_audit.verify(path, known).ok
-    path.write_bytes(data[: data[:-1].rindex(b"\n") + 1])
-    assert ledger_audit.verify(path).ok  # the file alone cannot tell: rule 29
+    first(path).write_bytes(data[: data[:-1].rindex(b"\n") + 1])
+    reissued(path, 10)
+    assert ledger_audit.verify(path, key=public()).ok  # the folder alone cannot tell who has the log key: rule 29
     assert ledger_audit.verify(path, known).problems == (
         "ends before seq 10, which another party knows: records were cut off",
     )
-    path.write_bytes(data.replace(b"asked to stop", b"asked to stay"))
+    first(path).write_bytes(data.replace(b"asked to stop", b"asked to stay"))
     assert "another party knows it as" in ledger_audit.verify(path, known).problems[0]
 
 
 def test_unfinished_messages_are_reported_and_counted_as_left(path):
-    with Ledger.open(path, "silo-a") as ledger:
+    with open_ledger(path) as ledger:
         ledger.start("staddle", HASH, HASH)
         send(ledger)
         cut = intend(ledger, round_number=4)  # no digest, no outcome
@@ -319,7 +325,7 @@ def test_unfinished_messages_are_reported_and_counted_as_left(path):
     assert found.ok
     assert (found.open_intents, found.undigested) == ((cut, half), (cut, failed))
     assert found.open_control == found.records - 1
-    totals = ledger_audit.summary(path)
+    totals = ledger_view.summary(path)
     model, metric = totals["j1", "model"], totals["j1", "metric"]
     assert (model.messages, model.tensors, model.elements, model.bytes, model.assumed) == (4, 8, 176, 704, 352)
     assert (metric.messages, metric.bytes, metric.assumed) == (4, 32, 16)
@@ -330,21 +336,21 @@ def test_unfinished_messages_are_reported_and_counted_as_left(path):
 
 def test_control_sessions_count_with_their_totals_and_a_start_abandons_one(path):
     full(path)
-    with Ledger.open(path, "silo-a") as ledger:
+    with open_ledger(path) as ledger:
         ledger.control_open("s2", PEER, 10, 100)  # and then the power fails
-    with Ledger.open(path, "silo-a") as ledger:
+    with open_ledger(path) as ledger:
         ledger.start("staddle", HASH, HASH)
         ledger.control_open("s3", PEER, 10, 100)
     found = ledger_audit.verify(path)
     assert found.ok
-    totals = ledger_audit.summary(path)[CONTROL, CONTROL]
+    totals = ledger_view.summary(path)[CONTROL, CONTROL]
     assert (totals.messages, totals.bytes, totals.assumed) == (8 + 20, 512 + 200, 200)
 
 
 def test_state_survives_a_restart(path):
-    with Ledger.open(path, "silo-a") as ledger:
+    with open_ledger(path) as ledger:
         ref = intend(ledger)
-    with Ledger.open(path, "silo-a") as ledger:
+    with open_ledger(path) as ledger:
         assert ledger.open_intents == (ref,)
         ledger.outcome(ref, "unknown", 0)
         assert ledger.open_intents == ()
@@ -352,23 +358,28 @@ def test_state_survives_a_restart(path):
 
 def test_another_silos_ledger_is_refused(path):
     full(path)
-    with pytest.raises(LocalError, match="record is of silo 'silo-a', this is 'silo-b'"):
-        Ledger.open(path, "silo-b")
+    with pytest.raises(LocalError, match=r"signed by none of the keys that are trusted here .*silo-b"):
+        open_ledger(path, "silo-b")
+    with pytest.raises(LocalError, match=r"signed by none of the keys that are trusted here .*silo-a"):
+        open_ledger(path, key=OTHER_KEY)
+    raw(path, {**body(stored(path)[0]), "silo": "silo-b"})
+    with pytest.raises(LocalError, match="record is of silo 'silo-b', this is 'silo-a'"):
+        open_ledger(path)
 
 
 def test_torn_tail_is_reported_then_recovered(path):
     full(path)
-    with path.open("ab") as file:
+    with first(path).open("ab") as file:
         file.write(b'{"half')
     found = ledger_audit.verify(path)
     assert (found.ok, found.torn_bytes, found.records) == (True, 6, 11)
-    Ledger.open(path, "silo-a").close()
-    assert body(lines(path)[-1]) == {"type": "recovery", "dropped_bytes": 6, "last_good_seq": 10}
+    open_ledger(path).close()
+    assert body(stored(path)[-1]) == {"type": "recovery", "dropped_bytes": 6, "last_good_seq": 10}
     assert ledger_audit.verify(path).ok
 
 
 def test_failed_disk_blocks_the_ledger(path, monkeypatch):
-    ledger = Ledger.open(path, "silo-a")
+    ledger = open_ledger(path)
     with monkeypatch.context() as patch:
 
         def fail(*args):
@@ -383,18 +394,18 @@ def test_failed_disk_blocks_the_ledger(path, monkeypatch):
     assert ledger_audit.verify(path).records == 0
 
 
-def test_ledger_is_found_by_folder_or_file(path, tmp_path):
+def test_ledger_is_found_by_the_silos_folder_or_its_own(path, tmp_path):
     full(path)
-    assert ledger_file(path.parent.parent) == ledger_file(path.parent) == ledger_file(path) == path
-    with pytest.raises(LocalError, match=r"no ledger/egress.jsonl in this folder"):
-        ledger_file(tmp_path)
+    assert ledger_folder(path.parent) == ledger_folder(path) == path
+    with pytest.raises(LocalError, match="no ledger in this folder"):
+        ledger_folder(tmp_path)
     found = ledger_audit.verify(tmp_path / "gone")
     assert not found.ok
 
 
 def test_messages_tell_what_became_of_each(path):
     full(path)
-    (message,) = ledger_audit.messages(path)
+    (message,) = ledger_view.messages(path)
     assert SimpleNamespace(seq=5, status="sent", receipt="5c1f", digested=True) == SimpleNamespace(
         seq=message.seq, status=message.status, receipt=message.receipt, digested=message.digested
     )

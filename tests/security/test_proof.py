@@ -5,14 +5,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from ledgers import first, open_log
 
 from staddle.errors import LocalError, ProofError
-from staddle.security.appendlog import AppendLog
-from staddle.security.chain import Reading
 from staddle.security.checkpoint import Checkpoint, issue, origin
 from staddle.security.merkle import Tree, leaf_hash
 from staddle.security.note import MAX_NOTE, Kind, Note, Signature, VerifierKey, cosign
 from staddle.security.proof import HEADER, MAX_PROOF, Proof, prove, verify
+from staddle.security.segments import Reading
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 COORDINATOR = Ed25519PrivateKey.from_private_bytes(bytes(range(32, 64)))
@@ -50,12 +50,11 @@ def test_parsing_undoes_writing(proof):
 
 
 def test_every_record_of_a_ledger_is_proven_and_none_in_place_of_another(tmp_path):
-    path = tmp_path / "egress.jsonl"
-    with AppendLog.open(path) as log:
+    with open_log(tmp_path) as log:
         for n in range(11):
             log.append({"type": "note", "n": n})
-    records = path.read_bytes().splitlines()
-    tree = Tree(bytes.fromhex(line.leaf) for line in Reading(path))
+    records = first(tmp_path).read_bytes().splitlines()
+    tree = Tree(line.hash for line in Reading(tmp_path))
     for size in (7, 11):
         signed = issue(Checkpoint(ORIGIN, size, tree.root(size)), KEY)
         for index in range(size):

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+from ledgers import first, open_ledger, stored
 
 from staddle.algorithms.exchange import DTYPES
 from staddle.errors import LocalError, PeerError, RefusedError
@@ -17,10 +18,9 @@ from staddle.proto.channel import CHUNK_BYTES
 from staddle.proto.frames import decode, encode
 from staddle.proto.stream import Digester, Inbound
 from staddle.proto.wire import check_manifest, delivered_items, given_items, tensor_bytes, to_wire
-from staddle.security import ledger_audit
+from staddle.security import ledger_audit, ledger_view
 from staddle.security import roster as rosters
 from staddle.security.appendlog import AppendLog
-from staddle.security.ledger import Ledger
 from staddle.security.receipt import Receipt
 from staddle.silo import egress
 from staddle.silo.control import MAX_CONTROL_BYTES
@@ -80,12 +80,12 @@ class FakeClient:
     async def upload(self, frames, size):
         self.uploads += 1
         self.frames, self.at = [], []
-        self.before = records(self.path)
+        self.before = stored(self.path)
         async with contextlib.aclosing(frames):
             if self.stop_after == 0:
                 raise self.error
             async for frame in frames:
-                self.at.append(records(self.path))
+                self.at.append(stored(self.path))
                 self.frames.append(tensor.Frame.FromString(encode(frame)))
                 self.on_frame(self)
                 if self.stop_after == len(self.frames):
@@ -100,11 +100,6 @@ class FakeClient:
         return self.frames[-1].end
 
 
-def records(path):
-    """What stands in the ledger's file now."""
-    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-
-
 def kinds(found):
     return [record["type"] for record in found]
 
@@ -115,9 +110,9 @@ class World:
     def __init__(self, made, folder, policy=None):
         self.made = made
         self.job = made.jobs["simple"]
-        self.path = folder / "ledger" / "egress.jsonl"
+        self.path = folder / "ledger"
         self.policy = policy or made.policy(*made.jobs.values())
-        self.ledger = Ledger.open(self.path, SILO)
+        self.ledger = open_ledger(self.path, SILO)
         self.client = FakeClient(self.path)
         self.client.receipt = self.receipt
         self.gate = Gate(self.client, self.ledger, self.policy, made.roster)
@@ -180,19 +175,19 @@ class World:
     def restart(self):
         """The process died and began anew: another gate over the ledger's file."""
         self.ledger.close()
-        self.ledger = Ledger.open(self.path, SILO)
+        self.ledger = open_ledger(self.path, SILO)
         self.ledger.start("test", "00" * 32, "00" * 32)
         self.gate = Gate(self.client, self.ledger, self.policy, self.made.roster)
         asyncio.run(self.gate.hello())
 
     def outcome(self):
         """The outcome record; durable at the latest when the ledger is closed."""
-        return next(r for r in reversed(records(self.path)) if r["type"] == "egress.outcome")
+        return next(r for r in reversed(stored(self.path)) if r["type"] == "egress.outcome")
 
     def nothing_left(self):
         assert self.client.uploads == 0
         assert self.client.frames == []
-        assert not [k for k in kinds(records(self.path)) if k.startswith("egress.")]
+        assert not [k for k in kinds(stored(self.path)) if k.startswith("egress.")]
 
     def audited(self):
         """Close the ledger and check that it holds."""
@@ -247,7 +242,7 @@ def test_a_round_leaves_as_declared_and_recorded(world, small_chunks):
     assert b"".join(frame.chunk for frame in middle) == b"".join(pieces)
     assert list(last.end.tensor_sha256) == [sha256(piece).digest() for piece in pieces]
 
-    found = records(world.path)
+    found = stored(world.path)
     assert kinds(found) == ["control.open", "egress.intent", "egress.digest", "egress.outcome"]
     assert (found[3]["status"], found[3]["bytes_sent"]) == ("sent", first.manifest.size)
     assert found[3]["receipt"] == world.receipt(client).signature.hex()
@@ -327,7 +322,7 @@ def test_3_a_denial_leaves_no_frame_and_a_record(made, tmp_path):
     with pytest.raises(DeniedError, match=r"extractor/extractor\.conv1\.weight"):
         world.give()
     world.nothing_left()
-    denied = records(world.path)[-1]
+    denied = stored(world.path)[-1]
     assert (denied["type"], denied["job"], denied["round"]) == ("policy.deny", "simple", 0)
     assert denied["policy"] == deny.digest
     assert any("extractor/extractor.conv1.weight" in reason for reason in denied["reasons"])
@@ -448,7 +443,7 @@ def test_4_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, mon
     real_upload = world.client.upload
 
     async def upload(frames, size):
-        sizes.append((synced[-1], world.path.stat().st_size))
+        sizes.append((synced[-1], first(world.path).stat().st_size))
         return await real_upload(frames, size)
 
     world.client.upload = upload
@@ -504,7 +499,7 @@ def test_5_the_digest_is_of_what_left_even_where_the_payload_changes_on_the_way(
         pieces.append(left[: item.spec.nbytes])
         left = left[item.spec.nbytes :]
     assert list(world.client.end.tensor_sha256) == [sha256(piece).digest() for piece in pieces]
-    recorded = records(world.path)[2]["tensors"]
+    recorded = stored(world.path)[2]["tensors"]
     assert [t["sha256"] for t in recorded] == [sha256(piece).hexdigest() for piece in pieces]
 
 
@@ -548,7 +543,7 @@ def test_6_no_end_frame_leaves_when_the_digest_cannot_be_recorded(world, monkeyp
 
 def test_7_the_end_frame_names_its_place_in_the_ledger(world):
     world.give()
-    line = world.path.read_bytes().splitlines()[2]
+    line = first(world.path).read_bytes().splitlines()[2]
     assert json.loads(line)["type"] == "egress.digest"
     assert world.client.end.ledger_seq == 2
     assert world.client.end.ledger_leaf == sha256(b"\x00" + line).digest()
@@ -567,7 +562,7 @@ def test_8_a_connection_lost_midway_counts_as_left(world, small_chunks, frames):
     sent = sum(len(frame.chunk) for frame in world.client.frames)
     assert (outcome["status"], outcome["bytes_sent"], outcome["receipt"]) == ("unknown", sent, None)
     assert len(world.audited().undigested) == 1
-    totals = ledger_audit.summary(world.path)["simple", "extractor"]
+    totals = ledger_view.summary(world.path)["simple", "extractor"]
     size = sum(item.spec.nbytes for item in world.items() if item.part == "extractor")
     assert (totals.bytes, totals.assumed, totals.messages) == (size, size, 1)
 
@@ -586,7 +581,7 @@ def test_8_a_refusal_is_a_failure_and_is_raised(world):
     with pytest.raises(TurnedAwayError):
         world.give()
     assert world.outcome()["status"] == "failed"
-    totals = ledger_audit.summary(world.path)["simple", "extractor"]
+    totals = ledger_view.summary(world.path)["simple", "extractor"]
     assert totals.bytes > 0, "what was refused had left all the same"
 
 
@@ -669,7 +664,7 @@ def test_8_a_cancelled_upload_is_unknown(world, small_chunks):
 
 def test_an_upload_whose_connection_broke_stays_open_until_the_coordinator_was_asked(world, small_chunks):
     world.broken(4)
-    assert kinds(records(world.path)) == ["control.open", "egress.intent"]
+    assert kinds(stored(world.path)) == ["control.open", "egress.intent"]
     assert ledger_audit.verify(world.path).ok
     (settled,) = world.settle()
     request = world.client.messages[-1]
@@ -755,7 +750,7 @@ def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
     assert (first.manifest.offset, first.manifest.size) == (offset, len(pieces))
     assert b"".join(frame.chunk for frame in middle) == pieces[offset:]
     assert list(last.end.tensor_sha256) == [sha256(piece).digest() for piece in world.wanted(payload)]
-    cut, whole = ledger_audit.messages(world.path)
+    cut, whole = ledger_view.messages(world.path)
     assert (cut.intent.offset, cut.intent.message.bytes, cut.status) == (0, len(pieces), "unknown")
     assert (whole.intent.offset, whole.intent.message.bytes, whole.status) == (offset, len(pieces) - offset, "sent")
     assert world.ledger.sent(world.job.digest, 0) == 2 * len(pieces) - offset
@@ -806,15 +801,15 @@ def test_8_an_outcome_that_cannot_be_written_counts_as_left(world, monkeypatch):
     failing(monkeypatch, "egress.outcome")
     with pytest.raises(LocalError, match="no more records"):
         world.give()
-    assert ledger_audit.summary(world.path)["simple", "extractor"].bytes > 0
+    assert ledger_view.summary(world.path)["simple", "extractor"].bytes > 0
 
 
 def test_rounds_and_attempts_are_messages_of_their_own(world):
     for round_ in (0, 0, 1):
         world.give(round_=round_)
     assert world.audited().ok
-    assert [m.intent.round for m in ledger_audit.messages(world.path)] == [0, 0, 1]
-    assert {m.status for m in ledger_audit.messages(world.path)} == {"sent"}
+    assert [m.intent.round for m in ledger_view.messages(world.path)] == [0, 0, 1]
+    assert {m.status for m in ledger_view.messages(world.path)} == {"sent"}
 
 
 # Control messages.
@@ -822,7 +817,7 @@ def test_rounds_and_attempts_are_messages_of_their_own(world):
 
 def test_a_session_is_opened_in_the_ledger_before_the_greeting_leaves(world, monkeypatch):
     assert asyncio.run(world.gate.hello()) == 5
-    opened = records(world.path)[-1]
+    opened = stored(world.path)[-1]
     caps = world.policy.file.control
     assert (opened["type"], opened["max_messages"], opened["max_bytes"]) == (
         "control.open",
@@ -871,13 +866,13 @@ def test_every_control_message_is_counted_and_the_totals_are_written(world):
     assert sent[4] == pb.AnswerRequest(
         session=SESSION, job="simple", job_digest=b"\xab" * 32, round=3, kind="ANSWER_KIND_FAILED", code=24
     )
-    closed = records(world.path)[-1]
+    closed = stored(world.path)[-1]
     assert (closed["type"], closed["messages"], closed["bytes"]) == (
         "control.close",
         5,
         sum(m.ByteSize() for m in sent),
     )
-    assert kinds(records(world.path)).count("control.close") == 1
+    assert kinds(stored(world.path)).count("control.close") == 1
     assert world.audited().open_control is None
 
 
@@ -888,8 +883,8 @@ def test_a_new_session_closes_the_one_before(world):
 
     asyncio.run(scenario())
     opened = ["control.open", "control.close"]
-    assert kinds(records(world.path)) == [*opened, *opened, "control.open"]
-    assert len({r["session"] for r in records(world.path) if r["type"] == "control.open"}) == 3
+    assert kinds(stored(world.path)) == [*opened, *opened, "control.open"]
+    assert len({r["session"] for r in stored(world.path) if r["type"] == "control.open"}) == 3
 
 
 def polled(made, folder, caps):
@@ -1003,7 +998,7 @@ def test_a_delivery_is_taken_and_recorded(world):
     items = delivered_items(world.job.down(1))
     for item, value in zip(items, values, strict=True):
         assert torch.equal(found[item.part][item.spec.name], value)
-    ingress = records(world.path)[-1]
+    ingress = stored(world.path)[-1]
     assert (ingress["type"], ingress["job"], ingress["round"], ingress["purpose"]) == (
         "ingress",
         "simple",
@@ -1021,7 +1016,7 @@ def test_an_empty_delivery_leaves_no_record(world):
     empty = tensor.Manifest(job="simple", job_digest=bytes.fromhex(world.job.digest), round=1)
     end = tensor.End(sha256=sha256(b"").digest())
     assert fetched(world, [tensor.Frame(manifest=empty), tensor.Frame(end=end)]) == {}
-    assert kinds(records(world.path)) == ["control.open"]
+    assert kinds(stored(world.path)) == ["control.open"]
 
 
 @pytest.mark.parametrize(
@@ -1044,7 +1039,7 @@ def test_a_delivery_of_anything_else_is_refused(world, changes, code):
     with pytest.raises(RefusedError) as caught:
         fetched(world, frames)
     assert (caught.value.code, caught.value.peer) == (code, "coordinator")
-    assert "ingress" not in kinds(records(world.path))
+    assert "ingress" not in kinds(stored(world.path))
 
 
 def test_a_delivery_that_names_a_part_twice_is_refused(world):
@@ -1073,7 +1068,7 @@ def test_a_delivery_in_any_other_order_is_refused(world, cut, code):
     with pytest.raises(RefusedError) as caught:
         fetched(world, cut(frames))
     assert caught.value.code == code
-    assert "ingress" not in kinds(records(world.path))
+    assert "ingress" not in kinds(stored(world.path))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -1101,7 +1096,7 @@ def test_decisions_are_recorded(world):
         await world.gate.record_decision("other", "ab" * 32, "", ("no rule",))
 
     asyncio.run(scenario())
-    accept, decline = records(world.path)
+    accept, decline = stored(world.path)
     assert (accept["type"], accept["job_digest"], accept["signer"]) == ("job.accept", world.job.digest, "operator")
     assert (decline["type"], decline["job"], decline["reasons"]) == ("job.decline", "other", ["no rule"])
 
@@ -1109,7 +1104,7 @@ def test_decisions_are_recorded(world):
 def test_a_reason_of_any_length_is_recorded_short(world):
     reasons = ("long" * 400_000, "x" * MAX_REASON, "brief")
     asyncio.run(world.gate.record_decision("other", "ab" * 32, "", reasons))
-    (decline,) = records(world.path)
+    (decline,) = stored(world.path)
     assert decline["type"] == "job.decline"
     assert decline["reasons"] == [("long" * 400_000)[:MAX_REASON], "x" * MAX_REASON, "brief"]
     assert world.audited().ok
@@ -1135,7 +1130,7 @@ def test_closing_writes_the_totals_and_closes_the_channel(world):
         await world.gate.close()
 
     asyncio.run(scenario())
-    assert kinds(records(world.path)) == ["control.open", "control.close"]
+    assert kinds(stored(world.path)) == ["control.open", "control.close"]
     assert world.client.closed
 
 

@@ -6,6 +6,7 @@ import ssl
 from types import SimpleNamespace
 
 import pytest
+from ledgers import first
 from typer.testing import CliRunner
 
 from staddle.commands import local_federation
@@ -133,13 +134,13 @@ def test_data_and_weights_that_cannot_be_read(federation, look):
 
 def test_a_ledger_that_holds_and_one_that_does_not(federation, look):
     folder = federation.state("silo-a") / "ledger"
-    folder.mkdir()
-    with Ledger.open(folder / "egress.jsonl", "silo-a") as ledger:
+    keys = load_keys(federation.keys("silo-a"))
+    with Ledger.open(folder, "silo-a", federation.name, keys.log) as ledger:
         ledger.start("staddle", "ab" * 32, "ab" * 32)
         head = ledger.stop("asked to stop")
     texts = {f.name: f.text for f in check(federation.silo_config("silo-a")).findings}
-    assert texts["ledger"].endswith(f"2 records hold, head 1:{head.leaf}")
-    edit(folder / "egress.jsonl", '"staddle"', '"stapple"')
+    assert texts["ledger"].endswith(f"2 records hold, signed up to 2, head 1:{head.leaf}")
+    edit(first(folder), '"staddle"', '"stapple"')
     assert "run: staddle ledger verify" in look()["ledger"]
 
 

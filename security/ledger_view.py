@@ -1,0 +1,123 @@
+"""What left, read from a ledger: message by message, and added up. Needs no lock, no key and no network.
+
+``summary`` counts by rule 27: an intent without digest left with all bytes that it declared. Of a payload that goes on
+at an offset only the bytes behind it count again, with all elements of the tensors that they are of.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ..errors import LocalError
+from .chain import Line
+from .ledger_rules import Rules
+from .record_form import well_formed
+from .records import ControlClose, ControlOpen, Intent, checked, parse_record
+from .segments import Reading
+
+MESSAGE = "(message)"  # bytes of a message that belong to no tensor
+CONTROL = "(control)"  # polls and heartbeats
+
+Group = Literal["job", "method", "part", "recipient"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message that left, or counts as left: its intent, and what became of it."""
+
+    seq: int
+    time: str
+    intent: Intent
+    digested: bool
+    status: str  # "sent", "failed" or "unknown"; "no outcome" where the ledger has none
+    receipt: str | None
+
+
+def messages(folder: Path) -> tuple[Message, ...]:
+    """All messages in the order of their intents; LocalError for a ledger that does not hold."""
+    found: dict[int, Message] = {}
+    for line in lines(folder):
+        record = line.record
+        match record["type"]:
+            case "egress.intent":
+                intent = parse_record(line, Intent)
+                found[line.seq] = Message(line.seq, record["time"], intent, False, "no outcome", None)
+            case "egress.digest":
+                found[record["ref"]] = replace(found[record["ref"]], digested=True)
+            case "egress.outcome":
+                found[record["ref"]] = replace(found[record["ref"]], status=record["status"], receipt=record["receipt"])
+    return tuple(found.values())
+
+
+@dataclass(slots=True)
+class Totals:
+    """What left under one key of a summary; ``assumed`` of the bytes are of intents without digest."""
+
+    messages: int = 0
+    tensors: int = 0
+    elements: int = 0
+    bytes: int = 0
+    assumed: int = 0
+
+
+def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[str, ...], Totals]:
+    """Totals of all that left, grouped; LocalError for a ledger that does not hold.
+
+    Bytes of a message beyond its tensors stand under the part ``(message)``, polls under ``(control)`` as job, method
+    and part: an unclosed control session counts with its cap.
+    """
+    totals: dict[tuple[str, ...], Totals] = {}
+
+    def add(group: Mapping[Group, str], more: Totals) -> None:
+        _add(totals.setdefault(tuple(group[name] for name in by), Totals()), more)
+
+    for message in messages(folder):
+        intent = message.intent
+        rest = intent.message.bytes
+        group: dict[Group, str] = {"job": intent.job, "method": intent.method, "recipient": intent.recipient.id}
+        for part in dict.fromkeys(tensor.part for tensor, _ in intent.leaving):
+            tensors = [(tensor, size) for tensor, size in intent.leaving if tensor.part == part]
+            size = sum(size for _, size in tensors)
+            rest -= size
+            elements = sum(tensor.elements for tensor, _ in tensors)
+            add({**group, "part": part}, Totals(1, len(tensors), elements, size, 0 if message.digested else size))
+        if rest or not intent.tensors:
+            add({**group, "part": MESSAGE}, Totals(1, 0, 0, rest, 0 if message.digested else rest))
+    for recipient, session in _control(folder):
+        add({"job": CONTROL, "method": CONTROL, "part": CONTROL, "recipient": recipient}, session)
+    return totals
+
+
+def _add(have: Totals, more: Totals) -> None:
+    have.messages += more.messages
+    have.tensors += more.tensors
+    have.elements += more.elements
+    have.bytes += more.bytes
+    have.assumed += more.assumed
+
+
+def _control(folder: Path) -> Iterator[tuple[str, Totals]]:
+    """Recipient and totals of each control session."""
+    opened: dict[int, ControlOpen] = {}
+    for line in lines(folder):
+        match line.record["type"]:
+            case "control.open":
+                opened[line.seq] = parse_record(line, ControlOpen)
+            case "control.close":
+                closed = parse_record(line, ControlClose)
+                yield opened.pop(closed.ref).recipient.id, Totals(messages=closed.messages, bytes=closed.bytes)
+    for record in opened.values():
+        cap = record.max_bytes
+        yield record.recipient.id, Totals(messages=record.max_messages, bytes=cap, assumed=cap)
+
+
+def lines(folder: Path) -> Iterator[Line]:
+    """Lines whose form, chain and rules are checked as ``verify`` does; their checkpoint is not."""
+    rules = Rules()
+    for line in Reading(folder, well_formed):
+        record = checked(line)
+        if problem := rules.check(record):
+            raise LocalError(f"{folder}: seq {line.seq}: {problem}; run: staddle ledger verify {folder}")
+        rules.accept(line.seq, record)
+        yield line
