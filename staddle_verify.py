@@ -36,7 +36,8 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,25 +164,44 @@ FORMS = {  # fields of each object, and what stands in them; of several with a s
     "protocol_key:hash log_key:hash exchange_key:hash signature:signature",
     "roster": "federation:id version:positive threshold:positive entries:entry* signatures:signatures",
 }
-FIELDS = {name: dict(field.split(":") for field in form.split()) for name, form in FORMS.items()}
-RECORDS = {name for name, form in FORMS.items() if form.startswith(FRAME)}
+Check = Callable[[Any], str]  # how a value differs from its form; empty if it does not
 
 
-def misfit(value: Any, form: str) -> str:
-    """How a value differs from a form of the tables above; empty if it does not."""
-    if form.endswith("*"):
-        if not isinstance(value, list):
-            return f"{value!r:.80} is no list"
-        return next(filter(None, (misfit(item, form[:-1]) for item in value)), "")
-    fields = FIELDS.get(form)
-    if not fields:
-        return "" if VALUES[form](value) else f"{value!r:.80} is no {form}"
-    if not isinstance(value, dict) or value.keys() != fields.keys():
-        return f"{value!r:.80} is no object of {', '.join(fields)}"
-    for name, inner in fields.items():
-        if why := misfit(value[name], inner):
-            return f"{name}: {why}"
-    return ""
+def checker(form: str) -> Check:
+    """The check of a form of the table above; made once, since a ledger has many records."""
+    fields = dict(field.split(":") for field in FORMS[form].split())
+    scalars = [(name, VALUES[inner], inner) for name, inner in fields.items() if inner in VALUES]
+    objects = [(name, checker(inner)) for name, inner in fields.items() if inner in FORMS]
+    lists = [(name, inner[:-1]) for name, inner in fields.items() if inner.endswith("*")]
+    items: dict[str, Check] = {inner: checker(inner) if inner in FORMS else scalar(inner) for _, inner in lists}
+
+    def check(value: Any) -> str:
+        if not isinstance(value, dict) or value.keys() != fields.keys():
+            return f"{value!r:.80} is no object of {', '.join(fields)}"
+        for name, fits, inner in scalars:
+            if not fits(value[name]):
+                return f"{name} {value[name]!r:.80} is no {inner}"
+        for name, differs in objects:
+            if why := differs(value[name]):
+                return f"{name}: {why}"
+        for name, inner in lists:
+            if not isinstance(value[name], list):
+                return f"{name} {value[name]!r:.80} is no list"
+            for item in value[name]:
+                if why := items[inner](item):
+                    return f"{name}: {why}"
+        return ""
+
+    return check
+
+
+def scalar(form: str) -> Check:
+    """The check of one value in a list."""
+    return lambda value: "" if VALUES[form](value) else f"{value!r:.80} is no {form}"
+
+
+RECORDS = {form: checker(form) for form, fields in FORMS.items() if fields.startswith(FRAME)}
+ROSTER = checker("roster")
 
 
 # The Merkle tree of RFC 6962; the verifiers are those of RFC 9162, step by step.
@@ -470,8 +490,9 @@ class Chain:
         if not line.endswith(b"\n"):
             raise FaultError(f"is longer than {MAX_LINE} bytes, or has no newline before another segment")
         record: dict[str, Any] = parse(line[:-1])
-        form = record.get("type") if isinstance(record, dict) else None
-        if why := misfit(record, form) if isinstance(form, str) and form in RECORDS else "it is of no known type":
+        kind = record.get("type") if isinstance(record, dict) else None
+        differs = RECORDS.get(kind) if isinstance(kind, str) else None
+        if why := differs(record) if differs else "it is of no known type":
             raise FaultError(f"is no record of a ledger: {why}")
         # (2) It stands in its place, and follows the line before.
         if record["seq"] != self.tree.size:
@@ -491,6 +512,17 @@ class Chain:
 
 
 @dataclass
+class Numbers:
+    """What left, or counts as left; ``assumed`` of the bytes are of messages without digest."""
+
+    messages: int = 0
+    tensors: int = 0
+    elements: int = 0
+    bytes: int = 0
+    assumed: int = 0
+
+
+@dataclass
 class Message:
     """A message that has no outcome so far."""
 
@@ -503,22 +535,24 @@ class Message:
         """Bytes of the payload: those that go now, and those before the offset, which the recipient has."""
         return int(self.intent["offset"] + self.intent["message"]["bytes"])
 
-    def leaving(self) -> Iterator[tuple[str, dict[str, int]]]:
+    @cached_property
+    def leaving(self) -> dict[str, Numbers]:
         """What leaves by it, by part: of a tensor the bytes behind the offset; "(message)" is of no tensor."""
         tensors, offset, end = self.intent["tensors"], self.intent["offset"], 0
-        parts: dict[str, dict[str, int]] = {}
+        rest = self.intent["message"]["bytes"]
+        parts: dict[str, Numbers] = {}
         for tensor in tensors:
             end += tensor["bytes"]
             left = min(tensor["bytes"], max(0, end - offset))
             if left or not offset:
-                part = parts.setdefault(tensor["part"], {"messages": 1, "tensors": 0, "elements": 0, "bytes": 0})
-                part["tensors"] += 1
-                part["elements"] += math.prod(tensor["shape"])
-                part["bytes"] += left
-        rest = self.intent["message"]["bytes"] - sum(part["bytes"] for part in parts.values())
-        yield from parts.items()
+                part = parts.setdefault(tensor["part"], Numbers(messages=1))
+                part.tensors += 1
+                part.elements += math.prod(tensor["shape"])
+                part.bytes += left
+                rest -= left
         if rest or not tensors:
-            yield "(message)", {"messages": 1, "bytes": rest}
+            parts["(message)"] = Numbers(messages=1, bytes=rest)
+        return parts
 
 
 def named(record: dict[str, Any]) -> list[tuple[str, str]]:
@@ -537,7 +571,7 @@ class Account:
         self.roster = ""  # digest, as the last start named it
         self.open: dict[int, Message] = {}
         self.settled: Callable[[Message, dict[str, Any]], None] | None = None  # told of each message and its outcome
-        self.totals: dict[tuple[str, str, str], Counter[str]] = {}  # (job, part, recipient) → numbers
+        self.totals: dict[tuple[str, str, str], Numbers] = {}  # by job, part and recipient
         self._declared: dict[str, dict[int, int]] = {}  # job digest → round → bytes of the payload declared so far
         self._session: dict[str, Any] | None = None  # the open control session
         self._counts: Counter[str] = Counter()
@@ -581,9 +615,10 @@ class Account:
             return f"goes on at byte {record['offset']}, of which earlier intents of its round declared {before}"
         rounds[record["round"]] = max(before, message.whole)
         self.open[record["seq"]] = message
-        self._counts.update(messages=1, undigested=1)
-        for part, numbers in message.leaving():
-            self._add(record, part, **numbers, assumed=numbers["bytes"])
+        self._counts["messages"] += 1
+        self._counts["undigested"] += 1
+        for part, numbers in message.leaving.items():
+            self._add(record, part, numbers, numbers.bytes)
         return ""
 
     def _digest(self, record: dict[str, Any], leaf: str) -> str:
@@ -595,8 +630,8 @@ class Account:
             return f"has other tensors or bytes than its intent, seq {record['ref']}"
         message.digest, message.leaf = record, leaf
         self._counts["undigested"] -= 1
-        for part, numbers in message.leaving():
-            self._add(message.intent, part, assumed=-numbers["bytes"])
+        for part, numbers in message.leaving.items():
+            self._add(message.intent, part, Numbers(), -numbers.bytes)
         return ""
 
     def _outcome(self, record: dict[str, Any]) -> str:
@@ -622,19 +657,24 @@ class Account:
             return f"closes seq {record['ref']}, which is no open control session"
         if record["messages"] > session["max_messages"] or record["bytes"] > session["max_bytes"]:
             return f"closes a control session beyond its caps: {record['messages']} messages, {record['bytes']} bytes"
-        self._add({**session, "job": "(control)"}, "(control)", messages=record["messages"], bytes=record["bytes"])
+        self._add({**session, "job": "(control)"}, "(control)", Numbers(record["messages"], bytes=record["bytes"]))
         self._session = None
         return ""
 
     def _abandon(self) -> None:
         """A control session that nobody closed counts with its caps."""
         if cap := self._session:
-            most = {"messages": cap["max_messages"], "bytes": cap["max_bytes"], "assumed": cap["max_bytes"]}
-            self._add({**cap, "job": "(control)"}, "(control)", **most)
+            most = Numbers(cap["max_messages"], bytes=cap["max_bytes"])
+            self._add({**cap, "job": "(control)"}, "(control)", most, most.bytes)
             self._session = None
 
-    def _add(self, record: dict[str, Any], part: str, **numbers: int) -> None:
-        self.totals.setdefault((record["job"], part, record["recipient"]["id"]), Counter()).update(numbers)
+    def _add(self, record: dict[str, Any], part: str, more: Numbers, assumed: int = 0) -> None:
+        total = self.totals.setdefault((record["job"], part, record["recipient"]["id"]), Numbers())
+        total.messages += more.messages
+        total.tensors += more.tensors
+        total.elements += more.elements
+        total.bytes += more.bytes
+        total.assumed += assumed
 
     def close(self) -> str:
         """All records are in: what they say, in words; FaultError if a rule is broken."""
@@ -647,11 +687,10 @@ class Account:
         )
 
     def left(self) -> list[dict[str, Any]]:
-        """What left, by job, part and recipient; ``assumed`` of the bytes are of messages without digest."""
-        names = ("messages", "tensors", "elements", "bytes", "assumed")
+        """What left, by job, part and recipient."""
         return [
-            {"job": job, "part": part, "recipient": recipient, **{name: numbers[name] for name in names}}
-            for (job, part, recipient), numbers in sorted(self.totals.items())
+            {"job": job, "part": part, "recipient": recipient, **asdict(numbers)}
+            for (job, part, recipient), numbers in sorted(self.totals.items(), key=lambda item: item[0])
         ]
 
 
@@ -669,7 +708,7 @@ class Roster:
     def __init__(self, data: bytes) -> None:
         # (1) It has one spelling and the form of a roster.
         document = parse(data[:-1] if data.endswith(b"\n") else data)
-        if why := misfit(document, "roster"):
+        if why := ROSTER(document):
             raise FaultError(f"is no roster: {why}")
         self.federation: str = document["federation"]
         self.threshold: int = document["threshold"]
