@@ -264,9 +264,11 @@ def verify_consistency(old_size: int, old_root: bytes, size: int, root: bytes, p
     """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with the leaves of the old one."""
     if old_size > size:
         raise FaultError(f"a tree of {size} records cannot extend one of {old_size}: records were cut off")
-    if old_size in (0, size):  # every tree extends the empty one; a size has one root
-        if proof or (old_size == size and old_root != root):
-            raise FaultError("the proof is too long" if proof else f"two roots of one size, {size}: a fork")
+    if old_size in (0, size):  # every tree extends the empty one, and each size has one root
+        if proof:
+            raise FaultError("the proof is too long")
+        if old_root != (root if old_size else EMPTY_ROOT) or (not size and root != EMPTY_ROOT):
+            raise FaultError(f"two roots of one size, {old_size}: {old_root.hex()} is another; the log was forked")
         return
     path = [*([old_root] if old_size & (old_size - 1) == 0 else []), *proof]
     if not path:
