@@ -73,71 +73,38 @@ def read(path: Path, limit: int) -> bytes:
     return data
 
 
-# Canonical JSON, a subset of RFC 8785: what Staddle signs and hashes has one spelling.
+# Canonical JSON, a subset of RFC 8785: what Staddle signs and hashes has one spelling. So each form is one regular
+# expression: sorted keys, each once, no space, shortest escapes, whole numbers.
+
+PLAIN = r'[^"\\\x00-\x1f]'
+ESCAPED = r'\\(?:["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]))'
 
 
-def no_number(written: str) -> Any:
-    """Floats, NaN and Infinity stand nowhere in it."""
-    raise FaultError(f"holds {written[:40]}, which is no whole number")
+def string(most: int | str) -> str:
+    """A text of at most so many characters; the second branch is for texts with escapes alone."""
+    return rf'"(?:{PLAIN}{{0,{most}}}"|(?=[^"\\]*\\)(?:{PLAIN}|{ESCAPED}){{0,{most}}}")'
 
 
-DECODER = json.JSONDecoder(parse_float=no_number, parse_constant=no_number)
-ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False)
-
-
-def parse(data: bytes) -> Any:
-    """The value of canonical JSON; FaultError for any other bytes, such as a key twice or in the wrong place."""
-    try:
-        written = data.decode()
-        value = DECODER.decode(written)
-        same = ENCODER.encode(value) == written
-    except (ValueError, RecursionError) as error:
-        raise FaultError(f"is no JSON: {error}") from None
-    if not same:
-        raise FaultError("is no canonical JSON: a key stands twice or in the wrong place, or something is misspelt")
-    return value
-
-
-def canonical(value: Any) -> bytes:
-    """The one spelling of a value."""
-    return ENCODER.encode(value).encode()
-
-
-def count(value: Any) -> bool:
-    """A number that every JSON reader takes for the same; true is none."""
-    return type(value) is int and 0 <= value < 2**53
-
-
-def matching(pattern: str) -> Callable[[Any], bool]:
-    """A text that is all of a pattern."""
-    full = re.compile(pattern, re.ASCII | re.DOTALL).fullmatch
-    return lambda value: isinstance(value, str) and full(value) is not None
-
-
-SIGNATURE = matching("[0-9a-f]{128}")
-VALUES: dict[str, Callable[[Any], bool]] = {
-    "count": count,
-    "positive": lambda value: count(value) and value > 0,
-    "place": lambda value: count(value) or (type(value) is int and value == -1),
-    "one": lambda value: type(value) is int and value == 1,
-    "text": lambda value: isinstance(value, str) and len(value) <= 1024,
-    "words": lambda value: isinstance(value, str),
-    "receipt": lambda value: value is None or (isinstance(value, str) and len(value) <= 4096),
-    "hash": matching("[0-9a-f]{64}"),
-    "nonce": matching("[0-9a-f]{32}"),
-    "time": matching(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"),
-    "taint": matching("public|dp|private"),
-    "status": matching("sent|failed|unknown"),
-    "allow": matching("allow"),
-    "id": matching("[a-z0-9-]{1,64}"),
-    "role": matching("coordinator|silo|operator|founder"),
-    "title": matching(".{1,128}"),
-    "pem": matching(".{0,8192}"),
-    "signature": SIGNATURE,
-    "signatures": lambda value: (
-        isinstance(value, dict)
-        and all(VALUES["id"](member) and SIGNATURE(signature) for member, signature in value.items())
-    ),
+VALUES = {
+    "count": "(?:0|[1-9][0-9]{0,15})",
+    "positive": "[1-9][0-9]{0,15}",
+    "place": "(?:-1|0|[1-9][0-9]{0,15})",
+    "one": "1",
+    "text": string(1024),
+    "words": string(""),
+    "receipt": f"(?:null|{string(4096)})",
+    "hash": '"[0-9a-f]{64}"',
+    "nonce": '"[0-9a-f]{32}"',
+    "time": r'"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"',
+    "taint": '"(?:public|dp|private)"',
+    "status": '"(?:sent|failed|unknown)"',
+    "allow": '"allow"',
+    "id": '"[a-z0-9-]{1,64}"',
+    "role": '"(?:coordinator|silo|operator|founder)"',
+    "title": f'(?!""){string(128)}',
+    "pem": string(8192),
+    "signature": '"[0-9a-f]{128}"',
+    "signatures": r'\{(?:"[a-z0-9-]{1,64}":"[0-9a-f]{128}",?)*(?<!,)\}',
 }
 FRAME = "v:one seq:count prev:hash nonce:nonce time:time mono_ns:count type:text "
 FORMS = {  # fields of each object, and what stands in them; of several with a star
@@ -164,44 +131,52 @@ FORMS = {  # fields of each object, and what stands in them; of several with a s
     "protocol_key:hash log_key:hash exchange_key:hash signature:signature",
     "roster": "federation:id version:positive threshold:positive entries:entry* signatures:signatures",
 }
-Check = Callable[[Any], str]  # how a value differs from its form; empty if it does not
 
 
-def checker(form: str) -> Check:
-    """The check of a form of the table above; made once, since a ledger has many records."""
-    fields = dict(field.split(":") for field in FORMS[form].split())
-    scalars = [(name, VALUES[inner], inner) for name, inner in fields.items() if inner in VALUES]
-    objects = [(name, checker(inner)) for name, inner in fields.items() if inner in FORMS]
-    lists = [(name, inner[:-1]) for name, inner in fields.items() if inner.endswith("*")]
-    items: dict[str, Check] = {inner: checker(inner) if inner in FORMS else scalar(inner) for _, inner in lists}
-
-    def check(value: Any) -> str:
-        if not isinstance(value, dict) or value.keys() != fields.keys():
-            return f"{value!r:.80} is no object of {', '.join(fields)}"
-        for name, fits, inner in scalars:
-            if not fits(value[name]):
-                return f"{name} {value[name]!r:.80} is no {inner}"
-        for name, differs in objects:
-            if why := differs(value[name]):
-                return f"{name}: {why}"
-        for name, inner in lists:
-            if not isinstance(value[name], list):
-                return f"{name} {value[name]!r:.80} is no list"
-            for item in value[name]:
-                if why := items[inner](item):
-                    return f"{name}: {why}"
-        return ""
-
-    return check
+def grammar(form: str) -> str:
+    """The regular expression of a form of the tables above."""
+    if form.endswith("*"):
+        item = grammar(form[:-1])
+        return rf"\[(?:{item}(?:,{item})*)?\]"
+    if form in VALUES:
+        return VALUES[form]
+    fields = sorted(field.split(":") for field in FORMS[form].split())
+    return r"\{" + ",".join(f'"{name}":{grammar(inner)}' for name, inner in fields) + r"\}"
 
 
-def scalar(form: str) -> Check:
-    """The check of one value in a list."""
-    return lambda value: "" if VALUES[form](value) else f"{value!r:.80} is no {form}"
+GRAMMARS = {form: re.compile(grammar(form)) for form, fields in FORMS.items() if fields.startswith(FRAME)}
+GRAMMARS["roster"] = re.compile(grammar("roster"))
 
 
-RECORDS = {form: checker(form) for form, fields in FORMS.items() if fields.startswith(FRAME)}
-ROSTER = checker("roster")
+def whole(written: str) -> int:
+    """A number that every JSON reader takes for the same."""
+    number = int(written)
+    if number >= 2**53:
+        raise FaultError(f"holds the number {written}, beyond 2^53")
+    return number
+
+
+DECODER = json.JSONDecoder(parse_int=whole)
+
+
+def parse(data: bytes, form: str = "") -> dict[str, Any]:
+    """The value of canonical JSON of a form, by default of the record's own type; FaultError for any other bytes."""
+    try:
+        written = data.decode()
+    except UnicodeDecodeError as error:
+        raise FaultError(f"is not UTF-8: {error.reason} at byte {error.start}") from None
+    kind = form or written.rpartition('"type":"')[2].partition('"')[0]
+    if kind not in GRAMMARS or (kind == "roster" and not form):
+        raise FaultError(f"is no record: {kind[:40]!r} is no type of one")
+    if not GRAMMARS[kind].fullmatch(written):
+        raise FaultError(f"is no {kind} in its one spelling: a field is missing, added, malformed, or in another place")
+    value: dict[str, Any] = DECODER.decode(written)
+    return value
+
+
+def canonical(value: Any) -> bytes:
+    """The one spelling of a value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 # The Merkle tree of RFC 6962; the verifiers are those of RFC 9162, step by step.
@@ -491,11 +466,7 @@ class Chain:
         # (1) It is a whole line of canonical JSON, with exactly the fields of its type.
         if not line.endswith(b"\n"):
             raise FaultError(f"is longer than {MAX_LINE} bytes, or has no newline before another segment")
-        record: dict[str, Any] = parse(line[:-1])
-        kind = record.get("type") if isinstance(record, dict) else None
-        differs = RECORDS.get(kind) if isinstance(kind, str) else None
-        if why := differs(record) if differs else "it is of no known type":
-            raise FaultError(f"is no record of a ledger: {why}")
+        record = parse(line[:-1])
         # (2) It stands in its place, and follows the line before.
         if record["seq"] != self.tree.size:
             raise FaultError(f"has seq {record['seq']}")
@@ -709,9 +680,10 @@ class Roster:
 
     def __init__(self, data: bytes) -> None:
         # (1) It has one spelling and the form of a roster.
-        document = parse(data[:-1] if data.endswith(b"\n") else data)
-        if why := ROSTER(document):
-            raise FaultError(f"is no roster: {why}")
+        data = data[:-1] if data.endswith(b"\n") else data
+        document = parse(data, "roster")
+        if canonical(document) != data:
+            raise FaultError("has signatures twice, or not in the order of their ids")
         self.federation: str = document["federation"]
         self.threshold: int = document["threshold"]
         self.found = f"version {document['version']} of {self.federation!r}"
@@ -910,7 +882,9 @@ def receipt_fault(message: Message, receipt: str, roster: Roster | None) -> str:
         "ledger_leaf": message.leaf,
     }
     signed = framed("staddle/receipt/1", canonical(fields))
-    if not SIGNATURE(receipt) or not has_signed(coordinator["protocol_key"], signed, bytes.fromhex(receipt)):
+    if not re.fullmatch("[0-9a-f]{128}", receipt) or not has_signed(
+        coordinator["protocol_key"], signed, bytes.fromhex(receipt)
+    ):
         return f"is not what the coordinator signs for the digest at seq {digest['seq']}"
     return ""
 
