@@ -16,7 +16,10 @@ from rich.text import Text
 from ..errors import LocalError
 from ..security import ledger_audit, ledger_view
 from ..security import roster as rosters
-from ..security.head import roster_log_key, stored
+from ..security.checkpoint import Checkpoint, owner
+from ..security.head import log_key, roster_log_key, stored
+from ..security.identity import load_keys
+from ..security.ledger import Ledger
 from ..security.ledger_view import Group, Message
 from ..security.note import Note, VerifierKey
 from ..security.segments import CHECKPOINT
@@ -138,6 +141,29 @@ def summary(path: LedgerPath, as_json: Json = False) -> None:
     ]
     _print(columns, cells)
     typer.echo(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
+
+
+@app.command("rekey")
+def rekey(
+    path: LedgerPath,
+    old: Annotated[Path, typer.Option(help="The folder of keys that signed so far.")],
+    new: Annotated[Path, typer.Option(help="The silo's folder of new keys.")],
+) -> None:
+    """Go on under a new log key, after the silo's keys were rotated; the agent must not run."""
+    folder = ledger_audit.ledger_folder(path)
+    before, after = load_keys(old), load_keys(new)
+    note = stored(folder)
+    if note is None:
+        raise LocalError(f"{folder / CHECKPOINT}: is missing; run: staddle ledger verify {folder}")
+    federation, silo = owner(Checkpoint.parse(note.text).origin)
+    if not silo == before.entry.id == after.entry.id:
+        raise LocalError(
+            f"{folder}: is the ledger of {silo!r}, the keys are of {before.entry.id!r} and {after.entry.id!r}; "
+            "name the old and the new keys of that silo"
+        )
+    with Ledger.open(folder, silo, federation, before.log) as ledger:
+        appended = ledger.rekey(after.log)
+    typer.echo(f"record {appended.seq} names the new key, {log_key(federation, silo, after.entry.log_key)}")
 
 
 ledger_proofs.add_to(app)

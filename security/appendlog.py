@@ -51,7 +51,7 @@ class AppendLog:
 
     def __init__(self, folder: Path, signer: Signer, lock: int) -> None:
         self.folder = folder
-        self._signer = signer
+        self.signer = signer
         self._lock = lock
         self._mutex = threading.Lock()
         self._failed = ""
@@ -111,6 +111,14 @@ class AppendLog:
         """Make all records durable, sign their head, store it and return it."""
         with self._mutex:
             self._check_open()
+            return self._checkpoint()
+
+    def rekey(self, signer: Signer) -> Note:
+        """Sign the head with the old key once more, then with this one, and go on with it."""
+        with self._mutex:
+            self._check_open()
+            self._checkpoint()
+            self.signer, self._signed = signer, None
             return self._checkpoint()
 
     def close(self) -> None:
@@ -191,7 +199,7 @@ class AppendLog:
         size = self._range.size
         if self._signed and self._signed[0] == size:
             return self._signed[1]
-        note = self._signer.sign(size, self._range.root())
+        note = self.signer.sign(size, self._range.root())
         try:
             if self._file >= 0:
                 os.fdatasync(self._file)
@@ -213,7 +221,7 @@ class AppendLog:
             left.unlink()
         sync_directory(self.folder)
         # (1) The checkpoint on the disk is ours.
-        before = stored_by(self.folder, self._signer.public)
+        before = stored_by(self.folder, self.signer.public)
         # (2) The records hold.
         reading = Reading(self.folder, form)
         agreement = Agreement([Held("the folder itself", before)] if before else [])

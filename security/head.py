@@ -112,9 +112,10 @@ class Agreement:
 
     def append(self, leaf: bytes) -> None:
         """Take in the leaf hash of the next record."""
-        self.range.append(leaf)
-        if self.range.size in self._wanted:
-            self._roots[self.range.size] = self.range.root()
+        known = self.range
+        known.append(leaf)
+        if known.size in self._wanted:
+            self._roots[known.size] = known.root()
 
     def problems(self) -> Iterable[str]:
         """What does not agree, once all records are in."""

@@ -36,6 +36,7 @@ from .records import (
     Intent,
     JobAccept,
     JobDecline,
+    KeyRotate,
     Outcome,
     Payload,
     Peer,
@@ -216,6 +217,14 @@ class Ledger:
     def checkpoint(self) -> Note:
         """The signed head of all records so far, which are durable then; others may hold it against us."""
         return self._log.checkpoint()
+
+    def rekey(self, key: Ed25519PrivateKey) -> Appended:
+        """From now on this log key signs; the old one signs a checkpoint that says so."""
+        old = self._log.signer
+        new = Signer(old.origin, key)
+        appended = self._append(KeyRotate(old=str(old.public), new=str(new.public)))
+        self._log.rekey(new)
+        return appended
 
     def close(self) -> None:
         """Make everything durable and let the lock go."""

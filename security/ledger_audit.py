@@ -58,7 +58,7 @@ class _Walk:
 
     def take(self, line: Line) -> None:
         """A broken rule is a problem, not the end."""
-        seq, rules = line.seq, self.rules
+        seq = line.seq
         if seq in self.missing and (leaf := self.missing.pop(seq)) != line.leaf:
             self.problems.append(f"seq {seq}: leaf hash is {line.leaf}, another party knows it as {leaf}")
         try:
@@ -66,18 +66,17 @@ class _Walk:
         except LocalError as error:
             self.problems.append(str(error))
             return
-        if problem := rules.check(record):
+        if problem := self.rules.check(record):
             self.problems.append(f"seq {seq}: {problem}")
             return
-        rules.accept(seq, record)
-        match record["type"]:
-            case "start":
-                self.silos.add(record["silo"])
-            case "egress.intent":
-                self.silos.add(record["silo"])
+        self.rules.accept(seq, record)
+        kind = record["type"]
+        if kind == "egress.digest":
+            self.undigested.pop(record["ref"], None)
+        elif kind in ("egress.intent", "start"):
+            self.silos.add(record["silo"])
+            if kind == "egress.intent":
                 self.undigested[seq] = None
-            case "egress.digest":
-                self.undigested.pop(record["ref"], None)
 
     def close(self) -> None:
         """What is wrong with all of them together."""

@@ -8,26 +8,31 @@ leaf hash alone, and the hashes that prove it under that checkpoint, in base64. 
      "record":{"mono_ns":83123,…,"type":"start","v":1},"seq":0,"type":"start"}
 
 A leaf hash tells nothing of its record, whose nonce nobody can guess. Without a job all records that the checkpoint
-covers are there; with one, those that name it, and what became of its messages.
+covers are there; with one, those that name it, and what became of its messages: that none of these was left out, only
+an export without a job shows.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from ..errors import LocalError, ProofError
-from ..files import canonical_json, parse_json
+from ..files import ModelT, Strict, canonical_json, parse_canonical
 from . import checkpoint as checkpoints
 from . import note as notes
 from . import proof as proofs
 from .chain import Line, leaf_hash
 from .checkpoint import Checkpoint
 from .head import stored
+from .identity import Hex32
 from .ledger_view import lines
 from .merkle import Tree
 from .note import Note, VerifierKey, base64_bytes, base64_text
 from .proof import Proof
+from .records import Count
 from .segments import CHECKPOINT
 
 
@@ -82,49 +87,64 @@ class Exported:
     seqs: tuple[int, ...]
 
 
+class _Head(Strict):
+    v: Literal[1]
+    checkpoint: str
+    job: str | None
+    redacted: Annotated[bool, Field(strict=True)]
+
+
+class _Redacted(Strict):
+    seq: Count
+    type: str
+    leaf: Hex32
+    proof: tuple[str, ...]
+
+
+class _Whole(_Redacted):
+    record: dict[str, Any]
+
+
 def checkpoint_of(data: bytes) -> Note:
     """The checkpoint that an export brings, whoever signed it."""
-    try:
-        return notes.parse(_object(data.partition(b"\n")[0], 1)["checkpoint"].encode())
-    except (KeyError, AttributeError):
-        raise ProofError("export: line 1 has no checkpoint; is this the right file?") from None
+    return notes.parse(_parsed(data.partition(b"\n")[0], _Head, 1).checkpoint.encode())
 
 
 def verify(data: bytes, log: VerifierKey) -> Exported:
     """Check every record of an export against the checkpoint in it; ProofError names the line that is wrong."""
-    note = checkpoint_of(data)
     first, *rest = data.removesuffix(b"\n").split(b"\n")
-    head = _object(first, 1)
+    # (1) The log signed the checkpoint.
+    head, note = _parsed(first, _Head, 1), checkpoint_of(data)
+    checkpoint = checkpoints.verify(note, log).checkpoint
+    # (2) Each record is the one of its leaf hash, and this is under the checkpoint in its place.
     seqs: list[int] = []
     for number, line in enumerate(rest, 2):
-        try:
-            document = _object(line, number)
-            leaf = bytes.fromhex(document["leaf"])
-            hashes = tuple(base64_bytes(text) for text in document["proof"])
-            proof = Proof(document["seq"], hashes, note)
-            record = document.get("record")
-            if not head["redacted"] and leaf_hash(canonical_json(record)) != document["leaf"]:
+        found = _parsed(line, _Redacted if head.redacted else _Whole, number)
+        if isinstance(found, _Whole):
+            record = found.record
+            if leaf_hash(canonical_json(record)) != found.leaf:
                 raise ProofError(f"export: line {number}: the record has another leaf hash than it says")
-            if record is not None and (record["seq"], record["type"]) != (document["seq"], document["type"]):
+            if (record.get("seq"), record.get("type")) != (found.seq, found.type):
                 raise ProofError(f"export: line {number}: the record is another than it says")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProofError(f"export: line {number} is malformed: {type(error).__name__}") from None
-        proofs.verify(proof, leaf, log)
-        seqs.append(proof.index)
-    checkpoint = checkpoints.verify(note, log).checkpoint
-    if head["job"] is None and seqs != list(range(checkpoint.size)):
-        raise ProofError(
-            f"export has {len(seqs)} records, and not each of the {checkpoint.size} of its checkpoint once"
-        )
-    return Exported(checkpoint, head["job"], head["redacted"], tuple(seqs))
+        proofs.verify(Proof(found.seq, _hashes(found.proof, number), note), bytes.fromhex(found.leaf), log)
+        seqs.append(found.seq)
+    # (3) All are there, or those of a job once each and in order.
+    if head.job is None and seqs != list(range(checkpoint.size)):
+        raise ProofError(f"export has {len(seqs)} records, not each of the {checkpoint.size} of its checkpoint once")
+    if seqs != sorted(set(seqs)):
+        raise ProofError("export has a record twice, or not in order")
+    return Exported(checkpoint, head.job, head.redacted, tuple(seqs))
 
 
-def _object(line: bytes, number: int) -> dict[str, Any]:
+def _hashes(proof: tuple[str, ...], number: int) -> tuple[bytes, ...]:
     try:
-        document = parse_json(line, f"line {number}")
-        canonical = canonical_json(document)
+        return tuple(base64_bytes(text) for text in proof)
+    except ValueError as error:
+        raise ProofError(f"export: line {number}: proof is not base64: {error}") from None
+
+
+def _parsed(line: bytes, model: type[ModelT], number: int) -> ModelT:
+    try:
+        return parse_canonical(line, model, f"line {number}")
     except LocalError as error:
-        raise ProofError(f"export: {error}") from None
-    if not isinstance(document, dict) or canonical != line:
-        raise ProofError(f"export: line {number} is no canonical JSON object; is this the right file?")
-    return document
+        raise ProofError(f"export: {error}; is this the right file?") from None

@@ -15,7 +15,7 @@ all others            any time
 ====================  ==========================================================================
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ class Rules:
         self.intents: dict[int, OpenIntent] = {}
         self.control: tuple[int, Mapping[str, Any]] | None = None
         self.declared: dict[tuple[str, int], int] = {}  # (job digest, round) → bytes of the payload declared so far
+        self._tensors: tuple[object, list[tuple[str, str]], str, int] = (None, [], "", 0)
 
     def check(self, record: Mapping[str, Any]) -> str:
         """Why this record must not come next; empty if it may."""
@@ -60,7 +61,7 @@ class Rules:
                 self.control = None
             case "egress.intent":
                 offset, size = record.get("offset", 0), record["message"]["bytes"]
-                self.intents[seq] = OpenIntent(_named(record), size, offset)
+                self.intents[seq] = OpenIntent(self._read(record["tensors"])[0], size, offset)
                 place = (record["job_digest"], record["round"])
                 self.declared[place] = max(offset + size, self.declared.get(place, 0))
             case "egress.digest":
@@ -73,10 +74,9 @@ class Rules:
                 self.control = None
 
     def _check_intent(self, record: Mapping[str, Any]) -> str:
-        names = _named(record)
-        if len(set(names)) != len(names):
-            return f"intent names a tensor twice: {_listed(names)}"
-        inside = sum(tensor["bytes"] for tensor in record["tensors"])
+        _, twice, inside = self._read(record["tensors"])
+        if twice:
+            return f"intent names a tensor twice: {twice}"
         offset, size = record.get("offset", 0), record["message"]["bytes"]
         if inside > offset + size:
             behind = f" behind {offset}" if offset else ""
@@ -88,6 +88,14 @@ class Rules:
             return f"intent goes on at byte {offset}, of which earlier intents of its round declared {before}"
         return ""
 
+    def _read(self, tensors: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str, int]:
+        """Names, those that come twice, and bytes; kept, since one list is read at least twice (record_form.py)."""
+        if tensors is not self._tensors[0]:
+            names = _named(tensors)
+            twice = _listed(names) if len(set(names)) != len(names) else ""
+            self._tensors = (tensors, names, twice, sum(tensor["bytes"] for tensor in tensors))
+        return self._tensors[1:]
+
     def _check_digest(self, record: Mapping[str, Any]) -> str:
         ref, size = record["ref"], record["message"]["bytes"]
         intent = self.intents.get(ref)
@@ -95,7 +103,7 @@ class Rules:
             return f"digest refers to seq {ref}, which is no open intent"
         if intent.digested:
             return f"second digest for intent {ref}"
-        names = _named(record)
+        names = _named(record["tensors"])
         if names != intent.tensors:
             return f"digest of intent {ref} has tensors {_listed(names)}, the intent {_listed(intent.tensors)}"
         whole = intent.offset + intent.bytes
@@ -128,8 +136,8 @@ class Rules:
         return ""
 
 
-def _named(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(tensor["part"], tensor["name"]) for tensor in record["tensors"]]
+def _named(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    return [(tensor["part"], tensor["name"]) for tensor in tensors]
 
 
 def _listed(names: list[tuple[str, str]]) -> str:

@@ -101,6 +101,17 @@ class Recovery(Strict):
     last_good_seq: Annotated[int, Field(strict=True, ge=-1, le=MAX_SAFE_INTEGER)]
 
 
+class KeyRotate(Strict):
+    """``{"new":"staddle.example/…+1f0c…","old":"staddle.example/…+34b4…","type":"key.rotate"}``: who signs from now on.
+
+    The old key signs one more checkpoint, which has this record.
+    """
+
+    type: Literal["key.rotate"] = "key.rotate"
+    old: Text
+    new: Text
+
+
 class JobAccept(Strict):
     """``{"job":"lung-3","job_digest":"ab12…","signer":"operator-1","type":"job.accept"}``."""
 
@@ -235,6 +246,7 @@ Record = (
     Start
     | Stop
     | Recovery
+    | KeyRotate
     | JobAccept
     | JobDecline
     | Intent

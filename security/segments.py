@@ -76,10 +76,9 @@ class Reading:
         self.size = 0
         self.began = ""
         self.last: Path | None = None
-        self.bytes = 0  # of all whole lines
         self._folder = folder
         self._chain = Chain(form)
-        self._number = 0  # of the line in its segment
+        self._before = 0  # records in the segments before the last
 
     @property
     def count(self) -> int:
@@ -94,7 +93,7 @@ class Reading:
     def __iter__(self) -> Iterator[Line]:
         paths = segments(self._folder)
         for path in paths:
-            self.last, self.size, self.began, self._number = path, 0, "", 0
+            self.last, self.size, self.began, self._before = path, 0, "", self.count
             try:
                 with path.open("rb") as file:
                     yield from self._lines(file)
@@ -119,11 +118,9 @@ class Reading:
             if not self.size:
                 self.began = line.record["time"]
             self.size += len(data)
-            self.bytes += len(data)
-            self._number += 1
             yield line
 
     def _broken(self, why: str) -> LocalError:
         return LocalError(
-            f"{self.last}: line {self._number + 1} (seq {self.count}, byte {self.size}) {why}; {EVIDENCE}"
+            f"{self.last}: line {self.count - self._before + 1} (seq {self.count}, byte {self.size}) {why}; {EVIDENCE}"
         )

@@ -8,6 +8,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from staddle.security.appendlog import AppendLog
 from staddle.security.head import Signer
 from staddle.security.ledger import Ledger
+from staddle.security.records import Applied, Payload, Peer, TensorDigest
+from staddle.security.release import Release
 from staddle.security.segments import segment
 
 FEDERATION = "lung"
@@ -55,3 +57,60 @@ def put_back(folder, files):
         path.unlink()
     for name, data in files.items():
         (Path(folder) / name).write_bytes(data)
+
+
+# One of each record.
+
+HASH = "ab" * 32
+PEER = Peer(id="coordinator", spki=HASH)
+RELEASES = (
+    Release("model", "whole_model", "w", "float32", (10, 4)),
+    Release("model", "whole_model", "b", "float32", (4,)),
+    Release("metric", "metric", "correct", "int64", ()),
+)
+BYTES = 160 + 16 + 8
+DIGESTS = tuple(TensorDigest(part=r.part, name=r.name, sha256=HASH) for r in RELEASES)
+
+
+def intend(ledger, **changes):
+    fields = {
+        "job": "j1",
+        "job_digest": HASH,
+        "method": "fedavg",
+        "round_number": 3,
+        "attempt": 0,
+        "purpose": "update",
+        "rpc": "/staddle/Upload",
+        "recipient": PEER,
+        "readers": ["coordinator"],
+        "form": "plain",
+        "policy": Applied(file=HASH, rule="update", decision="allow"),
+        "releases": RELEASES,
+        "message_bytes": BYTES,
+    }
+    return ledger.intent(**{**fields, **changes}).seq
+
+
+def payload(size=BYTES):
+    return Payload(bytes=size, sha256=HASH)
+
+
+def send(ledger, **changes):
+    ref = intend(ledger, **changes)
+    ledger.digest(ref, DIGESTS, payload())
+    ledger.outcome(ref, "sent", BYTES, "5c1f")
+    return ref
+
+
+def full(path, key=KEY):
+    """One of each record."""
+    with open_ledger(path, key=key) as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+        ledger.job_accept("j1", HASH, "operator-1")
+        ledger.job_decline("j2", HASH, "operator-1", ["no rule"])
+        control = ledger.control_open("s1", PEER, 100, 1000).seq
+        ledger.ingress(job="j1", round_number=3, purpose="deliver", rpc="/x", sender=PEER, message=payload())
+        send(ledger)
+        ledger.policy_deny(job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"])
+        ledger.control_close(control, 8, 512)
+        return ledger.stop("asked to stop")

@@ -148,7 +148,7 @@ def test_help_names_every_command():
     for noun, verbs in [
         ("keys", "new show"),
         ("roster", "new add remove sign show verify"),
-        ("ledger", "verify show summary"),
+        ("ledger", "verify show summary prove verify-proof consistency verify-consistency export verify-export rekey"),
     ]:
         shown = run(noun, "--help")
         assert all(verb in shown for verb in verbs.split())

@@ -1,0 +1,235 @@
+"""What a silo shows to others, on the command line, and how they check it with nothing but its key."""
+
+import json
+import re
+
+import pytest
+import typer
+from ledgers import FEDERATION, HASH, copied, full, intend, open_ledger, put_back, stored
+from typer.testing import CliRunner
+
+from staddle.commands import ledger
+from staddle.errors import LocalError, ProofError
+from staddle.files import canonical_json
+from staddle.security import head, ledger_audit
+from staddle.security import roster as rosters
+from staddle.security.identity import Role, create_keys, load_keys
+
+app = typer.Typer()
+app.add_typer(ledger.app, name="ledger")
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(app, ["ledger", *(str(argument) for argument in arguments)])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def fails(*arguments):
+    result = CliRunner().invoke(app, ["ledger", *(str(argument) for argument in arguments)])
+    assert isinstance(result.exception, LocalError | ProofError), (result.output, result.exception)
+    return str(result.exception)
+
+
+class World:
+    """A silo's ledger under its own key, the roster, and a checkpoint of five records that somebody else holds."""
+
+    def __init__(self, folder):
+        members = [("f", Role.FOUNDER), ("coordinator", Role.COORDINATOR), ("silo-a", Role.SILO), ("silo-b", Role.SILO)]
+        entries = {name: create_keys(folder / name, name, role, f"Org {name}") for name, role in members}
+        roster = rosters.new(FEDERATION, [entries["f"]], 1)
+        for name in ("coordinator", "silo-a", "silo-b"):
+            roster = rosters.add(roster, entries[name])
+        self.roster = folder / "roster.json"
+        rosters.save(roster, self.roster)
+        self.folder = folder
+        self.silo = folder / "state"
+        self.ledger = self.silo / "ledger"
+        self.key = load_keys(folder / "silo-a").log
+        self.vkey = head.own_log_key(FEDERATION, folder / "silo-a")
+        self.held = folder / "held.checkpoint"
+        with self.open() as opened:
+            for _ in range(5):
+                opened.start("staddle", HASH, HASH)
+            self.held.write_bytes(bytes(opened.checkpoint()))
+        full(self.ledger, key=self.key)
+        with self.open() as opened:
+            intend(opened, job="j2")
+
+    def open(self):
+        return open_ledger(self.ledger, key=self.key)
+
+    def line(self, seq):
+        return canonical_json(stored(self.ledger)[seq])
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_verify_says_who_signed_and_finds_what_another_partys_checkpoint_shows(world):
+    assert "checkpoint of 17 records, written 20" in run("verify", world.silo)
+    assert "signature not checked (give --roster)" in run("verify", world.silo)
+    shown = run("verify", world.silo, "--roster", world.roster, "--checkpoint", world.held)
+    assert f"signed by {world.vkey}" in shown
+    assert "\nverified: 17 records" in shown
+    document = json.loads(run("verify", world.silo, "--roster", world.roster, "--json"))
+    assert (document["ok"], document["checkpoint"], document["signed"]) == (True, 17, True)
+    assert "--checkpoint needs --roster" in fails("verify", world.silo, "--checkpoint", world.held)
+    note = world.folder / "newest"
+    note.write_bytes((world.ledger / "checkpoint").read_bytes())
+    put_back(world.ledger, {})
+    with world.open() as opened:  # begun anew, by who has the key
+        opened.start("staddle", HASH, HASH)
+    assert "verified: 1 records" in run("verify", world.silo, "--roster", world.roster)
+    found = run("verify", world.silo, "--roster", world.roster, "--checkpoint", note, code=1)
+    assert f"records were cut off: there are 1, and {note} holds a signed checkpoint of 17" in found
+
+
+def test_verify_with_a_roster_refuses_another_silos_signature(world):
+    files = copied(world.ledger)
+    note = files["checkpoint"].decode()
+    (world.ledger / "checkpoint").write_text(note.replace("silo-a", "silo-b"))
+    assert "signed by none of the keys" in run("verify", world.silo, "--roster", world.roster, code=1)
+    (world.ledger / "checkpoint").write_text(note.replace("/lung/", "/lungs/"))
+    assert "of federation 'lungs', the roster of 'lung'" in fails("verify", world.silo, "--roster", world.roster)
+    (world.ledger / "checkpoint").write_text(note.replace("/egress", "/ingress"))
+    assert "which is no silo's egress ledger" in fails("verify", world.silo, "--roster", world.roster)
+
+
+def test_a_record_is_proven_to_who_has_the_key_alone(world):
+    proof = world.folder / "12.tlog-proof"
+    run("prove", 12, world.silo, "--out", proof)
+    assert proof.read_text() == run("prove", 12, world.silo)
+    line = world.folder / "line"
+    line.write_bytes(world.line(12) + b"\n")
+    for record in (line, world.line(12).decode()):
+        for key in (("--key", world.vkey), ("--roster", world.roster)):
+            shown = run("verify-proof", proof, "--record", record, *key)
+            assert (
+                "proven: this is record 12 of staddle.example/lung/silo-a/egress, under its checkpoint of 17" in shown
+            )
+    assert "leads to" in fails("verify-proof", proof, "--record", world.line(11).decode(), "--key", world.vkey)
+    other = head.own_log_key(FEDERATION, world.folder / "silo-b")
+    assert "none of the keys" in fails("verify-proof", proof, "--record", line, "--key", other)
+    assert "either --key VKEY or --roster ROSTER" in fails("verify-proof", proof, "--record", line)
+    assert "record 17 is not under the checkpoint, which has 17" in fails("prove", 17, world.silo)
+    assert "exists already" in fails("prove", 1, world.silo, "--out", proof)
+    assert "no ledger in this folder" in fails("prove", 1, world.folder)
+
+
+def test_growth_is_proven_to_who_holds_the_old_checkpoint(world):
+    new, proof = world.ledger / "checkpoint", world.folder / "proof"
+    run("consistency", world.held, new, world.silo, "--out", proof)
+    text = proof.read_text()
+    assert text.startswith("old 5\n")
+    assert text.endswith("\n\n" + new.read_text())
+    shown = run("verify-consistency", proof, "--old", world.held, "--roster", world.roster)
+    assert "proven: staddle.example/lung/silo-a/egress only grew, from 5 records to 17" in shown
+    hashes = text.split("\n\n")[0].split("\n")[1:]
+    wrong = world.folder / "wrong"
+    for change, said in [
+        ("\n".join(["old 5", *hashes[::-1], "", new.read_text()]), "leads to"),
+        ("\n".join(["old 5", *hashes[1:], "", new.read_text()]), "too short|leads to|too long"),
+        (text.replace("old 5", "old 6"), "from 6 records, the old checkpoint has 5"),
+        (text.replace("old 5", "old 05"), "is no decimal"),
+        (text.replace("old 5", "odd 5"), "its first line is 'odd 5'"),
+        (text.replace(hashes[0], hashes[0][:-4]), "not 32 bytes|base64|padding"),
+        ("old 5\n" + "\n".join([hashes[0]] * 64) + "\n\n" + new.read_text(), "over 63"),
+        ("old 5\né\n\n" + new.read_text(), "consistency proof"),
+    ]:
+        wrong.write_text(change)
+        assert change != text
+        assert re.search(said, fails("verify-consistency", wrong, "--old", world.held, "--key", world.vkey)), change
+    assert "name them in order" in fails("consistency", new, world.held, world.silo)
+    files = copied(world.ledger)
+    put_back(world.ledger, {})
+    with world.open() as opened:
+        opened.start("staddle", HASH, HASH)
+    (world.folder / "new").write_bytes(files["checkpoint"])
+    said = fails("consistency", world.held, world.folder / "new", world.silo)
+    assert "the old checkpoint, of 5 records, is not of this ledger, which has 1" in said
+
+
+def export(world, *options):
+    path = world.folder / "export"
+    path.unlink(missing_ok=True)
+    run("export", world.silo, *options, "--out", path)
+    return path, path.read_bytes().splitlines(keepends=True)
+
+
+def test_a_redacted_export_tells_no_more_than_number_type_and_hash(world):
+    path, (_, *lines) = export(world, "--redact")
+    assert len(lines) == 17
+    assert {tuple(json.loads(line)) for line in lines} == {("leaf", "proof", "seq", "type")}
+    assert b"staddle 0.1.0" not in path.read_bytes()
+    assert "proven: 17 leaf hashes, which are all, of " in run("verify-export", path, "--key", world.vkey)
+
+
+def test_an_export_of_a_job_has_its_records_and_what_became_of_its_messages(world):
+    path, (_, *lines) = export(world, "--job", "j1")
+    kinds = [json.loads(line)["type"] for line in lines]
+    assert kinds == ["job.accept", "ingress", "egress.intent", "egress.digest", "egress.outcome", "policy.deny"]
+    shown = run("verify-export", path, "--roster", world.roster)
+    assert "proven: 6 records, of job 'j1', of staddle.example/lung/silo-a/egress" in shown
+    assert [json.loads(line)["record"] for line in lines] == [stored(world.ledger)[n] for n in (6, 9, 10, 11, 12, 13)]
+
+
+def test_what_is_changed_in_an_export_is_found(world):
+    path, lines = export(world)
+    whole = b"".join(lines)
+    assert "proven: 17 records, which are all" in run("verify-export", path, "--key", world.vkey)
+    for change, said in [
+        (whole.replace(b'"software":"staddle"', b'"software":"stapple"', 1), "another leaf hash than it says"),
+        (b"".join([*lines[:3], *lines[4:]]), "16 records, not each of the 17"),
+        (b"".join([*lines[:4], lines[3], *lines[4:]]), "18 records, not each of the 17"),
+        (b"".join([*lines[:3], lines[4], lines[3], *lines[5:]]), "not each of the 17 of its checkpoint once"),
+        (whole.replace(b'"seq":0,"type":"start"}', b'"seq":1,"type":"start"}', 2), "another|leads to"),
+        (whole.replace(b'"redacted":false', b'"redacted":true'), "line 2: unknown key 'record'"),
+        (
+            whole.replace(b'"job":null', b'"job":"j1"').replace(lines[3], lines[3] * 2),
+            "a record twice, or not in order",
+        ),
+        (b"".join([lines[0], b"[]\n"]), "line 2: "),
+        (b"".join([lines[0], b"{}\n"]), "line 2: missing key"),
+        (
+            whole.replace(b'"seq":0,"type":"start"}\n', b'"seq":"0","type":"start"}\n'),
+            "line 2: seq = '0': give a whole",
+        ),
+        (whole.replace(b'"proof":["', b'"proof":["A', 1), "line 2: proof is not base64"),
+        (lines[1], "line 1: missing key 'checkpoint'|line 1: "),
+        (b"", "not valid JSON"),
+    ]:
+        path.write_bytes(change)
+        assert re.search(said, fails("verify-export", path, "--key", world.vkey)), said
+
+
+def test_a_ledger_goes_on_under_new_keys(world):
+    create_keys(world.folder / "keys-2", "silo-a", Role.SILO, "Org silo-a")
+    new = load_keys(world.folder / "keys-2").log
+    with pytest.raises(LocalError, match="use the keys that it was signed with"):
+        open_ledger(world.ledger, key=new)
+    said = fails("rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "silo-b")
+    assert "the keys are of 'silo-a' and 'silo-b'" in said
+    said = fails("rekey", world.silo, "--old", world.folder / "keys-2", "--new", world.folder / "silo-a")
+    assert "signed by none of the keys" in said
+    shown = run("rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "keys-2")
+    key = head.own_log_key(FEDERATION, world.folder / "keys-2")
+    assert f"record 17 names the new key, {key}" in shown
+    with open_ledger(world.ledger, key=new) as opened:
+        opened.start("staddle", HASH, HASH)
+    assert ledger_audit.verify(world.ledger, key=key).records == 19
+    assert stored(world.ledger)[17]["old"] == str(world.vkey)
+
+
+def test_show_and_summary_by_part_and_recipient(world):
+    assert "2 messages" in run("show", world.silo, "--part", "metric")
+    assert "0 messages" in run("show", world.silo, "--part", "head")
+    assert "2 messages" in run("show", world.silo, "--recipient", "coordinator")
+    assert "0 messages" in run("show", world.silo, "--recipient", "silo-b")
+    rows = json.loads(run("summary", world.silo, "--json"))
+    assert {(row["method"], row["recipient"]) for row in rows} == {
+        ("fedavg", "coordinator"),
+        ("(control)", "coordinator"),
+    }

@@ -1,0 +1,112 @@
+"""The quick check of a line against the slow one that it stands for: it may be stricter, never laxer."""
+
+import json
+
+import pydantic_core
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ledgers import PEER, full, intend, open_ledger, payload, stored
+
+from staddle.errors import LocalError
+from staddle.files import canonical_json
+from staddle.security.chain import Chain, Line
+from staddle.security.record_form import well_formed
+from staddle.security.records import checked
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+def slowly(line):
+    """The record by way of JSON, canonical spelling, frame and models; None where one of them refuses it."""
+    chain = Chain()
+    try:
+        parsed = json.loads(line)
+        chain.count, chain.head = parsed["seq"], parsed["prev"]
+        return checked(Line(parsed["seq"], b"", chain.follow(line).record))
+    except (LocalError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    """One of each record, one intent without tensors, and one with the same tensors as before."""
+    folder = tmp_path_factory.mktemp("ledger")
+    full(folder)
+    with open_ledger(folder) as ledger:
+        intend(ledger, round_number=4)
+        intend(ledger, round_number=5, releases=[], job='with ,"tensors":[] in it \x7f\u2028\x1f"\\/')
+        ledger.ingress(job="ø", round_number=1, purpose="", rpc="\n", sender=PEER, message=payload(0))
+    return [canonical_json(record) for record in stored(folder)]
+
+
+def test_every_record_that_we_write_passes_and_reads_the_same(lines):
+    assert len({json.loads(line)["type"] for line in lines}) >= 11
+    for line in lines:
+        assert well_formed(line) == slowly(line) == json.loads(line)
+
+
+def other_spellings(line):
+    """The same values, or nearly, in other bytes."""
+    record = json.loads(line)
+    yield line + b" "
+    yield b" " + line
+    yield line.replace(b",", b", ", 1)
+    yield json.dumps(dict(reversed(record.items())), separators=(",", ":"), ensure_ascii=False).encode()
+    yield b'{"v":1,' + line[1:]  # a key twice
+    yield line.replace(b'"v":1}', b'"v":1,"v":1}')
+    yield line.replace(b'"v":1}', b'"v":1.0}')
+    yield line.replace(b'"v":1}', b'"v":1e0}')
+    yield line.replace(b'"v":1}', b'"v":true}')
+    yield line.replace(b'"v":1}', b'"v":2}')
+    yield line.replace(b'"v":1}', b'"v":1,"w":1}')
+    yield line.replace(b'"mono_ns":', b'"mono_ns":0')
+    yield line.replace(b'"mono_ns":', b'"mono_ns":-')
+    yield line.replace(b'"mono_ns":', b'"mono_ns":9007199254740993')
+    yield line.replace(b'"type"', b'"\\u0074ype"')
+    yield line.replace(b"Z", b"z")
+    yield line.decode().encode("utf-16")
+    yield b"\xef\xbb\xbf" + line
+    yield line.replace(b"a", b"\xff", 1)
+    yield line.replace(b'"part":', b'"part":0,"part":')
+    yield line.replace(b'"tensors":[{', b'"tensors":[ {')
+    yield line.replace(b'"tensors":[{"bytes":', b'"tensors":[{"bytes":1.5,"bytes":')
+    yield line.replace(b'"tensors":[', b'"tensors":[],"tensors":[')
+    yield line.replace(b'"taint":"private"', b'"taint":"Private"', 1)
+    yield line.replace(b"abab", b"ABAB", 1)
+    yield line.replace(b',"type"', b',"tensors":[],"type"')
+    yield line.replace(b'"nonce":"', b'"nonce":"0')
+
+
+def test_what_the_slow_check_refuses_the_quick_one_does(lines):
+    tried = 0
+    for line in lines:
+        for other in other_spellings(line):
+            if other != line and slowly(other) is None:
+                assert well_formed(other) is None, other
+                tried += 1
+    assert tried > 200
+
+
+@given(data=st.data())
+def test_a_mutated_line_is_taken_only_if_the_slow_check_takes_it(lines, data):
+    line = data.draw(st.sampled_from(lines))
+    start, length = data.draw(st.integers(0, len(line))), data.draw(st.integers(0, 3))
+    pieces = st.binary(max_size=3) | st.sampled_from(
+        [b",", b'"', b"[]", b"{}", b"0", b"null", b"\\", b',"tensors":[', b"1.0"]
+    )
+    other = line[:start] + data.draw(pieces) + line[start + length :]
+    found = well_formed(other)
+    if found is not None:
+        assert found == slowly(other)
+
+
+@given(TEXTS)
+def test_texts_are_spelled_as_rfc_8785_wants_them(text):
+    assert pydantic_core.to_json({"a": text}) == canonical_json({"a": text})
+
+
+def test_each_control_character_too():
+    for code in range(0x100):
+        test = {"a": chr(code)}
+        assert pydantic_core.to_json(test) == canonical_json(test)

@@ -1,0 +1,194 @@
+"""What a disk or a kill may do to a ledger at each of its system calls; nothing promised is ever lost."""
+
+import errno
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from ledgers import open_log, public
+
+from staddle.errors import LocalError
+from staddle.security import appendlog, head
+from staddle.security.checkpoint import Checkpoint
+from staddle.security.segments import Reading, segments
+
+RECORDS = 9
+CALLS = ("open", "write", "fsync", "fdatasync", "ftruncate", "replace")  # all that changes a disk
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """For segments of three records and a checkpoint every three."""
+    monkeypatch.setattr(appendlog, "SEGMENT_BYTES", 700)
+    monkeypatch.setattr(appendlog, "EVERY", 3)
+    return tmp_path / "ledger"
+
+
+def scenario(folder, promise):
+    """Open, write records over three segments with checkpoints between, close; ``promise`` is told what is durable."""
+    with open_log(folder) as log:
+        for n in range(RECORDS):
+            promise(log.append({"type": "note", "n": n}).seq + 1)
+            if n == 4:
+                promise(Checkpoint.parse(log.checkpoint().text).size)
+
+
+class Calls:
+    """Counts the calls that change the disk; ``fault(name, real, args)`` runs in place of the n-th."""
+
+    def __init__(self, monkeypatch, nth=0, fault=None):
+        self.made = []
+        for name in CALLS:
+            real = getattr(os, name)
+            monkeypatch.setattr(os, name, self._watched(name, real, nth, fault))
+
+    def _watched(self, name, real, nth, fault):
+        def call(*args, **options):
+            self.made.append(name)
+            return fault(name, real, args, options) if len(self.made) == nth else real(*args, **options)
+
+        return call
+
+
+def count(folder, monkeypatch):
+    """How many calls the scenario makes, none of them at fault."""
+    with monkeypatch.context() as patch:
+        calls = Calls(patch)
+        scenario(folder, lambda _: None)
+    assert {"open", "write", "fsync", "fdatasync", "replace"} <= set(calls.made)
+    assert len(segments(folder)) == 3
+    return len(calls.made)
+
+
+def holds(folder, promised):
+    """It opens again and has all that was promised, in order; whatever else it has is whole; and it goes on."""
+    with open_log(folder) as log:
+        log.append({"type": "after"})
+    lines = [line.record for line in Reading(folder)]
+    notes = [record["n"] for record in lines if record["type"] == "note"]
+    assert len(notes) >= promised
+    assert notes == list(range(len(notes)))
+    assert {record["type"] for record in lines} <= {"note", "recovery", "after"}
+    assert head.stored_by(folder, public()).size == len(lines)
+    assert not list(folder.glob(".*.tmp"))
+
+
+def failing(number):
+    def fault(name, real, args, options):
+        raise OSError(number, os.strerror(number))
+
+    return fault
+
+
+def short(name, real, args, options):
+    """A write of some bytes only; any other call does its work and then says that it failed."""
+    if name == "write":
+        return real(args[0], args[1][:7])
+    real(*args, **options)
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("fault", [failing(errno.EIO), failing(errno.ENOSPC), short], ids=["EIO", "ENOSPC", "short"])
+def test_a_fault_at_any_call_closes_the_log_and_loses_nothing(tmp_path, folder, monkeypatch, fault):
+    total = count(folder, monkeypatch)
+    failed = 0
+    for nth in range(1, total + 1):
+        place, promised = tmp_path / str(nth), [0]
+        with monkeypatch.context() as patch:
+            Calls(patch, nth, fault)
+            try:
+                scenario(place, promised.append)
+            except LocalError:
+                failed += 1
+        holds(place, promised[-1])
+    assert failed == total
+
+
+def test_after_a_fault_nothing_is_taken_even_when_the_disk_is_well_again(folder, monkeypatch):
+    log = open_log(folder)
+    with monkeypatch.context() as patch:
+        Calls(patch, 1, failing(errno.ENOSPC))
+        with pytest.raises(LocalError, match=r"a write failed \(No space left on device\); make room, then restart"):
+            log.append({"type": "note", "n": 0})
+    for call in (lambda: log.append({"type": "note", "n": 0}), log.checkpoint):
+        with pytest.raises(LocalError, match="takes no more records"):
+            call()
+    log.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_closes_the_log(folder, monkeypatch):
+    log = open_log(folder)
+    log.append({"type": "note", "n": 0})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: failing(errno.EIO)("replace", None, (), {}))
+        with pytest.raises(LocalError, match=r"a write failed .*Input/output error"):
+            log.checkpoint()
+    with pytest.raises(LocalError, match="takes no more records"):
+        log.append({"type": "note", "n": 1})
+    log.close()
+    holds(folder, 1)
+
+
+def killed(place, nth, how, run=scenario):
+    """What a child was promised that ran this and died by kill -9 at its n-th call; None if it came through."""
+
+    def fault(name, real, args, options):
+        if how == "after":
+            real(*args, **options)
+        elif how == "torn" and name == "write":
+            real(args[0], args[1][: len(args[1]) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            say = os.write
+            with pytest.MonkeyPatch.context() as patch:
+                Calls(patch, nth, fault)
+                run(place, lambda count: say(theirs, bytes([count])))
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as pipe:
+        promised = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return max(promised, default=0) if os.WIFSIGNALED(status) else None
+
+
+@pytest.mark.parametrize("how", ["before", "torn", "after"])
+def test_kill_9_at_any_call_loses_nothing_that_was_promised(tmp_path, folder, monkeypatch, how):
+    total = count(folder, monkeypatch)
+    for nth in range(1, total + 1):
+        place = tmp_path / str(nth)
+        promised = killed(place, nth, how)
+        assert promised is not None, f"call {nth} of {total} was never made"
+        holds(place, promised)
+    assert killed(tmp_path / "whole", total + 1, how) is None
+
+
+@pytest.mark.parametrize("how", ["before", "torn", "after"])
+def test_kill_9_at_any_call_of_a_recovery_loses_nothing_either(tmp_path, folder, monkeypatch, how):
+    """The torn tail is said in a record exactly once, with at least its bytes, wherever the repair broke off."""
+    with open_log(folder) as log:
+        log.append({"type": "note", "n": 0})
+    with segments(folder)[-1].open("ab") as file:
+        file.write(b'{"half')
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    nth = 0
+    while True:
+        nth += 1
+        place = tmp_path / str(nth)
+        place.mkdir()
+        for name, data in whole.items():
+            (place / name).write_bytes(data)
+        died = killed(place, nth, how, lambda folder, _: open_log(folder).close()) is not None
+        open_log(place).close()
+        dropped = [line.record["dropped_bytes"] for line in Reading(place) if line.record["type"] == "recovery"]
+        assert dropped, f"call {nth}: nothing says what was cut"
+        assert dropped[0] >= 6
+        assert b'{"half' in Path(segments(place)[0].with_suffix(".torn")).read_bytes()
+        if not died:
+            break
+    assert nth > 10
