@@ -117,6 +117,7 @@ FORMS = {  # fields of each object, and what stands in them; of several with a s
     "start": FRAME + "silo:text software:text roster:hash policy:hash",
     "stop": FRAME + "reason:text",
     "recovery": FRAME + "dropped_bytes:positive last_good_seq:place",
+    "key.rotate": FRAME + "old:text new:text",
     "job.accept": FRAME + "job:text job_digest:hash signer:text",
     "job.decline": FRAME + "job:text job_digest:hash signer:text reasons:words*",
     "egress.intent": FRAME + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text "

@@ -52,6 +52,7 @@ RECORDS = [
     opening(session="s2"),
     {"type": "job.decline", "job": "j3", "job_digest": HASH, "signer": "operator-1", "reasons": ["x" * 2000]},
     {"type": "recovery", "dropped_bytes": 7, "last_good_seq": -1},
+    {"type": "key.rotate", "old": str(PUBLIC), "new": "x"},
     STOP,
 ]
 LINES = chained(RECORDS)
@@ -88,7 +89,7 @@ def same(tool, tmp_path):
 def test_a_ledger_holds_however_it_is_cut_into_segments(same):
     for cut in range(1, len(LINES)):
         assert same([LINES[:cut], LINES[cut:]], signed(LINES, KEY)), same.out
-    assert same([[line] for line in LINES], signed(LINES[:7], KEY), [signed(LINES[:n], KEY) for n in (0, 1, 4, 16)])
+    assert same([[line] for line in LINES], signed(LINES[:7], KEY), [signed(LINES[:n], KEY) for n in (0, 1, 4, 17)])
     assert same([LINES, []], signed(LINES, KEY))
     assert same([], signed([], KEY))
 
@@ -100,8 +101,8 @@ def test_what_is_said_of_a_ledger(tool, tmp_path):
     status, found = tool.json("ledger", folder, "--key", PUBLIC, "--checkpoint", held)
     assert (status, found["holds"]) == (0, True)
     assert [check["verdict"] for check in found["checks"]] == ["PASS"] * 6
-    assert (found["records"], found["signed"], found["held"]) == (16, 12, 5)
-    assert "the first 12 of 16 records are those that the holder of the key signed" in found["shown"]
+    assert (found["records"], found["signed"], found["held"]) == (17, 12, 5)
+    assert "the first 12 of 17 records are those that the holder of the key signed" in found["shown"]
     assert "behind the first 5 the holder of the key cut no records off" in found["not_shown"]
     assert found["checks"][5]["found"].startswith("3 messages; 2 have no digest, and count as left")
     status, out = tool("ledger", folder, "--key", PUBLIC)
@@ -249,7 +250,7 @@ def test_a_checkpoint_of_another_key_or_log_or_with_more_in_it_is_found(same):
     ):
         assert not same([LINES], note_), note_
         assert not same([LINES], signed(LINES, KEY), [note_]) or note_.count(b"\n") == 6  # others may add to theirs
-    beyond = signed(LINES, KEY).replace(b"\n16\n", b"\n17\n")
+    beyond = signed(LINES, KEY).replace(b"\n17\n", b"\n18\n")
     assert not same([LINES], beyond)
     assert not same([LINES], signed(LINES, KEY), key=VerifierKey(ORIGIN, Kind.ED25519, bytes(32)))
 
