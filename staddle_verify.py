@@ -85,10 +85,13 @@ def string(most: int | str) -> str:
     return rf'"(?:{PLAIN}{{0,{most}}}"|(?=[^"\\]*\\)(?:{PLAIN}|{ESCAPED}){{0,{most}}}")'
 
 
+MOST = str(2**53 - 1)  # beyond it numbers lose bits in other readers; below it in 16 digits: a smaller one somewhere
+SMALLER = (f"{MOST[:at]}[{0 if at else 1}-{int(MOST[at]) - 1}][0-9]{{{15 - at}}}" for at in range(16) if MOST[at] > "0")
+POSITIVE = "|".join(["[1-9][0-9]{0,14}", *SMALLER, MOST])
 VALUES = {
-    "count": "(?:0|[1-9][0-9]{0,15})",
-    "positive": "[1-9][0-9]{0,15}",
-    "place": "(?:-1|0|[1-9][0-9]{0,15})",
+    "count": f"(?:0|{POSITIVE})",
+    "positive": f"(?:{POSITIVE})",
+    "place": f"(?:-1|0|{POSITIVE})",
     "one": "1",
     "text": string(1024),
     "words": string(""),
@@ -149,17 +152,6 @@ GRAMMARS = {form: re.compile(grammar(form)) for form, fields in FORMS.items() if
 GRAMMARS["roster"] = re.compile(grammar("roster"))
 
 
-def whole(written: str) -> int:
-    """A number that every JSON reader takes for the same."""
-    number = int(written)
-    if number >= 2**53:
-        raise FaultError(f"holds the number {written}, beyond 2^53")
-    return number
-
-
-DECODER = json.JSONDecoder(parse_int=whole)
-
-
 def parse(data: bytes, form: str = "") -> dict[str, Any]:
     """The value of canonical JSON of a form, by default of the record's own type; FaultError for any other bytes."""
     try:
@@ -171,7 +163,7 @@ def parse(data: bytes, form: str = "") -> dict[str, Any]:
         raise FaultError(f"is no record: {kind[:40]!r} is no type of one")
     if not GRAMMARS[kind].fullmatch(written):
         raise FaultError(f"is no {kind} in its one spelling: a field is missing, added, malformed, or in another place")
-    value: dict[str, Any] = DECODER.decode(written)
+    value: dict[str, Any] = json.loads(written)
     return value
 
 
@@ -501,6 +493,7 @@ class Message:
     """A message that has no outcome so far."""
 
     intent: dict[str, Any]
+    names: list[tuple[str, str]]  # part and name of each tensor
     digest: dict[str, Any] | None = None
     leaf: str = ""  # hash of the digest's line
 
@@ -574,11 +567,11 @@ class Account:
                 self._broken.append(f"seq {record['seq']} {why}")
 
     def _intent(self, record: dict[str, Any]) -> str:
-        message, names = Message(record), named(record)
+        message = Message(record, named(record))
         rounds = self._declared.setdefault(record["job_digest"], {})
         before = rounds.get(record["round"], 0)
         # (1) It declares each tensor once, room for all, and who can read them.
-        if len(set(names)) != len(names):
+        if len(set(message.names)) != len(message.names):
             return "names a tensor twice"
         if sum(tensor["bytes"] for tensor in record["tensors"]) > message.whole:
             return f"has tensors that do not fit into its message of {record['message']['bytes']} bytes"
@@ -600,7 +593,7 @@ class Account:
         # (3) A digest is the only one of an open message, and of just its tensors and bytes.
         if message is None or message.digest:
             return f"is a digest of seq {record['ref']}, which is no intent, or has a digest or an outcome already"
-        if named(record) != named(message.intent) or record["message"]["bytes"] != message.whole:
+        if named(record) != message.names or record["message"]["bytes"] != message.whole:
             return f"has other tensors or bytes than its intent, seq {record['ref']}"
         message.digest, message.leaf = record, leaf
         self._counts["undigested"] -= 1
@@ -698,6 +691,8 @@ class Roster:
         for name in ("spki_sha256", "protocol_key", "log_key", "exchange_key"):
             if len({entry[name] for entry in self.entries.values()}) != len(self.entries):
                 raise FaultError(f"has members with the same {name}")
+        if any(entry["protocol_key"] == entry["log_key"] for entry in self.entries.values()):
+            raise FaultError("has a member with one key for two uses")
         coordinators = [entry for entry in self.entries.values() if entry["role"] == "coordinator"]
         if len(coordinators) != 1:
             raise FaultError(f"has {len(coordinators)} coordinators")
@@ -818,10 +813,11 @@ def run_ledger(args: argparse.Namespace) -> Run:
     # (6) Each may come where it comes.
     yield account.close()
     fixed = max((each.size for each in held.values()), default=0)
+    also = f", and the first {fixed} are those of checkpoints that others hold" if fixed else ""
+    where = f"behind the first {fixed}" if fixed else "anywhere, since no other party's checkpoint was given"
     return Result(
-        f"the first {own.size} of {records} records are those that the holder of the key signed, in order, and the "
-        f"first {fixed} are those of checkpoints that others hold.",
-        f"that behind the first {fixed} the holder of the key cut no records off and wrote none anew; nor {NOT_SHOWN}.",
+        f"the first {own.size} of {records} records are those that the holder of the key signed, in order{also}.",
+        f"that the holder of the key cut no records off and wrote none anew {where}; nor {NOT_SHOWN}.",
         {"records": records, "signed": own.size, "held": fixed, "left": account.left()},
     )
 

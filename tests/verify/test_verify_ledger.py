@@ -1,6 +1,7 @@
 """A ledger's folder through the one file and through the package: the same verdict on each, and the right one."""
 
 import json
+import re
 from base64 import b64encode
 
 import pytest
@@ -103,14 +104,14 @@ def test_what_is_said_of_a_ledger(tool, tmp_path):
     assert [check["verdict"] for check in found["checks"]] == ["PASS"] * 6
     assert (found["records"], found["signed"], found["held"]) == (17, 12, 5)
     assert "the first 12 of 17 records are those that the holder of the key signed" in found["shown"]
-    assert "behind the first 5 the holder of the key cut no records off" in found["not_shown"]
+    assert "cut no records off and wrote none anew behind the first 5;" in found["not_shown"]
     assert found["checks"][5]["found"].startswith("3 messages; 2 have no digest, and count as left")
     status, out = tool("ledger", folder, "--key", PUBLIC)
     assert out.startswith("1 PASS  files: 2 segments and a checkpoint\n2 PASS  checkpoint: of 12 records")
     assert (
         "left: job 'j2', part 'metric', to 'hospital-b': 1 messages, 1 tensors, 1 elements, 8 bytes, 8 assumed" in out
     )
-    assert "behind the first 0 the holder of the key cut no records off" in out
+    assert "wrote none anew anywhere, since no other party's checkpoint was given;" in out
 
 
 def test_what_left_is_what_the_package_counts(tool, tmp_path):
@@ -406,6 +407,7 @@ HOSTILE = [
     swapped(b"05.123456Z", b"05.123456Z\\n"),
     swapped(b'"seq":1', b'"seq":2'),
     swapped(b'"prev":"', b'"prev":"0'),
+    swapped(b'"prev":"' + leaf(chained([start()])[0]).hex().encode(), b'"prev":"' + b"cd" * 32),
     swapped(b'"form":"plain"', b'"form":"' + b"a" * 2**20 + b'"'),
     swapped(b'"readers":["coordinator"]', b'"readers":[' + b'"a",' * 300_000 + b'"a"]'),
 ]
@@ -435,6 +437,16 @@ def test_the_longest_line(same):
         lines = chained([start(), {**RECORDS[13], "reasons": ["a" * (room + more)]}])
         assert len(lines[1]) == 2**20 - 1 + more
         assert same([lines], signed(lines, KEY)) == sound
+
+
+def test_whole_numbers_are_those_below_2_to_the_53(lone):
+    count = re.compile(lone.VALUES["count"])
+    near = [n * 10**power + more for n in (1, 8, 9, 90, 900, 9007) for power in range(18) for more in (-1, 0, 1)]
+    for number in [*range(200), *near, *(2**53 + n for n in range(-1100, 1100)), *(2**53 + 10**n for n in range(16))]:
+        assert bool(count.fullmatch(str(number))) == (0 <= number < 2**53), number
+    assert not any(
+        count.fullmatch(text) for text in ("", "00", "01", "-0", "+1", "1.0", "1e3", "٣", "0123456789012345")
+    )
 
 
 def test_misuse_has_a_status_of_its_own(tool, tmp_path):

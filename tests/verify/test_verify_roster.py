@@ -9,7 +9,7 @@ from staddle.files import canonical_json
 from staddle.security import roster as rosters
 from staddle.security.head import log_key
 from staddle.security.identity import Role, create_keys, entry_payload, load_keys
-from staddle.security.labels import ENTRY
+from staddle.security.labels import ENTRY, ROSTER
 from staddle.security.receipt import Receipt
 from staddle.security.roster import Pins
 
@@ -102,6 +102,13 @@ def test_a_changed_roster_is_refused(tool, keys, roster, path):
         status, out = tool("keys", path, *founders(keys, "f1", "f2"))
         return status == 1 and "FAIL" in out
 
+    def resigned(fields):
+        """What founders might sign by mistake: one entry with other fields."""
+        new = changed_entry(json.loads(whole), keys, "hospital-a", **fields)
+        payload = {key: value for key, value in new.items() if key != "signatures"}
+        new["signatures"] = {f: keys[f].sign(ROSTER, canonical_json(payload)).hex() for f in ("f1", "f2")}
+        return new
+
     entries = document["entries"]
     assert not refused(whole)
     assert not refused(whole[:-1])
@@ -125,6 +132,8 @@ def test_a_changed_roster_is_refused(tool, keys, roster, path):
     for fields in ({"role": "coordinator"}, {"log_key": keys["hospital-b"].entry.log_key}, {"organisation": "x" * 129}):
         assert refused(changed_entry(json.loads(whole), keys, "hospital-a", **fields))
     assert refused(changed_entry(json.loads(whole), keys, "coordinator", role="silo"))
+    assert refused(resigned({"log_key": keys["hospital-a"].entry.protocol_key}))
+    assert not refused(resigned({"organisation": 'Ho\u00f4pital "A"\\'}))
 
 
 @pytest.fixture
