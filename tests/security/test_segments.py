@@ -1,13 +1,14 @@
 import datetime as dt
 import itertools
 import threading
+from pathlib import Path
 
 import pytest
-from ledgers import OTHER_KEY, copied, open_ledger, open_log, public, put_back, signer
+from ledgers import KEY, OTHER_KEY, copied, open_ledger, open_log, public, put_back, signer
 
 from staddle.errors import LocalError
 from staddle.security import appendlog, head
-from staddle.security.checkpoint import Checkpoint
+from staddle.security.checkpoint import Checkpoint, issue
 from staddle.security.ledger_audit import verify
 from staddle.security.merkle import Tree
 from staddle.security.segments import Reading, segment, segments
@@ -82,6 +83,21 @@ def test_a_full_segment_is_followed_by_another_and_chain_and_tree_run_on(folder)
     filled(folder, 2)
     assert verify(folder, key=public()).records == 13
     assert segments(folder)[:-1] == paths[: len(segments(folder)) - 1]
+
+
+def test_the_old_segment_is_durable_before_the_new_one_is_there(folder, monkeypatch):
+    """After a power cut nothing may be missing before something that is there."""
+    with open_log(folder) as log:
+        while segment(folder, 1).stat().st_size < 1000:
+            log.append({"type": "x"}, durable=False)
+        seen = []
+
+        def sync(descriptor):
+            seen.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, segment(folder, 2).exists()))
+
+        monkeypatch.setattr("os.fdatasync", sync)
+        log.append({"type": "x"})
+        assert seen == [("seg-00000001.jsonl", False), ("seg-00000002.jsonl", True)]
 
 
 def test_a_round_that_midnight_interrupts_goes_on_in_the_next_days_segment(tmp_path, clock):
@@ -302,6 +318,12 @@ def test_a_checkpoint_of_another_key_or_log_is_refused(folder):
         assert "checkpoint that w holds: note is signed by none" in problem(folder, witnessed={"w": note})
     (folder / "checkpoint").write_bytes(bytes(signer().sign(3, bytes(32))))
     refused(folder, "records were rewritten: the folder itself holds a signed checkpoint of 3")
+    cosigned = signer().sign(3, root)
+    cosigned = cosigned.signed_by(signer("silo-b", OTHER_KEY).sign(3, root).signatures[0])
+    extended = issue(Checkpoint(signer().origin, 3, root, ("more",)), KEY)
+    for more in (cosigned, extended):
+        (folder / "checkpoint").write_bytes(bytes(more))
+        refused(folder, "holds more than a log writes there")
     (folder / "checkpoint").write_bytes(b"staddle.example\n")
     refused(folder, "checkpoint: note is not a text")
     with pytest.raises(LocalError, match="says nothing without the silo's log key"):
