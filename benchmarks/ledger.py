@@ -105,7 +105,7 @@ def write(folder: Path, count: int, signer: Signer) -> int:
     edge, head, number, size, total = CompactRange(), FIRST_PREV, 1, 0, 0
     file = segment(folder, number).open("wb")
     for seq, body in zip(range(count), records(), strict=False):
-        frame = {"v": 1, "seq": seq, "prev": head, "nonce": secrets.token_hex(16), "mono_ns": 83123 + 1000 * seq}
+        frame = {"v": 1, "seq": seq, "prev": head, "nonce": secrets.token_hex(16), "mono_us": 83123 + 1000 * seq}
         line = canonical_json({**body, **frame, "time": "2026-11-20T21:30:05.123456Z"})
         leaf = hashlib.sha256(b"\x00" + line).digest()
         edge.append(leaf)

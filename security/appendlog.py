@@ -3,7 +3,7 @@
 A crash may leave a last line without newline. It was promised to nobody: opening moves it to ``seg-….torn``, says so
 in a record, and signs a checkpoint that covers that record::
 
-    {"dropped_bytes":117,"last_good_seq":41,"mono_ns":83123,…,"type":"recovery","v":1}
+    {"dropped_bytes":117,"last_good_seq":41,"mono_us":83123,…,"type":"recovery","v":1}
 
 Any other fault in the folder is refused, and so are fewer or other records than its checkpoint says (head.py). A failed
 write or sync closes the log for good: nothing may leave a silo that cannot be recorded.
@@ -163,7 +163,7 @@ class AppendLog:
             "prev": self._head,
             "nonce": secrets.token_hex(16),
             "time": now,
-            "mono_ns": time.monotonic_ns(),
+            "mono_us": time.monotonic_ns() // 1000,  # nanoseconds of 104 days are no integer of JSON
         }
         line = canonical_json(framed) + b"\n"
         if len(line) > MAX_LINE:

@@ -2,8 +2,8 @@
 
 One record a line; each names the hash of the line before::
 
-    {"mono_ns":83123,"nonce":"5f0c…","prev":"0000…","seq":0,"time":"2026-11-20T21:30:05.123456Z","type":"start","v":1}
-    {"mono_ns":91007,"nonce":"c2aa…","prev":"e3b0…","seq":1,"time":"2026-11-20T21:30:05.131340Z","type":"stop","v":1}
+    {"mono_us":83123,"nonce":"5f0c…","prev":"0000…","seq":0,"time":"2026-11-20T21:30:05.123456Z","type":"start","v":1}
+    {"mono_us":91007,"nonce":"c2aa…","prev":"e3b0…","seq":1,"time":"2026-11-20T21:30:05.131340Z","type":"stop","v":1}
 
 The hash of a line is RFC 6962's leaf hash, SHA-256(0x00 || line without its newline), over the stored bytes;
 ``seq`` is the leaf's index. The nonce keeps a published leaf hash from being guessed.
@@ -28,7 +28,7 @@ FRAME = {  # what the log itself adds to a record, and how it is written
     "prev": '"[0-9a-f]{64}"',
     "nonce": '"[0-9a-f]{32}"',
     "time": r'"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"',
-    "mono_ns": "[0-9]+",
+    "mono_us": "[0-9]+",
 }
 _FRAME = re.compile(rf"\[{', '.join(FRAME.values())}\]")  # all of it at once, since a ledger has many lines
 

@@ -124,6 +124,8 @@ def verify(
         # (3) The records are those of the checkpoints.
         walk.problems += agreement.problems()
     walk.close()
+    if key and (strangers := walk.silos - {checkpoints.owner(key.name)[1]}):
+        walk.problems.append(f"records of silo {', '.join(sorted(strangers))}, and the key is of {key.name}")
     rules = walk.rules
     return Verified(
         records=reading.count,

@@ -5,7 +5,7 @@ leaf hash alone, and the hashes that prove it under that checkpoint, in base64. 
 
     {"checkpoint":"staddle.example/lung/hospital-a/egress\n4\n037k…","job":null,"redacted":false,"v":1}
     {"leaf":"9a0b…","proof":["ApjRIpBtz8EIkstTpzmS/FufST6kybrbJ7eRtBJ6f+c=",…],
-     "record":{"mono_ns":83123,…,"type":"start","v":1},"seq":0,"type":"start"}
+     "record":{"mono_us":83123,…,"type":"start","v":1},"seq":0,"type":"start"}
 
 A leaf hash tells nothing of its record, whose nonce nobody can guess. Without a job all records that the checkpoint
 covers are there; with one, those that name it, and what became of its messages: that none of these was left out, only

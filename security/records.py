@@ -1,6 +1,6 @@
 """The records of a silo's egress ledger, each with a literal example.
 
-The log adds ``v``, ``seq``, ``prev``, ``nonce``, ``time`` and ``mono_ns`` to each (chain.py); ``ref`` is the ``seq``
+The log adds ``v``, ``seq``, ``prev``, ``nonce``, ``time`` and ``mono_us`` to each (chain.py); ``ref`` is the ``seq``
 of an earlier record. What may follow what stands in ledger_rules.py.
 """
 

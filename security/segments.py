@@ -105,9 +105,9 @@ class Reading:
 
     def _lines(self, file: BinaryIO) -> Iterator[Line]:
         follow = self._chain.follow
-        while data := file.readline(MAX_LINE + 1):
+        while data := file.readline(MAX_LINE):
             if not data.endswith(b"\n"):
-                if len(data) > MAX_LINE:
+                if len(data) == MAX_LINE:
                     raise self._broken(f"is longer than {MAX_LINE} bytes")
                 self.torn = data
                 return

@@ -36,7 +36,19 @@ def test_every_module_of_the_tree_is_in_the_wheel():
     assert "staddle/proto/federation.proto" in installed
     assert {f"staddle/commands/templates/{name}.toml" for name in ("coordinator", "silo", "job", "policy")} <= installed
     assert {f"staddle/commands/templates/report.{kind}" for kind in ("html", "css")} <= installed
-    assert {"staddle/proto/tensor_pb2.pyi", "staddle/algorithms/pfedsim.py", "staddle/files.py"} <= installed
+    assert {
+        "staddle/staddle_verify.py",
+        "staddle/proto/tensor_pb2.pyi",
+        "staddle/algorithms/pfedsim.py",
+        "staddle/files.py",
+    } <= installed
+
+
+@pytest.mark.skipif("STADDLE_EXPECT_WHEEL" not in os.environ, reason="only where the wheel is under test")
+def test_the_auditors_command_is_the_one_file():
+    (command,) = (each for each in distribution("staddle").entry_points if each.name == "staddle-verify")
+    assert (command.group, command.value) == ("console_scripts", "staddle.staddle_verify:main")
+    assert command.load().__module__ == "staddle.staddle_verify"
 
 
 def test_the_root_package_holds_a_docstring_and_nothing_else():

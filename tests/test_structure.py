@@ -1,6 +1,7 @@
 """The dependency rule of the folders, read from the imports in the source; it holds for modules yet to come."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,13 @@ def test_only_the_egress_gate_holds_the_client():
         return under(name, "staddle.silo.client") and path != "silo/egress.py"
 
     assert [offence for folder in FOLDERS for offence in offences(folder, forbidden)] == []
+
+
+def test_what_auditors_copy_needs_nothing_but_python_3_9_and_cryptography():
+    path = ROOT / "staddle_verify.py"
+    ast.parse(path.read_text(), str(path), feature_version=(3, 9))  # SyntaxError for what is younger
+    foreign = {name.partition(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
+    assert foreign == {"cryptography"}
 
 
 def test_no_assert_and_no_way_to_run_or_unpickle_data():

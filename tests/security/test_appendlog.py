@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from ledgers import copied, first, open_log, put_back
+from ledgers import copied, first, open_log, put_back, stored
 
 from staddle.errors import LocalError
-from staddle.security import head
+from staddle.security import appendlog, head
 from staddle.security.appendlog import AppendLog
 from staddle.security.chain import FIRST_PREV, MAX_LINE, leaf_hash
 from staddle.security.checkpoint import Checkpoint
@@ -60,6 +60,14 @@ def test_records_are_framed_and_chained(path):
         assert appended[n].leaf == previous
     assert len({json.loads(line)["nonce"] for line in lines}) == 3
     assert first(path).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_host_that_has_run_for_a_century_writes_records(path, monkeypatch):
+    century = 100 * 366 * 86400 * 10**9
+    monkeypatch.setattr(appendlog.time, "monotonic_ns", lambda: century + 1234)
+    with open_log(path) as log:
+        log.append({"type": "a"})
+    assert stored(path)[0]["mono_us"] == century // 1000 + 1
 
 
 def test_reopening_goes_on_with_the_chain(path):
@@ -188,7 +196,7 @@ def test_a_record_forged_with_right_links_but_wrong_frame_is_refused(path):
         {"seq": False},
         {"nonce": "00"},
         {"time": "yesterday"},
-        {"mono_ns": -1},
+        {"mono_us": -1},
         {"prev": "0" * 63},
         {"type": 3},
         {"nonce": None},

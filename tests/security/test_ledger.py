@@ -50,7 +50,7 @@ def reissued(path, size):
 
 
 def body(record):
-    return {k: v for k, v in record.items() if k not in ("v", "seq", "prev", "nonce", "time", "mono_ns")}
+    return {k: v for k, v in record.items() if k not in ("v", "seq", "prev", "nonce", "time", "mono_us")}
 
 
 def test_one_of_each_record_verifies(path):
@@ -317,6 +317,15 @@ def test_state_survives_a_restart(path):
         assert ledger.open_intents == (ref,)
         ledger.outcome(ref, "unknown", 0)
         assert ledger.open_intents == ()
+
+
+def test_a_key_of_another_silo_than_the_records_name_is_a_problem(path):
+    with open_ledger(path) as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+    assert ledger_audit.verify(path, key=public()).ok
+    raw(path, {**body(stored(path)[0]), "silo": "silo-b"})
+    problems = ledger_audit.verify(path, key=public()).problems
+    assert any("records of silo silo-b, and the key is of" in problem for problem in problems)
 
 
 def test_another_silos_ledger_is_refused(path):

@@ -4,11 +4,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from ledgers import OTHER_KEY, copied, open_ledger, open_log, public, put_back, signer
+from ledgers import KEY, OTHER_KEY, copied, open_ledger, open_log, public, put_back, signer
 
 from staddle.errors import LocalError
 from staddle.security import appendlog, head
-from staddle.security.checkpoint import Checkpoint
+from staddle.security.checkpoint import Checkpoint, issue
 from staddle.security.ledger_audit import verify
 from staddle.security.merkle import Tree
 from staddle.security.segments import Reading, segment, segments
@@ -318,6 +318,12 @@ def test_a_checkpoint_of_another_key_or_log_is_refused(folder):
         assert "checkpoint that w holds: note is signed by none" in problem(folder, witnessed={"w": note})
     (folder / "checkpoint").write_bytes(bytes(signer().sign(3, bytes(32))))
     refused(folder, "records were rewritten: the folder itself holds a signed checkpoint of 3")
+    cosigned = signer().sign(3, root)
+    cosigned = cosigned.signed_by(signer("silo-b", OTHER_KEY).sign(3, root).signatures[0])
+    extended = issue(Checkpoint(signer().origin, 3, root, ("more",)), KEY)
+    for more in (cosigned, extended):
+        (folder / "checkpoint").write_bytes(bytes(more))
+        refused(folder, "holds more than a log writes there")
     (folder / "checkpoint").write_bytes(b"staddle.example\n")
     refused(folder, "checkpoint: note is not a text")
     with pytest.raises(LocalError, match="says nothing without the silo's log key"):

@@ -1,0 +1,1040 @@
+#!/usr/bin/env python3
+"""Verify what a Staddle silo says has left it, without Staddle: this one file, Python 3.9 or later, `cryptography`.
+
+::
+
+    python3 staddle_verify.py keys     roster.json --founder SHA256:47DE…     the keys of the silos, for --key below
+    python3 staddle_verify.py ledger   FOLDER --key KEY --checkpoint NOTE     records, signed heads, what left
+    python3 staddle_verify.py receipts FOLDER --roster roster.json            what the coordinator says it received
+    python3 staddle_verify.py proof    FILE --key KEY --record FILE           that one record stands in a ledger
+    python3 staddle_verify.py growth   OLD NEW PROOF --key KEY                that a ledger only grew
+
+Exit status: 0 every check holds, 1 one does not, 2 called wrongly or a file cannot be read. It reads files and does
+nothing else. Checks run in the order of their numbers; the first that fails ends the run.
+
+A ledger is a folder of segments, ``seg-00000001.jsonl`` and so on, of canonical JSON, one record a line::
+
+    {"mono_us":83123,"nonce":"5f0c…","prev":"0000…","seq":0,"time":"2026-11-20T21:30:05.123456Z","type":"stop",…,"v":1}
+
+The hash of a line is SHA-256(0x00 || line without newline); ``prev`` is that of the line before, in the segment before
+where need be. These hashes are the leaves of a Merkle tree (RFC 6962), whose root the silo signs in ``checkpoint``, a
+note (c2sp.org/signed-note, c2sp.org/tlog-checkpoint) named ``staddle.example/<federation>/<silo>/egress``.
+
+One message is up to three records: ``egress.intent`` is on the disk before its first byte leaves, ``egress.digest``
+before the message counts at the recipient, ``egress.outcome`` says how it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import io
+import json
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+MAX_LINE = 1024 * 1024  # bytes of a record, newline included
+MAX_NOTE = 256 * 1024  # bytes, as of the next two
+MAX_PROOF = MAX_NOTE + 64 * 1024
+MAX_ROSTER = 16 * 1024 * 1024
+MAX_SHOWN = 10  # broken rules that are shown; all are counted
+ORIGIN = "staddle.example/{}/{}/egress"
+EMPTY_ROOT = hashlib.sha256(b"").digest()
+
+
+class FaultError(Exception):
+    """What was given does not hold: exit status 1."""
+
+
+class MisuseError(Exception):
+    """Called wrongly, or a file cannot be read: exit status 2."""
+
+
+def read(path: Path, limit: int) -> bytes:
+    """A file of at most ``limit`` bytes."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise MisuseError(f"{path}: cannot read it: {error.strerror or error}") from error
+    if len(data) > limit:
+        raise FaultError(f"{path}: has more than {limit} bytes")
+    return data
+
+
+# Canonical JSON, a subset of RFC 8785: what Staddle signs and hashes has one spelling. So each form is one regular
+# expression: sorted keys, each once, no space, shortest escapes, whole numbers.
+
+PLAIN = r'[^"\\\x00-\x1f]'
+ESCAPED = r'\\(?:["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]))'
+
+
+def string(most: int | str) -> str:
+    """A text of at most so many characters; the second branch is for texts with escapes alone."""
+    return rf'"(?:{PLAIN}{{0,{most}}}"|(?=[^"\\]*\\)(?:{PLAIN}|{ESCAPED}){{0,{most}}}")'
+
+
+MOST = str(2**53 - 1)  # beyond it numbers lose bits in other readers; below it in 16 digits: a smaller one somewhere
+SMALLER = (f"{MOST[:at]}[{0 if at else 1}-{int(MOST[at]) - 1}][0-9]{{{15 - at}}}" for at in range(16) if MOST[at] > "0")
+POSITIVE = "|".join(["[1-9][0-9]{0,14}", *SMALLER, MOST])
+VALUES = {
+    "count": f"(?:0|{POSITIVE})",
+    "positive": f"(?:{POSITIVE})",
+    "place": f"(?:-1|0|{POSITIVE})",
+    "one": "1",
+    "text": string(1024),
+    "words": string(""),
+    "receipt": f"(?:null|{string(4096)})",
+    "hash": '"[0-9a-f]{64}"',
+    "nonce": '"[0-9a-f]{32}"',
+    "time": r'"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"',
+    "taint": '"(?:public|dp|private)"',
+    "status": '"(?:sent|failed|unknown)"',
+    "allow": '"allow"',
+    "id": '"[a-z0-9-]{1,64}"',
+    "role": '"(?:coordinator|silo|operator|founder)"',
+    "title": f'(?!""){string(128)}',
+    "pem": string(8192),
+    "signature": '"[0-9a-f]{128}"',
+    "signatures": r'\{(?:"[a-z0-9-]{1,64}":"[0-9a-f]{128}",?)*(?<!,)\}',
+}
+FRAME = "v:one seq:count prev:hash nonce:nonce time:time mono_us:count type:text "
+FORMS = {  # fields of each object, and what stands in them; of several with a star
+    "peer": "id:text spki:hash",
+    "size": "bytes:count",
+    "payload": "bytes:count sha256:hash",
+    "policy": "file:hash rule:text decision:allow",
+    "tensor": "part:text kind:text name:text dtype:text shape:count* bytes:count taint:taint",
+    "tensor_digest": "part:text name:text sha256:hash",
+    "start": FRAME + "silo:text software:text roster:hash policy:hash",
+    "stop": FRAME + "reason:text",
+    "recovery": FRAME + "dropped_bytes:positive last_good_seq:place",
+    "key.rotate": FRAME + "old:text new:text",
+    "job.accept": FRAME + "job:text job_digest:hash signer:text",
+    "job.decline": FRAME + "job:text job_digest:hash signer:text reasons:words*",
+    "egress.intent": FRAME + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text "
+    "rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor* message:size offset:count",
+    "egress.digest": FRAME + "ref:count tensors:tensor_digest* message:payload",
+    "egress.outcome": FRAME + "ref:count status:status bytes_sent:count receipt:receipt",
+    "control.open": FRAME + "session:text recipient:peer max_messages:count max_bytes:count",
+    "control.close": FRAME + "ref:count messages:count bytes:count",
+    "ingress": FRAME + "job:text round:count purpose:text rpc:text sender:peer message:payload",
+    "policy.deny": FRAME + "job:text round:count purpose:text policy:hash reasons:words*",
+    "entry": "id:id role:role organisation:title host_operator:title certificate:pem spki_sha256:hash "
+    "protocol_key:hash log_key:hash exchange_key:hash signature:signature",
+    "roster": "federation:id version:positive threshold:positive entries:entry* signatures:signatures",
+}
+
+
+def grammar(form: str) -> str:
+    """The regular expression of a form of the tables above."""
+    if form.endswith("*"):
+        item = grammar(form[:-1])
+        return rf"\[(?:{item}(?:,{item})*)?\]"
+    if form in VALUES:
+        return VALUES[form]
+    fields = sorted(field.split(":") for field in FORMS[form].split())
+    return r"\{" + ",".join(f'"{name}":{grammar(inner)}' for name, inner in fields) + r"\}"
+
+
+GRAMMARS = {form: re.compile(grammar(form)) for form, fields in FORMS.items() if fields.startswith(FRAME)}
+GRAMMARS["roster"] = re.compile(grammar("roster"))
+
+
+def parse(data: bytes, form: str = "") -> dict[str, Any]:
+    """The value of canonical JSON of a form, by default of the record's own type; FaultError for any other bytes."""
+    try:
+        written = data.decode()
+    except UnicodeDecodeError as error:
+        raise FaultError(f"is not UTF-8: {error.reason} at byte {error.start}") from None
+    kind = form or written.rpartition('"type":"')[2].partition('"')[0]
+    if kind not in GRAMMARS or (kind == "roster" and not form):
+        raise FaultError(f"is no record: {kind[:40]!r} is no type of one")
+    if not GRAMMARS[kind].fullmatch(written):
+        raise FaultError(f"is no {kind} in its one spelling: a field is missing, added, malformed, or in another place")
+    value: dict[str, Any] = json.loads(written)
+    return value
+
+
+def canonical(value: Any) -> bytes:
+    """The one spelling of a value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+# The Merkle tree of RFC 6962; the verifiers are those of RFC 9162, step by step.
+
+
+def leaf_hash(record: bytes) -> bytes:
+    """Hash of a record as a leaf."""
+    return hashlib.sha256(b"\x00" + record).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """Hash of two subtrees."""
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+class Tree:
+    """A growing tree, of which only the roots of the complete subtrees at its right edge are kept."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.edge: list[bytes] = []  # the largest subtree first
+
+    def append(self, leaf: bytes) -> None:
+        """Add a leaf's hash; two subtrees of one size become one."""
+        size, self.size = self.size, self.size + 1
+        while size & 1:
+            leaf, size = node_hash(self.edge.pop(), leaf), size >> 1
+        self.edge.append(leaf)
+
+    def root(self) -> bytes:
+        """Root of all leaves so far."""
+        if not self.edge:
+            return EMPTY_ROOT
+        *others, root = self.edge
+        for left in reversed(others):
+            root = node_hash(left, root)
+        return root
+
+
+def verify_inclusion(leaf: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]) -> None:
+    """RFC 9162 section 2.1.3.2: the leaf stands at ``index`` of the tree of ``size`` leaves under ``root``."""
+    if not index < size:
+        raise FaultError(f"record {index} is not in a tree of {size}")
+    at, last, computed = index, size - 1, leaf
+    for sibling in proof:
+        if last == 0:
+            raise FaultError("the proof is too long")
+        if at & 1 or at == last:
+            computed = node_hash(sibling, computed)
+            while not at & 1 and at:
+                at, last = at >> 1, last >> 1
+        else:
+            computed = node_hash(computed, sibling)
+        at, last = at >> 1, last >> 1
+    if last or computed != root:
+        raise FaultError(f"the proof leads from leaf {leaf.hex()} to {computed.hex()}, the root is {root.hex()}")
+
+
+def verify_consistency(old_size: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]) -> None:
+    """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with the leaves of the old one."""
+    if old_size > size:
+        raise FaultError(f"a tree of {size} records cannot extend one of {old_size}: records were cut off")
+    if old_size in (0, size):  # every tree extends the empty one, and each size has one root
+        if proof:
+            raise FaultError("the proof is too long")
+        if old_root != (root if old_size else EMPTY_ROOT) or (not size and root != EMPTY_ROOT):
+            raise FaultError(f"two roots of one size, {old_size}: {old_root.hex()} is another; the log was forked")
+        return
+    path = [*([old_root] if old_size & (old_size - 1) == 0 else []), *proof]
+    if not path:
+        raise FaultError("the proof is too short")
+    at, last = old_size - 1, size - 1
+    while at & 1:
+        at, last = at >> 1, last >> 1
+    old_computed = computed = path[0]
+    for sibling in path[1:]:
+        if last == 0:
+            raise FaultError("the proof is too long")
+        if at & 1 or at == last:
+            old_computed, computed = node_hash(sibling, old_computed), node_hash(sibling, computed)
+            while not at & 1 and at:
+                at, last = at >> 1, last >> 1
+        else:
+            computed = node_hash(computed, sibling)
+        at, last = at >> 1, last >> 1
+    if last or old_computed != old_root or computed != root:
+        raise FaultError(f"the proof does not lead from {old_root.hex()} to {root.hex()}: the log did not just grow")
+
+
+# Signed notes and checkpoints of C2SP.
+
+LOG_KEY, WITNESS_KEY = 1, 4  # kinds of signature: plain Ed25519, and a cosignature with its time
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
+
+
+def base64_bytes(written: str) -> bytes:
+    """The bytes of which this is the one base64 spelling; ValueError for any other text."""
+    data = base64.b64decode(written)
+    if base64.b64encode(data).decode() != written:
+        raise ValueError(f"{written[:64]!r} is not the base64 of anything")
+    return data
+
+
+def decimal(written: str) -> int:
+    """A number below 2^63 in its one spelling; ValueError for any other text."""
+    if not re.fullmatch("0|[1-9][0-9]{0,18}", written) or int(written) >= 2**63:
+        raise ValueError(f"{written[:32]!r} is no number from 0 to 2^63 - 1")
+    return int(written)
+
+
+def is_name(name: str) -> bool:
+    """Whether a key may be called so."""
+    return bool(name) and "+" not in name and not CONTROL.search(name) and not any(c.isspace() for c in name)
+
+
+class Key(NamedTuple):
+    """Whom to trust with what; written ``name+key id+base64 of kind and key``, its key id being a checksum."""
+
+    name: str
+    kind: int
+    public: bytes
+
+    @classmethod
+    def parse(cls, written: str) -> Key:
+        """The key that ``str`` wrote."""
+        name, _, rest = written.partition("+")
+        try:
+            decoded = base64_bytes(rest.partition("+")[2])
+        except ValueError:
+            decoded = b""
+        key = cls(name, decoded[0] if decoded else 0, decoded[1:])
+        right = is_name(name) and key.kind in (LOG_KEY, WITNESS_KEY) and len(key.public) == 32
+        if not right or str(key) != written:
+            raise FaultError(f"{written!r} is no key, or not all of it; `keys` prints them from a roster")
+        return key
+
+    def __str__(self) -> str:
+        return f"{self.name}+{self.id.hex()}+{base64.b64encode(bytes([self.kind]) + self.public).decode()}"
+
+    @property
+    def id(self) -> bytes:
+        """4 bytes that tell keys of one name apart."""
+        return hashlib.sha256(self.name.encode() + b"\n" + bytes([self.kind]) + self.public).digest()[:4]
+
+    def check(self, signed: str, signature: bytes) -> None:
+        """FaultError unless ``signature`` is of this key over a note's text."""
+        if self.kind == WITNESS_KEY:
+            time, signature = int.from_bytes(signature[:8], "big"), signature[8:]
+            signed = f"cosignature/v1\ntime {time}\n{signed}" if time < 2**63 else ""
+        if not signed or not has_signed(self.public.hex(), signed.encode(), signature):
+            raise FaultError(f"the signature of {self.name}+{self.id.hex()} does not fit the note: one was changed")
+
+
+def has_signed(public: str, message: bytes, signature: bytes) -> bool:
+    """Whether this is the Ed25519 signature of a key, in hex, over a message."""
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def key_argument(kind: int) -> Callable[[str], Key]:
+    """Reads a key of one kind from the command line."""
+
+    def parsed(written: str) -> Key:
+        try:
+            key = Key.parse(written)
+        except FaultError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        if key.kind != kind:
+            raise argparse.ArgumentTypeError(f"{written!r} is a key of kind {key.kind}, not {kind}")
+        return key
+
+    return parsed
+
+
+class Checkpoint(NamedTuple):
+    """What a log signed: its first ``size`` records have this root."""
+
+    origin: str
+    size: int
+    root: bytes
+
+
+def open_note(data: bytes, keys: Iterable[Key]) -> str:
+    """The text of a note that all ``keys`` signed; signatures of other keys are ignored, as the format wants it."""
+    # (1) A text, a blank line, and signature lines of a dash, a name and base64 of key id and signature.
+    if len(data) > MAX_NOTE:
+        raise FaultError(f"the note has more than {MAX_NOTE} bytes")
+    try:
+        written = data.decode()
+    except UnicodeDecodeError as error:
+        raise FaultError(f"the note is not UTF-8: {error}") from None
+    end = written.rfind("\n\n")
+    signed, lines = written[: end + 1], written[end + 2 : -1].split("\n")
+    if end < 0 or not written.endswith("\n") or CONTROL.search(signed) or len(lines) > 64:
+        raise FaultError("the note is no text, blank line and 1 to 64 signature lines")
+    signatures = []
+    for line in lines:
+        dash, _, rest = line.partition(" ")
+        name, _, encoded = rest.partition(" ")
+        try:
+            decoded = base64_bytes(encoded)
+        except ValueError:
+            decoded = b""
+        if dash != "\N{EM DASH}" or not is_name(name) or len(decoded) < 5:
+            raise FaultError(f"the note has a malformed signature line: {line[:80]!r}")
+        signatures.append((name, decoded[:4], decoded[4:]))
+    # (2) Each key signed, and no signature of theirs fails.
+    for key in keys:
+        own = [signature for name, key_id, signature in signatures if (name, key_id) == (key.name, key.id)]
+        if not own:
+            raise FaultError(f"the note is not signed by {key}")
+        for signature in own:
+            key.check(signed, signature)
+    return signed
+
+
+def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> Checkpoint:
+    """The checkpoint in a note that the log signed and all ``witnesses`` cosigned."""
+    signed = open_note(data, (log, *witnesses))
+    lines = signed.split("\n")[:-1]
+    if len(lines) < 3 or not all(lines):
+        raise FaultError("the note is no checkpoint: it has not the lines origin, size and root")
+    try:
+        found = Checkpoint(lines[0], decimal(lines[1]), base64_bytes(lines[2]))
+    except ValueError as error:
+        raise FaultError(f"the note is no checkpoint: {error}") from None
+    if len(found.root) != 32 or (found.size == 0 and found.root != EMPTY_ROOT):
+        raise FaultError(f"the checkpoint of {found.size} records has the impossible root {found.root.hex()}")
+    if found.origin != log.name:
+        raise FaultError(f"the checkpoint is of {found.origin!r}, the key is for {log.name!r}")
+    return found
+
+
+# A ledger's folder: the chain, and what its records say.
+
+
+def segments(folder: Path) -> list[Path]:
+    """Paths of the segments in order; FaultError if one is missing, or for what looks like another."""
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise MisuseError(f"{folder}: cannot read it: {error.strerror or error}") from error
+    found = [name for name in names if re.fullmatch(r"seg-[0-9]{8}\.jsonl", name)]
+    for name in names:
+        if name == "egress.jsonl" or (
+            name.startswith("seg-") and not re.fullmatch(r"seg-[0-9]{8}\.(jsonl|torn)", name)
+        ):
+            raise FaultError(f"{name!r} is no segment of a ledger of this format")
+    for number, name in enumerate(found, 1):
+        if name != f"seg-{number:08d}.jsonl":
+            raise FaultError(f"segment {number} is missing, while {found[-1]} is there")
+    return [folder / name for name in found]
+
+
+class Chain:
+    """Reads the records of a ledger once, in order; FaultError names the first line that breaks the chain."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+        self.tree = Tree()
+        self.head = "0" * 64  # hash of the last line, which the next must name
+        self.torn = 0  # bytes of a last line without newline: a crash, or a writer at work; it counts as nothing
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for path in self.paths:
+            number = 0
+            try:
+                with path.open("rb") as file:
+                    while line := file.readline(MAX_LINE):
+                        number += 1
+                        if not line.endswith(b"\n") and len(line) < MAX_LINE and path == self.paths[-1]:
+                            self.torn = len(line)
+                            return
+                        yield self.follow(line)
+                if not number and path != self.paths[-1]:
+                    raise FaultError("is empty, and another segment follows")
+            except FaultError as error:
+                raise FaultError(f"{path.name} line {number} (seq {self.tree.size}) {error}") from None
+            except OSError as error:
+                raise MisuseError(f"{path}: cannot read it: {error.strerror or error}") from error
+
+    def follow(self, line: bytes) -> dict[str, Any]:
+        """The record of the next line."""
+        # (1) It is a whole line of canonical JSON, with exactly the fields of its type.
+        if not line.endswith(b"\n"):
+            raise FaultError(f"is longer than {MAX_LINE} bytes, or has no newline before another segment")
+        record = parse(line[:-1])
+        # (2) It stands in its place, and follows the line before.
+        if record["seq"] != self.tree.size:
+            raise FaultError(f"has seq {record['seq']}")
+        if record["prev"] != self.head:
+            raise FaultError("does not follow the line before: one of the two was changed, removed or inserted")
+        leaf = leaf_hash(line[:-1])
+        self.tree.append(leaf)
+        self.head = leaf.hex()
+        return record
+
+    @property
+    def found(self) -> str:
+        """What was read, in words."""
+        torn = f"; {self.torn} bytes of an unfinished last line count as nothing" if self.torn else ""
+        return f"{self.tree.size} records, each after the one before{torn}"
+
+
+@dataclass
+class Numbers:
+    """What left, or counts as left; ``assumed`` of the bytes are of messages without digest."""
+
+    messages: int = 0
+    tensors: int = 0
+    elements: int = 0
+    bytes: int = 0
+    assumed: int = 0
+
+
+@dataclass
+class Message:
+    """A message that has no outcome so far."""
+
+    intent: dict[str, Any]
+    names: list[tuple[str, str]]  # part and name of each tensor
+    digest: dict[str, Any] | None = None
+    leaf: str = ""  # hash of the digest's line
+
+    @property
+    def whole(self) -> int:
+        """Bytes of the payload: those that go now, and those before the offset, which the recipient has."""
+        return int(self.intent["offset"] + self.intent["message"]["bytes"])
+
+    @cached_property
+    def leaving(self) -> dict[str, Numbers]:
+        """What leaves by it, by part: of a tensor the bytes behind the offset; "(message)" is of no tensor."""
+        tensors, offset, end = self.intent["tensors"], self.intent["offset"], 0
+        rest = self.intent["message"]["bytes"]
+        parts: dict[str, Numbers] = {}
+        for tensor in tensors:
+            end += tensor["bytes"]
+            left = min(tensor["bytes"], max(0, end - offset))
+            if left or not offset:
+                part = parts.setdefault(tensor["part"], Numbers(messages=1))
+                part.tensors += 1
+                part.elements += math.prod(tensor["shape"])
+                part.bytes += left
+                rest -= left
+        if rest or not tensors:
+            parts["(message)"] = Numbers(messages=1, bytes=rest)
+        return parts
+
+
+def named(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """Part and name of each tensor."""
+    return [(tensor["part"], tensor["name"]) for tensor in record["tensors"]]
+
+
+class Account:
+    """Follows the records of a ledger: whether each may come where it comes, and what left.
+
+    Its memory grows with open messages and with rounds, not with records.
+    """
+
+    def __init__(self, silo: str = "") -> None:
+        self.silo = silo  # whose ledger it is; else the first that it names
+        self.roster = ""  # digest, as the last start named it
+        self.open: dict[int, Message] = {}
+        self.settled: Callable[[Message, dict[str, Any]], None] | None = None  # told of each message and its outcome
+        self.totals: dict[tuple[str, str, str], Numbers] = {}  # by job, part and recipient
+        self._declared: dict[str, dict[int, int]] = {}  # job digest → round → bytes of the payload declared so far
+        self._session: dict[str, Any] | None = None  # the open control session
+        self._counts: Counter[str] = Counter()
+        self._broken: list[str] = []
+
+    def take(self, record: dict[str, Any], leaf: str) -> None:
+        """The next record; a broken rule is noted, and the record left out of account."""
+        kind, why = record["type"], ""
+        self.silo = self.silo or record.get("silo", "")
+        if record.get("silo", self.silo) != self.silo:
+            why = f"is of silo {record['silo']!r}, the ledger of {self.silo!r}"
+        elif kind == "start":
+            self.roster = record["roster"]
+            self._abandon()
+        elif kind == "egress.intent":
+            why = self._intent(record)
+        elif kind == "egress.digest":
+            why = self._digest(record, leaf)
+        elif kind == "egress.outcome":
+            why = self._outcome(record)
+        elif kind.startswith("control."):
+            why = self._control(record)
+        if why:
+            self._counts["broken"] += 1
+            if len(self._broken) < MAX_SHOWN:
+                self._broken.append(f"seq {record['seq']} {why}")
+
+    def _intent(self, record: dict[str, Any]) -> str:
+        message = Message(record, named(record))
+        rounds = self._declared.setdefault(record["job_digest"], {})
+        before = rounds.get(record["round"], 0)
+        # (1) It declares each tensor once, room for all, and who can read them.
+        if len(set(message.names)) != len(message.names):
+            return "names a tensor twice"
+        if sum(tensor["bytes"] for tensor in record["tensors"]) > message.whole:
+            return f"has tensors that do not fit into its message of {record['message']['bytes']} bytes"
+        if not record["readers"]:
+            return "names no reader"
+        # (2) It leaves out only bytes that earlier messages of its round declared.
+        if record["offset"] > before:
+            return f"goes on at byte {record['offset']}, of which earlier intents of its round declared {before}"
+        rounds[record["round"]] = max(before, message.whole)
+        self.open[record["seq"]] = message
+        self._counts["messages"] += 1
+        self._counts["undigested"] += 1
+        for part, numbers in message.leaving.items():
+            self._add(record, part, numbers, numbers.bytes)
+        return ""
+
+    def _digest(self, record: dict[str, Any], leaf: str) -> str:
+        message = self.open.get(record["ref"])
+        # (3) A digest is the only one of an open message, and of just its tensors and bytes.
+        if message is None or message.digest:
+            return f"is a digest of seq {record['ref']}, which is no intent, or has a digest or an outcome already"
+        if named(record) != message.names or record["message"]["bytes"] != message.whole:
+            return f"has other tensors or bytes than its intent, seq {record['ref']}"
+        message.digest, message.leaf = record, leaf
+        self._counts["undigested"] -= 1
+        for part, numbers in message.leaving.items():
+            self._add(message.intent, part, Numbers(), -numbers.bytes)
+        return ""
+
+    def _outcome(self, record: dict[str, Any]) -> str:
+        message = self.open.get(record["ref"])
+        # (4) An outcome is the only one of its message, and says "sent" only of all its bytes, behind a digest.
+        if message is None:
+            return f"is an outcome of seq {record['ref']}, which is no intent, or has an outcome already"
+        size, sent = message.intent["message"]["bytes"], record["bytes_sent"]
+        if sent > size or (record["status"] == "sent" and (sent != size or not message.digest)):
+            return f"says {record['status']!r} with {sent} bytes of {size}, {'' if message.digest else 'not '}digested"
+        del self.open[record["ref"]]
+        if self.settled:
+            self.settled(message, record)
+        return ""
+
+    def _control(self, record: dict[str, Any]) -> str:
+        # (5) Polls and heartbeats have one session at a time, which is closed within its caps, or left by a crash.
+        session = self._session
+        if record["type"] == "control.open":
+            self._session = self._session or record
+            return f"opens a control session while that of seq {session['seq']} is open" if session else ""
+        if session is None or session["seq"] != record["ref"]:
+            return f"closes seq {record['ref']}, which is no open control session"
+        if record["messages"] > session["max_messages"] or record["bytes"] > session["max_bytes"]:
+            return f"closes a control session beyond its caps: {record['messages']} messages, {record['bytes']} bytes"
+        self._add({**session, "job": "(control)"}, "(control)", Numbers(record["messages"], bytes=record["bytes"]))
+        self._session = None
+        return ""
+
+    def _abandon(self) -> None:
+        """A control session that nobody closed counts with its caps."""
+        if cap := self._session:
+            most = Numbers(cap["max_messages"], bytes=cap["max_bytes"])
+            self._add({**cap, "job": "(control)"}, "(control)", most, most.bytes)
+            self._session = None
+
+    def _add(self, record: dict[str, Any], part: str, more: Numbers, assumed: int = 0) -> None:
+        total = self.totals.setdefault((record["job"], part, record["recipient"]["id"]), Numbers())
+        total.messages += more.messages
+        total.tensors += more.tensors
+        total.elements += more.elements
+        total.bytes += more.bytes
+        total.assumed += assumed
+
+    def close(self) -> str:
+        """All records are in: what they say, in words; FaultError if a rule is broken."""
+        self._abandon()
+        if more := self._counts["broken"]:
+            raise FaultError("; ".join(self._broken) + (f"; {more} in all" if more > len(self._broken) else ""))
+        undigested = self._counts["undigested"]
+        return (
+            f"{self._counts['messages']} messages; {undigested} have no digest, and count as left with all their bytes"
+        )
+
+    def left(self) -> list[dict[str, Any]]:
+        """What left, by job, part and recipient."""
+        return [
+            {"job": job, "part": part, "recipient": recipient, **asdict(numbers)}
+            for (job, part, recipient), numbers in sorted(self.totals.items(), key=lambda item: item[0])
+        ]
+
+
+# A roster: the members, signed by the founders.
+
+
+def framed(label: str, *fields: bytes) -> bytes:
+    """What is signed by protocol keys: a label and fields, each behind its length."""
+    return b"".join(len(piece).to_bytes(8, "big") + piece for piece in (label.encode(), *fields))
+
+
+class Roster:
+    """A roster, checked except for who vouches for it. TLS certificates are not looked at: they sign no record."""
+
+    def __init__(self, data: bytes) -> None:
+        # (1) It has one spelling and the form of a roster.
+        data = data[:-1] if data.endswith(b"\n") else data
+        document = parse(data, "roster")
+        if canonical(document) != data:
+            raise FaultError("has signatures twice, or not in the order of their ids")
+        self.federation: str = document["federation"]
+        self.threshold: int = document["threshold"]
+        self.found = f"version {document['version']} of {self.federation!r}"
+        self.signers = document.pop("signatures")
+        self.payload = framed("staddle/roster/1", canonical(document))
+        self.digest = hashlib.sha256(self.payload).hexdigest()
+        # (2) Its members are distinct, in order, and one of them is the coordinator.
+        self.entries: dict[str, dict[str, Any]] = {entry["id"]: entry for entry in document["entries"]}
+        if [entry["id"] for entry in document["entries"]] != sorted(self.entries):
+            raise FaultError("has members twice, or not in the order of their ids")
+        for name in ("spki_sha256", "protocol_key", "log_key", "exchange_key"):
+            if len({entry[name] for entry in self.entries.values()}) != len(self.entries):
+                raise FaultError(f"has members with the same {name}")
+        if any(entry["protocol_key"] == entry["log_key"] for entry in self.entries.values()):
+            raise FaultError("has a member with one key for two uses")
+        coordinators = [entry for entry in self.entries.values() if entry["role"] == "coordinator"]
+        if len(coordinators) != 1:
+            raise FaultError(f"has {len(coordinators)} coordinators")
+        (self.coordinator,) = coordinators
+        # (3) Each member signed its own entry.
+        for member, entry in self.entries.items():
+            own = {key: value for key, value in entry.items() if key != "signature"}
+            message = framed("staddle/entry/1", canonical(own))
+            if not has_signed(entry["protocol_key"], message, bytes.fromhex(entry["signature"])):
+                raise FaultError(f"has an entry of {member!r} whose own signature does not fit it")
+
+    def vouched(self, founders: Sequence[str], least: int) -> str:
+        """Who vouches for it, in words; FaultError if a signature fails, or too few of ``founders`` signed."""
+        pinned = []
+        # (4) Every signature is of a founder in it and holds.
+        for member, signature in self.signers.items():
+            entry = self.entries.get(member)
+            if not (
+                entry
+                and entry["role"] == "founder"
+                and has_signed(entry["protocol_key"], self.payload, bytes.fromhex(signature))
+            ):
+                raise FaultError(f"has a signature of {member!r} that does not fit: it was changed after it was signed")
+            fingerprint = base64.b64encode(hashlib.sha256(bytes.fromhex(entry["protocol_key"])).digest()).decode()
+            if f"SHA256:{fingerprint.rstrip('=')}" in founders:
+                pinned.append(member)
+        # (5) Enough of them are founders whose fingerprints came from elsewhere.
+        least = max(least or len(founders), self.threshold)
+        if founders and len(pinned) < least:
+            raise FaultError(f"is signed by {', '.join(pinned) or 'none'} of the founders named here; {least} must")
+        return f"signed by {', '.join(pinned)}" if pinned else "NOTHING VOUCHES FOR IT: no --founder was named"
+
+    def keys(self) -> dict[str, Key]:
+        """The key of each silo's ledger, and that of the coordinator as a witness, by id."""
+        found = {}
+        for member, entry in self.entries.items():
+            public = bytes.fromhex(entry["log_key"])
+            if entry["role"] == "silo":
+                found[member] = Key(ORIGIN.format(self.federation, member), LOG_KEY, public)
+            elif entry["role"] == "coordinator":
+                found[member] = Key(f"staddle.example/{self.federation}/{member}", WITNESS_KEY, public)
+        return found
+
+
+# The commands: each yields what its checks found, in the order of CHECKS, and returns what they show together.
+
+CHECKS = {
+    "keys": ("roster", "founders"),
+    "ledger": ("files", "checkpoint", "held by others", "lines", "tree", "rules"),
+    "receipts": ("roster", "founders", "lines", "rules", "receipts"),
+    "proof": ("form", "checkpoint", "record"),
+    "growth": ("old checkpoint", "new checkpoint", "form", "growth"),
+}
+NOT_SHOWN = (
+    "what the tensors mean (their names, and that nothing else left by other ways, are the statement of the silo's "
+    "own software)"
+)
+
+
+@dataclass
+class Result:
+    """What a run showed and what not, in a sentence each, and what it found."""
+
+    shown: str
+    not_shown: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+Run = Generator[str, None, Result]
+
+
+def run_keys(args: argparse.Namespace) -> Run:
+    """The keys that ``--key`` and ``--witness`` take, from a roster."""
+    roster = Roster(read(args.roster, MAX_ROSTER))
+    yield f"{roster.found}: each member signed its own entry"
+    yield roster.vouched(args.founder, args.threshold)
+    return Result(
+        "the founders named here signed a roster with these keys." if args.founder else "that the file is whole.",
+        "that the members are who they are called" + ("." if args.founder else ", nor that any founder knows of them."),
+        {"digest": roster.digest, "keys": {member: str(key) for member, key in roster.keys().items()}},
+    )
+
+
+def run_ledger(args: argparse.Namespace) -> Run:
+    """The records of a silo, under its signed checkpoint and those that others hold."""
+    origin = re.fullmatch(ORIGIN.format(*["([a-z0-9-]{1,64})"] * 2), args.key.name)
+    if not origin:
+        raise MisuseError(f"--key is of {args.key.name!r}; that of a ledger is {ORIGIN.format('FEDERATION', 'SILO')}")
+    # (1) Segments from 1 on without a gap. The checkpoint is read before the records, which only grow.
+    paths = segments(args.folder)
+    note = read(args.folder / "checkpoint", MAX_NOTE)
+    yield f"{len(paths)} segments and a checkpoint"
+    # (2) The folder's checkpoint is signed by this key, and has nothing that a log does not write.
+    own = open_checkpoint(note, args.key)
+    if note.count(b"\n") != 5:
+        raise FaultError("the checkpoint holds more than origin, size, root and one signature")
+    yield f"of {own.size} records, signed by {args.key}"
+    # (3) So are those that others hold, and each witness cosigned them.
+    held = {path: open_checkpoint(read(path, MAX_NOTE), args.key, args.witness) for path in args.checkpoint}
+    sizes = ", ".join(str(each.size) for each in held.values())
+    yield (f"of {sizes} records" if held else "none given") + "".join(f", cosigned by {key}" for key in args.witness)
+    # (4) Every line is a record, and follows the line before.
+    chain, account = Chain(paths), Account(origin[2])
+    roots = {each.size: EMPTY_ROOT for each in (own, *held.values())}
+    for record in chain:
+        account.take(record, chain.head)
+        if chain.tree.size in roots:
+            roots[chain.tree.size] = chain.tree.root()
+    yield chain.found
+    # (5) They are the records of each checkpoint.
+    records = chain.tree.size
+    for holder, head in [("the folder's own checkpoint", own), *held.items()]:
+        if head.size > records:
+            raise FaultError(f"records were cut off: {holder} is of {head.size}, the folder has {records}")
+        if head.root != roots[head.size]:
+            raise FaultError(f"records were rewritten: the first {head.size} are not those of {holder}")
+    yield f"the first {own.size} records have the root {own.root.hex()}"
+    # (6) Each may come where it comes.
+    yield account.close()
+    fixed = max((each.size for each in held.values()), default=0)
+    also = f", and the first {fixed} are those of checkpoints that others hold" if fixed else ""
+    where = f"behind the first {fixed}" if fixed else "anywhere, since no other party's checkpoint was given"
+    return Result(
+        f"the first {own.size} of {records} records are those that the holder of the key signed, in order{also}.",
+        f"that the holder of the key cut no records off and wrote none anew {where}; nor {NOT_SHOWN}.",
+        {"records": records, "signed": own.size, "held": fixed, "left": account.left()},
+    )
+
+
+def run_receipts(args: argparse.Namespace) -> Run:
+    """What the coordinator signed that it received, against the records that say what was sent."""
+    rosters = {each.digest: each for each in (Roster(read(path, MAX_ROSTER)) for path in args.roster)}
+    yield ", ".join(each.found for each in rosters.values())
+    yield "; ".join(each.vouched(args.founder, args.threshold) for each in rosters.values())
+    chain, account = Chain(segments(args.folder)), Account()
+    counts: Counter[str] = Counter(last=-1)
+    wrong: list[str] = []
+
+    def settled(message: Message, outcome: dict[str, Any]) -> None:
+        if outcome["receipt"] is None:
+            counts["without"] += outcome["status"] == "sent"
+        elif why := receipt_fault(message, outcome["receipt"], rosters.get(account.roster)):
+            counts["wrong"] += 1
+            wrong.extend([f"the receipt of seq {outcome['seq']} {why}"][: MAX_SHOWN - len(wrong)])
+        elif message.digest:
+            counts["good"] += 1
+            counts["last"] = max(counts["last"], message.digest["seq"])
+
+    account.settled = settled
+    for record in chain:
+        account.take(record, chain.head)
+    yield chain.found
+    yield account.close()
+    if wrong:
+        raise FaultError(f"{'; '.join(wrong)}; {counts['wrong']} in all")
+    yield f"{counts['good']} hold; {counts['without']} messages that were sent have none"
+    return Result(
+        f"the coordinator signed that it received {counts['good']} messages of this silo with just these bytes, and "
+        f"so fixed the records up to seq {counts['last']}.",
+        f"what became of messages without a receipt, or that no records were cut off behind; nor {NOT_SHOWN}.",
+        {"receipts": counts["good"], "without": counts["without"], "last": counts["last"], "left": account.left()},
+    )
+
+
+def receipt_fault(message: Message, receipt: str, roster: Roster | None) -> str:
+    """What is wrong with a receipt; the coordinator signed it under the roster of the last start."""
+    intent, digest = message.intent, message.digest
+    if not roster:
+        return "is under another roster; give it with a --roster more"
+    if not digest:
+        return "is for a message without digest, of which nobody can have received all"
+    coordinator = roster.coordinator
+    if intent["recipient"] != {"id": coordinator["id"], "spki": coordinator["spki_sha256"]}:
+        return f"is for a message to {intent['recipient']['id']!r}, who is not the coordinator with its TLS key"
+    fields = {
+        "federation": roster.federation,
+        "roster": roster.digest,
+        "silo": intent["silo"],
+        "job": intent["job_digest"],
+        "round": intent["round"],
+        "size": digest["message"]["bytes"],
+        "sha256": digest["message"]["sha256"],
+        "ledger_seq": digest["seq"],
+        "ledger_leaf": message.leaf,
+    }
+    signed = framed("staddle/receipt/1", canonical(fields))
+    if not re.fullmatch("[0-9a-f]{128}", receipt) or not has_signed(
+        coordinator["protocol_key"], signed, bytes.fromhex(receipt)
+    ):
+        return f"is not what the coordinator signs for the digest at seq {digest['seq']}"
+    return ""
+
+
+def run_proof(args: argparse.Namespace) -> Run:
+    """That one record stands in a ledger: c2sp.org/tlog-proof."""
+    record = read(args.record, MAX_LINE)
+    record = record[:-1] if record.endswith(b"\n") else record
+    # (1) Header, somebody's extra line if any, index, hashes, an empty line and the checkpoint.
+    head, _, note = read(args.file, MAX_PROOF).partition(b"\n\n")
+    lines = head.split(b"\n")
+    if lines.pop(0) != b"c2sp.org/tlog-proof@v1":
+        raise FaultError("the proof does not begin with the line c2sp.org/tlog-proof@v1")
+    if lines and lines[0].startswith(b"extra "):
+        try:
+            extra = base64_bytes(lines.pop(0)[6:].decode())
+        except ValueError:
+            extra = b""
+        if not extra:
+            raise FaultError("the proof has an extra line that is not base64")
+    index, hashes = numbered(lines, b"index ")
+    yield f"of record {index}, with {len(hashes)} hashes"
+    # (2) The log signed the checkpoint.
+    tree = open_checkpoint(note, args.key, args.witness)
+    yield f"of {tree.size} records, signed by {args.key}" + "".join(f", cosigned by {key}" for key in args.witness)
+    # (3) The record is in the tree of that checkpoint.
+    leaf = leaf_hash(record)
+    verify_inclusion(leaf, index, tree.size, tree.root, hashes)
+    yield f"leaf {leaf.hex()}"
+    return Result(
+        f"this record is number {index} (from 0) of {tree.size} in the ledger {tree.origin}, as the holder of its key "
+        "signed.",
+        f"that what it says is true, nor anything of the other records; nor {NOT_SHOWN}.",
+        {"index": index, "leaf": leaf.hex(), "size": tree.size, "origin": tree.origin},
+    )
+
+
+def run_growth(args: argparse.Namespace) -> Run:
+    """That a ledger only grew: the body of add-checkpoint of c2sp.org/tlog-witness."""
+    # (1) and (2) The log signed both checkpoints.
+    old = open_checkpoint(read(args.old, MAX_NOTE), args.key)
+    yield f"of {old.size} records, signed by {args.key}"
+    new = open_checkpoint(read(args.new, MAX_NOTE), args.key, args.witness)
+    yield f"of {new.size} records, signed by {args.key}" + "".join(f", cosigned by {key}" for key in args.witness)
+    # (3) The proof is between just these.
+    head, _, note = read(args.proof, MAX_PROOF).partition(b"\n\n")
+    size, hashes = numbered(head.split(b"\n"), b"old ")
+    if size != old.size or open_checkpoint(note, args.key) != new:
+        raise FaultError(f"the proof is from {size} records, or to another checkpoint than the new one")
+    yield f"{len(hashes)} hashes"
+    # (4) The new tree begins with the old one.
+    verify_consistency(old.size, old.root, new.size, new.root, hashes)
+    yield f"from {old.size} to {new.size}"
+    return Result(
+        f"the ledger {new.origin} of {new.size} records begins with the same {old.size} as before.",
+        f"that any record is true or well-formed (`ledger` reads them); nor {NOT_SHOWN}.",
+        {"old": old.size, "new": new.size, "origin": new.origin},
+    )
+
+
+def numbered(lines: Sequence[bytes], first: bytes) -> tuple[int, list[bytes]]:
+    """The number in the first line of a proof, and the hashes below it."""
+    try:
+        if not lines or not lines[0].startswith(first):
+            raise ValueError(f"it has no line {first.decode()!r} with a number where it should stand")
+        number, hashes = decimal(lines[0][len(first) :].decode()), [base64_bytes(line.decode()) for line in lines[1:]]
+    except ValueError as error:
+        raise FaultError(f"the proof is malformed: {error}") from None
+    if len(hashes) > 63 or any(len(each) != 32 for each in hashes):
+        raise FaultError("the proof has more than 63 hashes, or one that is not 32 bytes long")
+    return number, hashes
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="staddle-verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def add(run: Callable[[argparse.Namespace], Run], *files: str) -> Callable[..., Any]:
+        command = commands.add_parser(run.__name__[len("run_") :], help=run.__doc__, description=run.__doc__)
+        command.set_defaults(run=run)
+        command.add_argument("--json", action="store_true", help="print one JSON document instead")
+        for file in files:
+            command.add_argument(file, type=Path)
+        return command.add_argument
+
+    key, named = "KEY", "repeat it for more"
+    for option in (add(run_keys, "roster"), receipts := add(run_receipts, "folder")):
+        option("--founder", action="append", default=[], help=f"fingerprint of a founder's key, SHA256:…; {named}")
+        option("--threshold", type=int, default=0, metavar="K", help="how many of them must have signed (default: all)")
+    receipts("--roster", action="append", required=True, type=Path, help=f"roster.json of the time; {named}")
+    ledger, proof, growth = add(run_ledger, "folder"), add(run_proof, "file"), add(run_growth, "old", "new", "proof")
+    for option in (ledger, proof, growth):
+        option(
+            "--key", required=True, type=key_argument(LOG_KEY), metavar=key, help="of the ledger, as `keys` prints it"
+        )
+        option(
+            "--witness",
+            action="append",
+            default=[],
+            type=key_argument(WITNESS_KEY),
+            metavar=key,
+            help=f"must have cosigned; {named}",
+        )
+    ledger("--checkpoint", action="append", default=[], type=Path, help=f"one that another party holds; {named}")
+    proof("--record", required=True, type=Path, help="file of the record: its line of the ledger")
+    return parser
+
+
+def printable(written: str) -> str:
+    """Text that moves no cursor and colours nothing, whoever wrote it."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in written)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status."""
+    args = arguments().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    checks: list[dict[str, Any]] = []
+    result = None
+    run = args.run(args)
+    try:
+        for number, name in enumerate(CHECKS[args.command], 1):
+            checks.append({"number": number, "name": name, "verdict": "FAIL"})
+            checks[-1].update(found=next(run), verdict="PASS")
+        next(run)
+    except StopIteration as end:
+        result = end.value
+    except FaultError as error:
+        checks[-1]["found"] = str(error)
+    except MisuseError as error:
+        print(f"staddle-verify: {printable(str(error))}", file=sys.stderr)
+        return 2
+    shown = result.shown if result else f"that it does not hold: check {checks[-1]['number']} failed."
+    not_shown = result.not_shown if result else "whether the checks behind it would hold; they were not run."
+    facts = result.facts if result else {}
+    if args.json:
+        document = {"command": args.command, "holds": bool(result), "checks": checks, **facts}
+        print(json.dumps({**document, "shown": shown, "not_shown": not_shown}, indent=1))
+        return 0 if result else 1
+    for check in checks:
+        print(f"{check['number']} {check['verdict']}  {check['name']}: {printable(check['found'])}")
+    for member, key in facts.get("keys", {}).items():
+        print(f"{member}  {key}")
+    for row in facts.get("left", ()):
+        numbers = ", ".join(f"{value:,} {name}" for name, value in row.items() if isinstance(value, int))
+        print(f"left: job {row['job']!a}, part {row['part']!a}, to {row['recipient']!a}: {numbers}")
+    print(f"Shown: {printable(shown)}\nNot shown: {printable(not_shown)}")
+    return 0 if result else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The stand-alone verifier in an isolated interpreter, and ledgers written by other code than the package's."""
+
+import hashlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from base64 import b64encode
+from pathlib import Path
+
+import staddle
+
+FILE = Path(str(staddle.__file__)).parent / "staddle_verify.py"
+
+# Runs one command line a line of standard input; answers with status, output, errors and what it imported of staddle.
+DRIVER = """
+import contextlib, importlib.util, io, json, sys, traceback
+spec = importlib.util.spec_from_file_location("lone", sys.argv[1])
+module = sys.modules["lone"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+for line in sys.stdin:
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            status = module.main(json.loads(line))
+        except SystemExit as end:
+            status = end.code
+        except BaseException:
+            status = traceback.format_exc()
+    ours = [name for name in sys.modules if name.partition(".")[0] == "staddle"]
+    print(json.dumps([status, out.getvalue(), errors.getvalue(), ours]), flush=True)
+"""
+
+
+class Tool:
+    """A copy of the one file in a folder of its own, and a process that has nothing else of Staddle."""
+
+    def __init__(self, folder):
+        self.file = shutil.copy(FILE, folder / "copied.py")
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", DRIVER, self.file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder
+        )
+
+    def __call__(self, *arguments):
+        """Exit status and what it printed."""
+        self._process.stdin.write(json.dumps([str(each) for each in arguments]).encode() + b"\n")
+        self._process.stdin.flush()
+        status, out, errors, ours = json.loads(self._process.stdout.readline())
+        assert status in (0, 1, 2), status
+        assert ours == []
+        return status, out + errors
+
+    def json(self, *arguments):
+        """Exit status and the document that ``--json`` prints."""
+        status, out = self(*arguments, "--json")
+        return status, json.loads(out)
+
+    def close(self):
+        self._process.stdin.close()
+        assert self._process.wait(10) == 0
+        self._process.stdout.close()
+
+
+def load(path):
+    """A module from its file, under no name that others import."""
+    spec = importlib.util.spec_from_file_location(f"lone_{path.stem}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HASH = "ab" * 32
+ORIGIN = "staddle.example/lung/hospital-a/egress"
+PEER = {"id": "coordinator", "spki": HASH}
+TENSORS = [
+    {"part": "model", "kind": "whole_model", "name": "w", "dtype": "float32", "shape": [10, 4], "bytes": 160},
+    {"part": "model", "kind": "whole_model", "name": "b", "dtype": "float32", "shape": [4], "bytes": 16},
+    {"part": "metric", "kind": "metric", "name": "correct", "dtype": "int64", "shape": [], "bytes": 8},
+]
+TENSORS = [{**tensor, "taint": "private"} for tensor in TENSORS]
+SIZE = 184
+
+
+def start(**changes):
+    return {"type": "start", "silo": "hospital-a", "software": "s 1", "roster": HASH, "policy": HASH, **changes}
+
+
+def intent(**changes):
+    record = {"type": "egress.intent", "silo": "hospital-a", "job": "j1", "job_digest": HASH, "method": "fedavg"}
+    record |= {"round": 3, "attempt": 0, "purpose": "update", "rpc": "/staddle/Upload", "recipient": PEER, "offset": 0}
+    record |= {"readers": ["coordinator"], "form": "plain", "tensors": TENSORS, "message": {"bytes": SIZE}}
+    return {**record, "policy": {"file": HASH, "rule": "update", "decision": "allow"}, **changes}
+
+
+def digest(ref, **changes):
+    tensors = [{"part": tensor["part"], "name": tensor["name"], "sha256": HASH} for tensor in TENSORS]
+    return {
+        "type": "egress.digest",
+        "ref": ref,
+        "tensors": tensors,
+        "message": {"bytes": SIZE, "sha256": HASH},
+        **changes,
+    }
+
+
+def outcome(ref, **changes):
+    return {"type": "egress.outcome", "ref": ref, "status": "sent", "bytes_sent": SIZE, "receipt": None, **changes}
+
+
+def opening(**changes):
+    record = {"type": "control.open", "session": "s1", "recipient": PEER, "max_messages": 100, "max_bytes": 1000}
+    return {**record, **changes}
+
+
+def closing(ref, **changes):
+    return {"type": "control.close", "ref": ref, "messages": 8, "bytes": 512, **changes}
+
+
+def spelt(record):
+    """Canonical JSON of what these tests write, in two lines."""
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def leaf(line):
+    return hashlib.sha256(b"\x00" + line).digest()
+
+
+def root(leaves):
+    """RFC 6962 section 2.1, word for word."""
+    if len(leaves) < 2:
+        return leaves[0] if leaves else hashlib.sha256(b"").digest()
+    split = 1
+    while 2 * split < len(leaves):
+        split *= 2
+    return hashlib.sha256(b"\x01" + root(leaves[:split]) + root(leaves[split:])).digest()
+
+
+def chained(records, lines=()):
+    """The lines of records, behind other lines, each with its frame."""
+    lines = list(lines)
+    for record in records:
+        number = len(lines)
+        prev = leaf(lines[-1]).hex() if lines else "0" * 64
+        frame = {"v": 1, "seq": number, "prev": prev, "nonce": f"{number:032x}", "mono_us": 1000 * number}
+        lines.append(spelt({**frame, "time": "2026-11-20T21:30:05.123456Z", **record}))
+    return lines
+
+
+def signed(lines, key, origin=ORIGIN, more=""):
+    """A checkpoint of lines as a note."""
+    text = f"{origin}\n{len(lines)}\n{b64encode(root([leaf(line) for line in lines])).decode()}\n{more}"
+    public = key.public_key().public_bytes_raw()
+    key_id = hashlib.sha256(origin.encode() + b"\n\x01" + public).digest()[:4]
+    return f"{text}\n— {origin} {b64encode(key_id + key.sign(text.encode())).decode()}\n".encode()
+
+
+def store(folder, segments, note=None):
+    """Write a ledger's folder anew: each segment a list of lines, or its bytes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for number, content in enumerate(segments, 1):
+        data = content if isinstance(content, bytes) else b"".join(line + b"\n" for line in content)
+        (folder / f"seg-{number:08d}.jsonl").write_bytes(data)
+    if note is not None:
+        (folder / "checkpoint").write_bytes(note)
+    return folder

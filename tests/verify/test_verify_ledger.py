@@ -1,0 +1,479 @@
+"""A ledger's folder through the one file and through the package: the same verdict on each, and the right one."""
+
+import json
+import re
+from base64 import b64encode
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from lone_verifier import (
+    HASH,
+    ORIGIN,
+    PEER,
+    SIZE,
+    TENSORS,
+    chained,
+    closing,
+    digest,
+    intent,
+    leaf,
+    opening,
+    outcome,
+    root,
+    signed,
+    spelt,
+    start,
+    store,
+)
+
+from staddle.errors import LocalError, ProofError
+from staddle.security import ledger_audit, ledger_view, note
+from staddle.security.head import Signer
+from staddle.security.ledger import Ledger
+from staddle.security.note import Kind, VerifierKey, cosign
+
+KEY, OTHER, WITNESS = (Ed25519PrivateKey.from_private_bytes(bytes(range(n, n + 32))) for n in (0, 32, 64))
+PUBLIC = VerifierKey(ORIGIN, Kind.ED25519, KEY.public_key().public_bytes_raw())
+STOP = {"type": "stop", "reason": "asked to stop"}
+SMALL = chained([intent(tensors=TENSORS[1:2], message={"bytes": 16}), outcome(0, status="failed", bytes_sent=4)])
+RECORDS = [
+    start(),
+    {"type": "job.accept", "job": "j1", "job_digest": HASH, "signer": "operator-1"},
+    opening(),
+    {"type": "ingress", "job": "j1", "round": 3, "purpose": "delivery", "rpc": "/x", "sender": PEER}
+    | {"message": {"bytes": 5, "sha256": HASH}},
+    intent(),
+    digest(4),
+    outcome(4, receipt="5c1f"),
+    {"type": "policy.deny", "job": "j1", "round": 3, "purpose": "update", "policy": HASH, "reasons": ["no"]},
+    closing(2),
+    intent(round=4, message={"bytes": 200}),
+    outcome(9, status="unknown", bytes_sent=7),
+    intent(round=4, offset=170, message={"bytes": 14}, job="j2", recipient={"id": "hospital-b", "spki": HASH}),
+    opening(session="s2"),
+    {"type": "job.decline", "job": "j3", "job_digest": HASH, "signer": "operator-1", "reasons": ["x" * 2000]},
+    {"type": "recovery", "dropped_bytes": 7, "last_good_seq": -1},
+    {"type": "key.rotate", "old": str(PUBLIC), "new": "x"},
+    STOP,
+]
+LINES = chained(RECORDS)
+
+
+@pytest.fixture
+def same(tool, tmp_path):
+    """Stores a ledger and asks both; the one verdict that they must have, True if it holds."""
+
+    def verdict(segments, note_=None, held=(), prepare=None, key=PUBLIC):
+        folder = store(tmp_path / "ledger", segments, note_)
+        if prepare:
+            prepare(folder)
+        options = []
+        for number, data in enumerate(held):
+            path = tmp_path / f"held-{number}"
+            path.write_bytes(data)
+            options += ["--checkpoint", path]
+        try:
+            notes = {str(number): note.parse(data) for number, data in enumerate(held)}
+            theirs = ledger_audit.verify(folder, key=key, witnessed=notes).ok
+        except (LocalError, ProofError):
+            theirs = False
+        status, out = tool("ledger", folder, "--key", key, *options)
+        verdict.out = out
+        missing = note_ is None and status == 2  # a file that is not there is not read wrongly
+        assert theirs == (status == 0), (theirs, out)
+        assert status in (0, 1) or missing, out
+        return theirs
+
+    return verdict
+
+
+def test_a_ledger_holds_however_it_is_cut_into_segments(same):
+    for cut in range(1, len(LINES)):
+        assert same([LINES[:cut], LINES[cut:]], signed(LINES, KEY)), same.out
+    assert same([[line] for line in LINES], signed(LINES[:7], KEY), [signed(LINES[:n], KEY) for n in (0, 1, 4, 17)])
+    assert same([LINES, []], signed(LINES, KEY))
+    assert same([], signed([], KEY))
+
+
+def test_what_is_said_of_a_ledger(tool, tmp_path):
+    folder = store(tmp_path / "ledger", [LINES[:9], LINES[9:]], signed(LINES[:12], KEY))
+    held = tmp_path / "held"
+    held.write_bytes(signed(LINES[:5], KEY))
+    status, found = tool.json("ledger", folder, "--key", PUBLIC, "--checkpoint", held)
+    assert (status, found["holds"]) == (0, True)
+    assert [check["verdict"] for check in found["checks"]] == ["PASS"] * 6
+    assert (found["records"], found["signed"], found["held"]) == (17, 12, 5)
+    assert "the first 12 of 17 records are those that the holder of the key signed" in found["shown"]
+    assert "cut no records off and wrote none anew behind the first 5;" in found["not_shown"]
+    assert found["checks"][5]["found"].startswith("3 messages; 2 have no digest, and count as left")
+    status, out = tool("ledger", folder, "--key", PUBLIC)
+    assert out.startswith("1 PASS  files: 2 segments and a checkpoint\n2 PASS  checkpoint: of 12 records")
+    assert (
+        "left: job 'j2', part 'metric', to 'hospital-b': 1 messages, 1 tensors, 1 elements, 8 bytes, 8 assumed" in out
+    )
+    assert "wrote none anew anywhere, since no other party's checkpoint was given;" in out
+
+
+def test_what_left_is_what_the_package_counts(tool, tmp_path):
+    folder = store(tmp_path / "ledger", [LINES], signed(LINES, KEY))
+    _, found = tool.json("ledger", folder, "--key", PUBLIC)
+    theirs = {
+        (job, part, recipient): [totals.messages, totals.tensors, totals.elements, totals.bytes, totals.assumed]
+        for (job, part, recipient), totals in ledger_view.summary(folder, ("job", "part", "recipient")).items()
+    }
+    ours = {(row["job"], row["part"], row["recipient"]): list(row.values())[3:] for row in found["left"]}
+    assert ours == theirs
+    assert ours["j1", "model", "coordinator"] == [2, 4, 88, 352, 176]
+    assert ours["j1", "(message)", "coordinator"] == [1, 0, 0, 16, 16]
+    assert ours["j2", "model", "hospital-b"] == [1, 1, 4, 6, 6]
+    assert ours["(control)", "(control)", "coordinator"] == [108, 0, 0, 1512, 1000]
+
+
+def test_what_the_package_writes_holds(tool, tmp_path):
+    with Ledger.open(tmp_path / "ledger", "hospital-a", "lung", KEY) as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+        for _ in range(150):
+            ledger.job_decline("j", HASH, "operator-1", ['"\\\n\x1f\x7fé\u2028\U0001f600'])
+        note_ = tmp_path / "held"
+        note_.write_bytes(bytes(ledger.checkpoint()))
+        ledger.stop("asked to stop")
+    key = Signer.of("lung", "hospital-a", KEY).public
+    status, found = tool.json("ledger", tmp_path / "ledger", "--key", key, "--checkpoint", note_)
+    assert (status, found["records"], found["held"]) == (0, 152, 151)
+
+
+@pytest.fixture
+def both(lone, tmp_path):
+    """Asks both in this process, for many ledgers; as ``same``."""
+    folder = tmp_path / "ledger"
+    arguments = lone.arguments().parse_args(["ledger", str(folder), "--key", str(PUBLIC)])
+
+    def verdict():
+        theirs = ledger_audit.verify(folder, key=PUBLIC).ok
+        try:
+            said = list(lone.run_ledger(arguments))
+        except lone.FaultError:
+            said = []
+        assert theirs == (len(said) == 6)
+        return theirs
+
+    return folder, verdict
+
+
+@pytest.mark.parametrize("name", ["seg-00000001.jsonl", "seg-00000002.jsonl", "checkpoint"])
+def test_every_flipped_bit_is_found(both, name):
+    folder, holds = both
+    path = store(folder, [[line] for line in SMALL], signed(SMALL, KEY)) / name
+    assert holds()
+    content = path.read_bytes()
+    for at in range(len(content)):
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[at] ^= 1 << bit
+            path.write_bytes(changed)
+            assert not holds(), (at, bit)
+
+
+def test_cut_at_each_byte_it_holds_up_to_its_checkpoint_and_no_further(both, same):
+    folder, holds = both
+    data = b"".join(line + b"\n" for line in SMALL)
+    for covered in (1, 2):
+        store(folder, [data], signed(SMALL[:covered], KEY))
+        for size in range(len(data)):
+            (folder / "seg-00000001.jsonl").write_bytes(data[:size])
+            assert holds() == (covered == 1 and size > len(SMALL[0]))
+    assert same([data[:-1]], signed(SMALL[:1], KEY))
+    assert f"{len(SMALL[1])} bytes of an unfinished last line count as nothing" in same.out
+    assert not same([data[:-1], []], signed(SMALL[:1], KEY))
+
+
+def test_removed_doubled_inserted_and_moved_lines_are_found(same):
+    note_ = signed(LINES, KEY)
+    for at in range(len(LINES)):
+        assert not same([[*LINES[:at], *LINES[at + 1 :]]], note_)
+        assert not same([[*LINES[:at], LINES[at], *LINES[at:]]], note_)
+        assert not same([[*LINES[:at], chained([STOP], LINES[:at])[-1], *LINES[at:]]], note_)
+        for other in range(at):
+            moved = [*LINES]
+            moved[at], moved[other] = moved[other], moved[at]
+            assert not same([moved], note_)
+
+
+def test_records_written_anew_are_found(same):
+    for at in range(len(LINES)):
+        anew = chained([start(software="other"), *RECORDS[at + 1 :]], LINES[:at])
+        assert not same([anew], signed(LINES, KEY))
+        assert not same([anew], signed(anew, KEY), [signed(LINES, KEY)])
+    assert same([chained([STOP], LINES[:5])], signed(chained([STOP], LINES[:5]), KEY), [signed(LINES[:5], KEY)])
+
+
+def test_a_ledger_behind_a_checkpoint_that_another_party_holds_is_found(same):
+    for size in range(len(LINES)):
+        assert same([LINES[:size]], signed(LINES[:size], KEY), [signed(LINES[:size], KEY)])
+        assert not same([LINES[:size]], signed(LINES[:size], KEY), [signed(LINES, KEY)])
+        assert "records were cut off" in same.out
+    assert "5 FAIL  tree: records were cut off" in same.out
+
+
+def test_segments_that_are_missing_swapped_empty_or_strange_are_found(same):
+    parts, note_ = [LINES[:5], LINES[5:9], LINES[9:]], signed(LINES, KEY)
+    assert same(parts, note_)
+    for a, b, c in ((0, 2, 1), (1, 0, 2), (2, 1, 0)):
+        assert not same([parts[a], parts[b], parts[c]], note_)
+    assert not same([parts[0], [], parts[1], parts[2]], note_)
+    for number in (1, 2, 3):
+        assert not same(parts, note_, prepare=lambda f, n=number: (f / f"seg-{n:08d}.jsonl").unlink())
+    rename = [("1", "0"), ("1", "4"), ("2", "9")]
+    for old, new in rename:
+        assert not same(
+            parts,
+            note_,
+            prepare=lambda f, o=old, n=new: (f / f"seg-0000000{o}.jsonl").rename(f / f"seg-0000000{n}.jsonl"),
+        )
+    for strange in ("seg-4.jsonl", "seg-00000004.json", "seg-000000004.jsonl", "seg-٠٠٠٠٠٠٠٤.jsonl", "egress.jsonl"):
+        assert not same(parts, note_, prepare=lambda f, name=strange: (f / name).write_bytes(b""))
+    for harmless in ("LOCK", "seg-00000002.torn", "notes.txt"):
+        assert same(parts, note_, prepare=lambda f, name=harmless: (f / name).write_bytes(b"x"))
+
+
+def test_a_checkpoint_of_another_key_or_log_or_with_more_in_it_is_found(same):
+    assert not same([LINES], None)
+    for note_ in (
+        signed(LINES, OTHER),
+        signed(LINES, KEY, ORIGIN.replace("-a", "-b")),
+        signed(LINES, KEY, more="extension\n"),
+        signed(LINES, KEY) + signed(LINES, KEY).splitlines(keepends=True)[-1],
+        signed(LINES, KEY)[:-1],
+        signed(LINES, KEY) + b"\n",
+        b"",
+        signed(chained([STOP]), KEY),
+    ):
+        assert not same([LINES], note_), note_
+        assert not same([LINES], signed(LINES, KEY), [note_]) or note_.count(b"\n") == 6  # others may add to theirs
+    beyond = signed(LINES, KEY).replace(b"\n17\n", b"\n18\n")
+    assert not same([LINES], beyond)
+    assert not same([LINES], signed(LINES, KEY), key=VerifierKey(ORIGIN, Kind.ED25519, bytes(32)))
+
+
+def test_witnesses_must_have_cosigned_what_others_hold(tool, tmp_path):
+    folder = store(tmp_path / "ledger", [LINES], signed(LINES, KEY))
+    name = "staddle.example/lung/coordinator"
+    witness = VerifierKey(name, Kind.COSIGNATURE, WITNESS.public_key().public_bytes_raw())
+    plain = note.parse(signed(LINES[:4], KEY))
+    cosigned = plain.signed_by(cosign(plain.text, name, WITNESS, 1795291200))
+    late = plain.signed_by(cosign("other\n", name, WITNESS, 1795291200))
+    for held, status in ((cosigned, 0), (plain, 1), (late, 1)):
+        (tmp_path / "held").write_bytes(bytes(held))
+        found = tool("ledger", folder, "--key", PUBLIC, "--checkpoint", tmp_path / "held", "--witness", witness)
+        assert found[0] == status, found
+
+
+BROKEN = [
+    [intent(tensors=[TENSORS[0], TENSORS[0]], message={"bytes": 320})],
+    [intent(message={"bytes": SIZE - 1})],
+    [intent(readers=[])],
+    [intent(offset=1)],
+    [intent(round=2), intent(offset=1)],
+    [intent(job_digest="cd" * 32), intent(offset=1)],
+    [intent(), intent(offset=SIZE + 1)],
+    [digest(0)],
+    [digest(1)],
+    [digest(9)],
+    [intent(), digest(1), digest(1)],
+    [intent(), outcome(1, status="failed"), digest(1)],
+    [intent(), digest(1, tensors=[])],
+    [intent(), digest(1, tensors=digest(1)["tensors"][::-1])],
+    [intent(), digest(1, message={"bytes": SIZE - 1, "sha256": HASH})],
+    [intent(message={"bytes": 14}, round=9), intent(offset=14, round=9), digest(2)],
+    [outcome(0)],
+    [intent(), outcome(1)],
+    [intent(), digest(1), outcome(1, bytes_sent=SIZE - 1)],
+    [intent(), digest(1), outcome(1, status="unknown", bytes_sent=SIZE + 1)],
+    [intent(), digest(1), outcome(1), outcome(1)],
+    [opening(), opening()],
+    [closing(0)],
+    [opening(), closing(1), closing(1)],
+    [opening(), closing(1, messages=101)],
+    [opening(), closing(1, bytes=1001)],
+    [opening(), start(), closing(1)],
+    [start(silo="hospital-b")],
+    [intent(silo="hospital-b")],
+]
+SOUND = [
+    [intent(), intent(offset=SIZE)],
+    [intent(), intent(offset=SIZE, message={"bytes": 0})],
+    [intent(), digest(1), outcome(1, status="unknown", bytes_sent=0)],
+    [intent(), outcome(1, status="failed", bytes_sent=SIZE)],
+    [intent(tensors=[], message={"bytes": 0})],
+    [intent(), intent(), digest(1), digest(2), outcome(2), outcome(1)],
+    [opening(), start(), opening(), closing(3)],
+    [opening(), closing(1, messages=100, bytes=1000)],
+]
+
+
+@pytest.mark.parametrize("records", BROKEN)
+def test_a_broken_rule_is_found(same, records):
+    lines = chained([start(), *records])
+    assert not same([lines], signed(lines, KEY))
+    assert "6 FAIL  rules: seq " in same.out or "records were" in same.out
+
+
+@pytest.mark.parametrize("records", SOUND)
+def test_a_rule_that_holds_is_no_fault(same, records):
+    lines = chained([start(), *records])
+    assert same([lines], signed(lines, KEY)), same.out
+
+
+def test_a_broken_rule_counts_for_nothing_and_all_are_counted(tool, tmp_path):
+    lines = chained([start(), intent(), *([digest(7)] * 14)])
+    status, found = tool.json("ledger", store(tmp_path / "l", [lines], signed(lines, KEY)), "--key", PUBLIC)
+    assert status == 1
+    assert found["checks"][5]["found"].count("is a digest of seq 7, which is no intent") == 10
+    assert found["checks"][5]["found"].endswith("14 in all")
+    assert "check 6 failed" in found["shown"]
+
+
+def swapped(old, new):
+    """The last line of a ledger, misspelt; what leads to it is right."""
+    line = chained([start(), intent()])[-1]
+    assert line.count(old) >= 1, (old, line)
+    return line.replace(old, new, 1)
+
+
+HOSTILE = [
+    b"",
+    b"{}",
+    b"[]",
+    b"null",
+    b'"text"',
+    b"\xff",
+    b"\xef\xbb\xbf" + swapped(b"{", b"{"),
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    swapped(b'"attempt":0', b'"attempt":0.0'),
+    swapped(b'"attempt":0', b'"attempt":0e0'),
+    swapped(b'"attempt":0', b'"attempt":-0'),
+    swapped(b'"attempt":0', b'"attempt":-1'),
+    swapped(b'"attempt":0', b'"attempt":NaN'),
+    swapped(b'"attempt":0', b'"attempt":Infinity'),
+    swapped(b'"attempt":0', b'"attempt":1e999'),
+    swapped(b'"attempt":0', b'"attempt":00'),
+    swapped(b'"attempt":0', b'"attempt":false'),
+    swapped(b'"attempt":0', b'"attempt":null'),
+    swapped(b'"attempt":0', b'"attempt":"0"'),
+    swapped(b'"attempt":0', b'"attempt":[0]'),
+    swapped(b'"attempt":0', b'"attempt":9007199254740992'),
+    swapped(b'"attempt":0', b'"attempt":' + b"9" * 5000),
+    swapped(b'"attempt":0', b'"attempt":0,"attempt":0'),
+    swapped(b'"attempt":0', b'"attempt":1,"attempt":0'),
+    swapped(b'"attempt":0,', b""),
+    swapped(b'"attempt":0', b'"atempt":0'),
+    swapped(b'"attempt":0', b'"attempt": 0'),
+    swapped(b'"attempt":0,', b'"attempt":0 ,'),
+    swapped(b'"attempt":0', b'"attempt":0,"aux":0'),
+    swapped(b'"v":1}', b'"v":1,"\xc3\xa9":1}'),
+    swapped(b'"v":1}', b'"v":2}'),
+    swapped(b'"v":1}', b'"v":true}'),
+    swapped(b'"v":1}', b'"v":1} '),
+    swapped(b'"v":1}', b'"v":1}\r'),
+    swapped(b'"v":1}', b'"v":1}{}'),
+    swapped(b'"v":1}', b'"v":1'),
+    swapped(b'{"attempt"', b' {"attempt"'),
+    swapped(b'"form":"plain"', b'"form":"\\u0070lain"'),
+    swapped(b'"form":"plain"', b'"form":"\\/"'),
+    swapped(b'"form":"plain"', b'"form":"\\u000A"'),
+    swapped(b'"form":"plain"', b'"form":"\\ud800"'),
+    swapped(b'"form":"plain"', b'"form":"\xed\xa0\x80"'),
+    swapped(b'"form":"plain"', b'"form":"\\u00e9"'),
+    swapped(b'"form":"plain"', b'"form":"\x01"'),
+    swapped(b'"form":"plain"', b"'form':'plain'"),
+    swapped(b'"form":"plain"', b'"form":"' + b"a" * 1025 + b'"'),
+    swapped(b'"form":"plain"', b'"form":1'),
+    swapped(b'"egress.intent"', b'"egress.intents"'),
+    swapped(b'"egress.intent"', b'["egress.intent"]'),
+    swapped(b'"egress.intent"', b'"peer"'),
+    swapped(b'"egress.intent"', b'"start"'),
+    swapped(b'"decision":"allow"', b'"decision":"deny"'),
+    swapped(b'"taint":"private"', b'"taint":"secret"'),
+    swapped(b'"readers":["coordinator"]', b'"readers":"coordinator"'),
+    swapped(b'"readers":["coordinator"]', b'"readers":{}'),
+    swapped(b'"shape":[10,4]', b'"shape":[10,-4]'),
+    swapped(b'"job_digest":"ab', b'"job_digest":"Ab'),
+    swapped(b'"job_digest":"ab', b'"job_digest":"'),
+    swapped(b'"nonce":"00', b'"nonce":"'),
+    swapped(b'"time":"2026', b'"time":"\xd9\xa2026'),
+    swapped(b"05.123456Z", b"05.123456z"),
+    swapped(b"05.123456Z", b"05.123456Z\\n"),
+    swapped(b'"seq":1', b'"seq":2'),
+    swapped(b'"prev":"', b'"prev":"0'),
+    swapped(b'"prev":"' + leaf(chained([start()])[0]).hex().encode(), b'"prev":"' + b"cd" * 32),
+    swapped(b'"form":"plain"', b'"form":"' + b"a" * 2**20 + b'"'),
+    swapped(b'"readers":["coordinator"]', b'"readers":[' + b'"a",' * 300_000 + b'"a"]'),
+]
+
+
+@pytest.mark.parametrize("line", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_line_that_is_not_quite_a_record_is_refused(same, line):
+    lines = [*chained([start()]), line]
+    assert not same([lines], signed(lines, KEY))
+    assert "4 FAIL  lines: seg-00000001.jsonl line 2 (seq 1) " in same.out
+    assert not same([[*lines, *chained([STOP], lines)[2:]]], signed(lines, KEY))
+
+
+def test_unusual_text_is_a_record_all_the_same_and_moves_no_cursor(same, tool, tmp_path):
+    odd = '\x1b[2K1 PASS "\\\n\x7f\u2028é\U0001f600'
+    lines = chained([start(software=odd), intent(job=odd, recipient={"id": odd, "spki": HASH})])
+    assert same([lines], signed(lines, KEY)), same.out
+    assert "\x1b" not in same.out
+    assert "left: job '\\x1b[2K1 PASS" in same.out
+    status, out = tool("ledger", tmp_path / odd, "--key", PUBLIC)
+    assert (status, "\x1b" in out, "\\x1b[2K1 PASS" in out) == (2, False, True)
+    lines = chained([start(), intent(job="a" * 1024), intent(job="é" * 1024)])
+    assert same([lines], signed(lines, KEY)), same.out
+
+
+def test_the_longest_line(same):
+    room = 2**20 - 1 - len(chained([start(), {"type": "job.decline", **RECORDS[13], "reasons": [""]}])[-1])
+    for more, sound in ((0, True), (1, False)):
+        lines = chained([start(), {**RECORDS[13], "reasons": ["a" * (room + more)]}])
+        assert len(lines[1]) == 2**20 - 1 + more
+        assert same([lines], signed(lines, KEY)) == sound
+
+
+def test_whole_numbers_are_those_below_2_to_the_53(lone):
+    count = re.compile(lone.VALUES["count"])
+    near = [n * 10**power + more for n in (1, 8, 9, 90, 900, 9007) for power in range(18) for more in (-1, 0, 1)]
+    for number in [*range(200), *near, *(2**53 + n for n in range(-1100, 1100)), *(2**53 + 10**n for n in range(16))]:
+        assert bool(count.fullmatch(str(number))) == (0 <= number < 2**53), number
+    assert not any(
+        count.fullmatch(text) for text in ("", "00", "01", "-0", "+1", "1.0", "1e3", "٣", "0123456789012345")
+    )
+
+
+def test_misuse_has_a_status_of_its_own(tool, tmp_path):
+    folder = store(tmp_path / "ledger", [LINES], signed(LINES, KEY))
+    other = VerifierKey("example.com/log", Kind.ED25519, bytes(32))
+    cosigner = VerifierKey(ORIGIN, Kind.COSIGNATURE, KEY.public_key().public_bytes_raw())
+    for arguments in (
+        (),
+        ("ledger",),
+        ("ledger", folder),
+        ("ledger", folder, "--key", "x"),
+        ("ledger", folder, "--key", f"{PUBLIC}="),
+        ("ledger", folder, "--key", other),
+        ("ledger", folder, "--key", cosigner),
+        ("ledger", tmp_path / "nothing", "--key", PUBLIC),
+        ("ledger", folder, "--key", PUBLIC, "--checkpoint", tmp_path / "nothing"),
+        ("proof", folder / "checkpoint", "--key", PUBLIC),
+        ("guess", folder),
+    ):
+        assert tool(*arguments)[0] == 2, arguments
+
+
+def test_the_oracle_itself():
+    """Two literal roots of RFC 6962's vectors, and one line by hand."""
+    assert root([]).hex().startswith("e3b0c442")
+    assert root([leaf(bytes.fromhex(text)) for text in ("", "00", "10")]).hex().startswith("aeb6bcfe")
+    assert json.loads(SMALL[1])["prev"] == leaf(SMALL[0]).hex()
+    assert spelt({"b": 1, "a": [True]}) == b'{"a":[true],"b":1}'
+    assert b64encode(root([leaf(line) for line in SMALL])) in signed(SMALL, KEY)

@@ -1,0 +1,339 @@
+"""Notes, checkpoints, trees and proofs: the literal vectors of the package's own tests, through both verifiers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from lone_verifier import load
+
+from staddle.errors import LocalError, ProofError
+from staddle.security import checkpoint, consistency, merkle, note, proof
+from staddle.security.checkpoint import Checkpoint, issue
+from staddle.security.note import Kind, Note, VerifierKey, cosign, sign
+
+HERE = Path(__file__).parent.parent / "security"
+NOTES, TREES, HEADS, PROOFS = (load(HERE / f"test_{name}.py") for name in ("note", "merkle", "checkpoint", "proof"))
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+LOG = VerifierKey(HEADS.ORIGIN, Kind.ED25519, KEY.public_key().public_bytes_raw())
+
+
+def cases(test):
+    """The literal cases of a parametrised test."""
+    return test.pytestmark[0].args[1]
+
+
+def verdict(ask, *faults):
+    """What is said, or None for a fault."""
+    try:
+        return ask()
+    except faults:
+        return None
+
+
+@pytest.fixture
+def opened(lone):
+    """The text of a note that all of these keys signed, by both; None if one refuses it, and then both do."""
+
+    def ask(data, keys):
+        def theirs():
+            found = note.parse(data)
+            if len(note.verify(found, keys)) < len(keys):
+                raise ProofError("not signed by all of them")
+            return found.text
+
+        ours = verdict(lambda: lone.open_note(data, [lone.Key.parse(str(key)) for key in keys]), lone.FaultError)
+        assert ours == verdict(theirs, ProofError)
+        return ours
+
+    return ask
+
+
+def test_notes_of_others(opened):
+    peter, enoch = VerifierKey.parse(NOTES.PETER_KEY), VerifierKey.parse(NOTES.ENOCH_KEY)
+    assert opened(NOTES.SIGNED, [peter, enoch]) == opened(NOTES.SIGNED, [enoch]) == NOTES.TEXT
+    assert opened(NOTES.SIGNED, [replace(peter, name="other")]) is None
+    arche, remora = VerifierKey.parse(NOTES.ARCHE_KEY), VerifierKey.parse(NOTES.REMORA_KEY)
+    assert opened(NOTES.PUBLIC, [arche, remora]).startswith("arche2025h1.staging.ct.transparency.dev\n1432088532\n")
+    assert opened(NOTES.PUBLIC.replace(b"1432088532", b"1432088533"), [remora]) is None
+    assert opened(HEADS.EXAMPLE, [HEADS.LOG, HEADS.WITNESSES[0]])
+    assert opened(HEADS.EXAMPLE, [HEADS.LOG, HEADS.WITNESSES[1]]) is None
+
+
+@pytest.mark.parametrize("data", [data for data, _ in cases(NOTES.test_what_is_not_quite_a_note_is_refused)])
+def test_what_is_not_quite_a_note(opened, data):
+    assert opened(data, [VerifierKey.parse(NOTES.PETER_KEY)]) is None
+
+
+def test_every_flipped_bit_of_a_note_with_both_kinds_of_signature(opened):
+    for at in range(len(HEADS.EXAMPLE)):
+        for bit in range(8):
+            changed = bytearray(HEADS.EXAMPLE)
+            changed[at] ^= 1 << bit
+            assert opened(bytes(changed), [HEADS.LOG, HEADS.WITNESSES[0]]) is None
+
+
+def test_signatures_of_a_known_key_must_all_hold(opened):
+    a = VerifierKey("a", Kind.ED25519, KEY.public_key().public_bytes_raw())
+    w = replace(a, kind=Kind.COSIGNATURE)
+    good, timed = sign("x\n", "a", KEY), cosign("x\n", "a", KEY, 5)
+    for data in (b"0", bytes(64), good.data[:-1], good.data + b"\0"):
+        for signatures in ((good, replace(good, data=data)), (replace(good, data=data), good)):
+            assert opened(bytes(Note("x\n", signatures)), [a]) is None
+    for data in (timed.data[:8], timed.data[:71], (6).to_bytes(8, "big") + timed.data[8:], b"\x80" + timed.data[1:]):
+        assert opened(bytes(Note("x\n", (replace(timed, data=data),))), [w]) is None
+    beyond = (2**63).to_bytes(8, "big") + KEY.sign(f"cosignature/v1\ntime {2**63}\nx\n".encode())
+    assert opened(bytes(Note("x\n", (replace(timed, data=beyond),))), [w]) is None
+    assert opened(bytes(Note("x\n", (good, timed, good))), [a, w]) == "x\n"
+    assert opened(bytes(Note("x\n", (good,) * 64)), [a]) == "x\n"
+
+
+@pytest.mark.parametrize("key", [NOTES.PETER_KEY, NOTES.REMORA_KEY])
+def test_a_key_with_a_wrong_character(lone, key):
+    assert str(lone.Key.parse(key)) == key
+    parts = {key[a:b] for a in range(len(key)) for b in range(a, len(key) + 1)} - {key}
+    changed = {key[:at] + chr(ord(key[at]) + 1) + key[at + 1 :] for at in range(len(key))}
+    for bad in (
+        parts | changed | {key + "=", key + "\n", " " + key, key.replace("+", "++", 1), key.replace("+", "é+", 1)}
+    ):
+        with pytest.raises(lone.FaultError):
+            lone.Key.parse(bad)
+        with pytest.raises(LocalError):
+            VerifierKey.parse(bad)
+
+
+@pytest.mark.parametrize("text", [text for text, _ in cases(HEADS.test_what_is_not_quite_a_checkpoint_is_refused)])
+def test_what_is_not_quite_a_checkpoint(lone, text):
+    """Signed by the log all the same: what a note may hold, and a checkpoint not."""
+    log = VerifierKey("log", Kind.ED25519, KEY.public_key().public_bytes_raw())
+    data = verdict(lambda: bytes(Note(text, (sign(text, "log", KEY),))), LocalError, ProofError)
+    data = data or f"{text}\n— log AAAAAAAA\n".encode()
+    with pytest.raises(lone.FaultError):
+        lone.open_checkpoint(data, lone.Key.parse(str(log)))
+    with pytest.raises(ProofError):
+        checkpoint.verify(note.parse(data), log)
+
+
+def test_checkpoints(lone):
+    key = lone.Key.parse(str(LOG))
+    for head in (
+        HEADS.AT_4,
+        HEADS.AT_9,
+        Checkpoint(LOG.name, 0, merkle.EMPTY_ROOT),
+        replace(HEADS.AT_4, extensions=("x",)),
+    ):
+        found = lone.open_checkpoint(bytes(issue(head, KEY)), key)
+        assert (found.origin, found.size, found.root) == (head.origin, head.size, head.root)
+    other = replace(HEADS.AT_4, origin=LOG.name.replace("-a", "-b"))
+    with pytest.raises(lone.FaultError, match=r"is of 'staddle.example/lung/hospital-b/egress', the key is for"):
+        lone.open_checkpoint(bytes(Note(other.text, (sign(other.text, LOG.name, KEY),))), key)
+
+
+def test_roots_are_those_of_rfc_6962(lone):
+    tree = lone.Tree()
+    for size, leaf in enumerate(TREES.KNOWN):
+        assert tree.root().hex() == TREES.ROOTS[size]
+        assert leaf == lone.leaf_hash(bytes.fromhex(TREES.RECORDS[size]))
+        tree.append(leaf)
+    assert (tree.size, tree.root().hex()) == (8, TREES.ROOTS[8])
+    tree = lone.Tree()
+    for size in range(64):
+        assert tree.root() == TREES.naive_root(TREES.LEAVES[:size])
+        tree.append(TREES.LEAVES[size])
+
+
+@pytest.fixture
+def included(lone):
+    def ask(*arguments):
+        ours = verdict(lambda: lone.verify_inclusion(*arguments) is None, lone.FaultError)
+        assert ours == verdict(lambda: merkle.verify_inclusion(*arguments) is None, ProofError)
+        return ours
+
+    return ask
+
+
+@pytest.fixture
+def grown(lone):
+    def ask(*arguments):
+        ours = verdict(lambda: lone.verify_consistency(*arguments) is None, lone.FaultError)
+        assert ours == verdict(lambda: merkle.verify_consistency(*arguments) is None, ProofError)
+        return ours
+
+    return ask
+
+
+def test_inclusion(included):
+    for index, size, hashes in cases(TREES.test_known_inclusion_proofs):
+        known = [bytes.fromhex(value) for value in hashes]
+        assert included(TREES.KNOWN[index], index, size, bytes.fromhex(TREES.ROOTS[size]), known)
+    for index, size in TREES.PAIRS:
+        assert included(
+            TREES.LEAVES[index], index, size, TREES.TREE.root(size), TREES.naive_path(index, TREES.LEAVES[:size])
+        )
+    for index, size in TREES.SMALL:
+        path, root = TREES.TREE.inclusion_proof(index, size), TREES.TREE.root(size)
+        for bent in TREES.bent(path):
+            assert not included(TREES.LEAVES[index], index, size, root, bent)
+        for leaf, other, *flipped in TREES.flips([TREES.LEAVES[index], root, *path]):
+            assert not included(leaf, index, size, other, flipped)
+        for at, of in TREES.SMALL:
+            assert included(TREES.LEAVES[index], at, of, TREES.TREE.root(of), path) == (
+                (at, of) == (index, size) or None
+            )
+            included(TREES.LEAVES[index], at, of, root, path)
+    assert not included(TREES.LEAVES[0], 1, 1, TREES.LEAVES[0], ())
+
+
+def test_consistency(grown):
+    for old, size, hashes in cases(TREES.test_known_consistency_proofs):
+        roots = [bytes.fromhex(TREES.ROOTS[n]) for n in (old, size)]
+        assert grown(old, roots[0], size, roots[1], [bytes.fromhex(value) for value in hashes])
+    for before, size in TREES.PAIRS:
+        old = before + 1
+        path = TREES.naive_subproof(old, TREES.LEAVES[:size], True)
+        assert grown(old, TREES.TREE.root(old), size, TREES.TREE.root(size), path)
+    empty, one, five = (TREES.TREE.root(size) for size in (0, 1, 5))
+    for old, old_root, size, root, sound in (
+        (0, empty, 0, empty, True),
+        (0, empty, 5, five, True),
+        (5, five, 5, five, True),
+        (0, one, 5, five, False),
+        (0, five, 0, five, False),
+        (0, empty, 0, five, False),
+        (5, one, 5, five, False),
+        (1, one, 0, empty, False),
+        (5, five, 1, one, False),
+    ):
+        assert bool(grown(old, old_root, size, root, ())) == sound
+        assert not grown(old, old_root, size, root, (one,))
+    for before, size in TREES.SMALL:
+        old = before + 1
+        path = TREES.TREE.consistency_proof(old, size)
+        for bent in TREES.bent(path):
+            assert not grown(old, TREES.TREE.root(old), size, TREES.TREE.root(size), bent)
+        for old_root, root, *flipped in TREES.flips([TREES.TREE.root(old), TREES.TREE.root(size), *path]):
+            assert not grown(old, old_root, size, root, flipped)
+        for other, wrong in TREES.SMALL:
+            grown(other, TREES.TREE.root(old), wrong, TREES.TREE.root(size), path)
+
+
+RECORD = bytes.fromhex("2021")
+
+
+@pytest.fixture
+def proven(tool, tmp_path):
+    """Whether a proof file shows this record, by both."""
+
+    def ask(data, record=RECORD, key=LOG, witnesses=()):
+        (tmp_path / "p").write_bytes(data)
+        (tmp_path / "r").write_bytes(record)
+        options = [option for witness in witnesses for option in ("--witness", witness)]
+        status, ask.out = tool("proof", tmp_path / "p", "--record", tmp_path / "r", "--key", key, *options)
+        theirs = verdict(
+            lambda: proof.verify(proof.Proof.parse(data), merkle.leaf_hash(record), key, witnesses, len(witnesses)),
+            ProofError,
+        )
+        assert (status == 0) == (theirs is not None), ask.out
+        return status == 0
+
+    return ask
+
+
+def test_a_proof_file(proven):
+    assert proven(PROOFS.DATA)
+    assert "this record is number 3 (from 0) of 4 in the ledger staddle.example/lung/hospital-a/egress" in proven.out
+    assert proven(bytes(replace(PROOFS.PROOF, extra=b"somebody's")))
+    assert not proven(PROOFS.DATA, RECORD + b"x")
+    assert not proven(PROOFS.DATA, key=replace(LOG, name="other"))
+    cosigned = replace(
+        PROOFS.PROOF, checkpoint=PROOFS.SIGNED.signed_by(cosign(PROOFS.SIGNED.text, "w", PROOFS.COORDINATOR, 5))
+    )
+    assert proven(bytes(cosigned), witnesses=[PROOFS.WITNESS])
+    assert not proven(PROOFS.DATA, witnesses=[PROOFS.WITNESS])
+
+
+def test_a_record_may_end_with_its_newline(tool, tmp_path):
+    (tmp_path / "p").write_bytes(PROOFS.DATA)
+    (tmp_path / "r").write_bytes(RECORD + b"\n")
+    assert tool("proof", tmp_path / "p", "--record", tmp_path / "r", "--key", LOG)[0] == 0
+
+
+@pytest.mark.parametrize("text", [text for text, _ in cases(PROOFS.test_what_is_not_quite_a_proof_is_refused)])
+def test_what_is_not_quite_a_proof(proven, text):
+    assert not proven(text.encode())
+
+
+def test_every_flipped_bit_of_a_proof(lone, tmp_path):
+    (tmp_path / "r").write_bytes(RECORD)
+    words = ["proof", str(tmp_path / "p"), "--record", str(tmp_path / "r"), "--key", str(LOG)]
+    arguments = lone.arguments().parse_args(words)
+    for at in range(len(PROOFS.DATA)):
+        for bit in range(8):
+            changed = bytearray(PROOFS.DATA)
+            changed[at] ^= 1 << bit
+            (tmp_path / "p").write_bytes(changed)
+            with pytest.raises(lone.FaultError):
+                list(lone.run_proof(arguments))
+    (tmp_path / "p").write_bytes(PROOFS.DATA)
+    assert len(list(lone.run_proof(arguments))) == 3
+
+
+@pytest.fixture
+def growth(tool, tmp_path):
+    """Whether a proof file shows that a log grew from one note to another, by both."""
+
+    def ask(old, new, data, key=LOG):
+        for name, content in (("old", old), ("new", new), ("proof", data)):
+            (tmp_path / name).write_bytes(content)
+        status, ask.out = tool("growth", tmp_path / "old", tmp_path / "new", tmp_path / "proof", "--key", key)
+
+        def theirs():
+            found = consistency.Consistency.parse(data)
+            checkpoint.verify(note.parse(new), key)
+            return (
+                consistency.verify(found, note.parse(old), key).text
+                == checkpoint.verify(note.parse(new), key).checkpoint.text
+            )
+
+        assert (status == 0) == bool(verdict(theirs, ProofError)), ask.out
+        return status == 0
+
+    return ask
+
+
+def test_growth(growth):
+    notes = {size: issue(Checkpoint(LOG.name, size, HEADS.TREE.root(size)), KEY) for size in range(10)}
+    for old in range(10):
+        for new in range(old, 10):
+            data = bytes(consistency.prove(HEADS.TREE, notes[old], notes[new]))
+            assert growth(bytes(notes[old]), bytes(notes[new]), data), growth.out
+    four, nine = bytes(notes[4]), bytes(notes[9])
+    data = bytes(consistency.prove(HEADS.TREE, notes[4], notes[9]))
+    assert not growth(nine, four, data)
+    assert not growth(four, four, data)
+    assert not growth(bytes(notes[3]), nine, data)
+    assert not growth(four, bytes(notes[8]), data)
+    assert not growth(four, nine, data, replace(LOG, name="other"))
+    fork = bytes(issue(Checkpoint(LOG.name, 4, HEADS.TREE.root(5)), KEY))
+    assert not growth(fork, nine, data)
+    head, _, rest = data.partition(b"\n\n")
+    lines = head.split(b"\n")
+    for changed in (
+        [b"old 04", *lines[1:]],
+        [b"old 5", *lines[1:]],
+        [b"Old 4", *lines[1:]],
+        [b"old", *lines[1:]],
+        [b"old 4 ", *lines[1:]],
+        lines[:-1],
+        [*lines, lines[-1]],
+        [lines[0], *lines[:0:-1], b""],
+        [*lines, b"AAAA"],
+        [*lines[:-1], lines[-1].rstrip(b"=")],
+        [*lines[:-1], b"\xc3\xa9"],
+        [lines[0], *[lines[-1]] * 64],
+        lines[1:],
+        [b""],
+    ):
+        assert not growth(four, nine, b"\n".join(changed) + b"\n\n" + rest), changed
+    for changed in (b"", data[:-1], data + b"\n", data.replace(b"\n\n", b"\n", 1), head, b"\n" + data):
+        assert not growth(four, nine, changed)
