@@ -161,13 +161,14 @@ def both(lone, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["seg-00000001.jsonl", "seg-00000002.jsonl", "checkpoint"])
-def test_every_flipped_bit_is_found(both, name):
+def test_flipped_bits_are_found(both, name):
     folder, holds = both
     path = store(folder, [[line] for line in SMALL], signed(SMALL, KEY)) / name
     assert holds()
     content = path.read_bytes()
     for at in range(len(content)):
-        for bit in range(8):
+        # Of a segment one bit of each byte: tests/security/test_appendlog.py flips them all.
+        for bit in range(8) if name == "checkpoint" else (at % 8,):
             changed = bytearray(content)
             changed[at] ^= 1 << bit
             path.write_bytes(changed)
