@@ -21,8 +21,8 @@ from staddle.security.ledger_audit import ledger_file, summary, verify
 SILOS = ("north", "east", "south")
 
 
-def launch(start, document, silos=SILOS, timing=None, **job):
-    running = start(*silos)
+def launch(start, document, silos=SILOS, timing=None, shipped=False, **job):
+    running = start(*silos, shipped=shipped)
     running.job(document("go", silos, **job))
     coordinator = running.start_coordinator(**(timing or {}))
     for silo in silos:
@@ -40,7 +40,7 @@ def events_until(coordinator, name, seconds=90):
 
 
 def test_sigterm_stops_everybody_cleanly(start, document):
-    running, coordinator = launch(start, document, rounds=1)
+    running, coordinator = launch(start, document, rounds=1, shipped=True)
     for silo in SILOS:
         running.start_silo(silo)
     events_until(coordinator, "job.ended")
@@ -192,7 +192,7 @@ def test_a_silo_whose_roster_differs_is_told_and_stops(start, document):
 
 
 def test_missing_data_are_noticed_at_the_start(start, document):
-    running, _ = launch(start, document, rounds=1)
+    running, _ = launch(start, document, rounds=1, shipped=True)
     (running.federation.folder / "north" / "data.npz").unlink()
     north = running.start_silo("north")
     with contextlib.suppress(AbortedError):

@@ -11,7 +11,6 @@ from staddle.algorithms.data import split
 from staddle.algorithms.local_round import state_from_bytes
 from staddle.algorithms.simulation import simulate
 from staddle.commands import local_federation
-from staddle.commands.processes import Daemon
 from staddle.security.ledger_audit import ledger_file, verify
 from staddle.silo.state import split_key
 
@@ -39,7 +38,7 @@ def begin(running, document, plans, rounds):
     for name, config in configs.items():
         role = "coordinator" if name == "coordinator" else "silo"
         program = (CRASHING, role, plans.get(name, "never"))
-        running.daemons[name] = Daemon(name, program, config)
+        running.launch(name, program, config)
 
 
 def same_as_undisturbed(running):
