@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from staddle.commands.local_federation import LocalFederation
 from staddle.commands.processes import Daemon, Launcher, launched
 
 TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
+CRASHING = str(Path(__file__).with_name("crashing.py"))
 
 
 def job_document(name: str, silos: Sequence[str], method: str = "fedavg", **changes: Any) -> dict[str, Any]:
@@ -36,10 +38,14 @@ def job_document(name: str, silos: Sequence[str], method: str = "fedavg", **chan
     }
 
 
+@cache
+def records() -> Dataset:
+    return digits()
+
+
 def shards(silos: Sequence[str]) -> dict[str, Dataset]:
-    records = digits()
-    parts = dirichlet(records.y.numpy(), len(silos), 0.3, 3, minimum=20)
-    return {silo: records.take(part) for silo, part in zip(silos, parts, strict=True)}
+    parts = dirichlet(records().y.numpy(), len(silos), 0.3, 3, minimum=20)
+    return {silo: records().take(part) for silo, part in zip(silos, parts, strict=True)}
 
 
 def secrets_of(folder: Path) -> Iterator[str]:
@@ -100,6 +106,12 @@ class Running:
 
     def start_silo(self, silo: str) -> Daemon:
         return self.launch(silo, ("-m", "staddle.silo"), self.federation.silo_config(silo))
+
+    def start_impatient(self, name: str, plan: str = "never") -> Daemon:
+        """One that pauses for moments only and, by a plan of ``crashing.py``, dies."""
+        if name == "coordinator":
+            return self.launch(name, (CRASHING, "coordinator", plan), self.federation.coordinator_config)
+        return self.launch(name, (CRASHING, "silo", plan), self.federation.silo_config(name))
 
     def stop(self) -> None:
         for daemon in self.daemons.values():

@@ -6,7 +6,7 @@ says; the parent then forks the next. A child that ends by itself ends the paren
 ``every``: each durable step (fsync, rename, removal, COMMIT) is died at once, right before it and, for a COMMIT, also
 right after it; steps are told apart by the file and what it holds, so the n-th child gets further than the one before.
 ``never``: it is left alone.
-``seed:S:N``: N children die after a random time of at most 0.6 seconds, drawn from the seed S; the next one lives.
+``seed:S:N``: N children die after a random time of at most one second, drawn from the seed S; the next one lives.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from staddle.coordinator import database, server  # noqa: E402
 from staddle.silo import agent, client, daemon  # noqa: E402
 from staddle.silo import config as silo_configs  # noqa: E402
 
-LONGEST_SECONDS = 0.6
+LONGEST_SECONDS = 1.0
 
 
 def die() -> None:

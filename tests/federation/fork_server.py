@@ -206,8 +206,9 @@ def main(control):
     arguments = server.serve()
     if arguments is not None:
         run_alone(arguments)
-    elif server.left():
+    if server.left():
         os.killpg(0, signal.SIGKILL)  # the session is ours: all of them, and the server
+    os._exit(0)
 
 
 if __name__ == "__main__":

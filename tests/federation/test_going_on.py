@@ -66,10 +66,12 @@ def test_sigterm_reaches_a_silo_in_the_middle_of_training(start, document):
     coordinator.wait_for("round.opened", 60)
     for _ in ("north", "east"):
         coordinator.wait_for("delivered", 60)
-    assert coordinator.event(9) is None  # LOST_AFTER_BEATS beats of 1 s have passed: nobody is held for lost
+    assert coordinator.event(4) is None
     assert north.stop() == 0, north.tail()
+    assert coordinator.event(3.5) is None  # LOST_AFTER_BEATS beats of 1 s after the deliveries: both were heard
     seen = events_until(coordinator, "silo.dropped", 30)
     assert (seen[-1]["silo"], seen[-1]["code"]) == ("north", "lost")
+    assert coordinator.event(1.5) is None  # east goes on
     east.stop()
 
 
@@ -139,7 +141,7 @@ def test_data_that_do_not_fit_decline_the_job(start, document, fault):
 
 
 def test_too_few_silos_end_the_job_with_a_reason(start, document):
-    running, coordinator = launch(start, document, timing={"admission_seconds": 8}, min_cohort=3)
+    running, coordinator = launch(start, document, timing={"admission_seconds": 3}, min_cohort=3)
     for silo in SILOS[:2]:
         running.start_silo(silo)
     ended = events_until(coordinator, "job.ended")[-1]

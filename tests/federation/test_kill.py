@@ -2,7 +2,6 @@
 
 import json
 import socket
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from staddle.security.ledger_audit import ledger_file, verify
 from staddle.silo.state import split_key
 
 SILOS = ("north", "east", "south", "west")
-CRASHING = str(Path(__file__).with_name("crashing.py"))
 TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}  # lost after 30 s: who restarts is not
 
 
@@ -30,15 +28,12 @@ def begin(running, document, plans, rounds):
     options = {"participation": 0.75, "rounds": rounds, "round_timeout": 120}
     running.job(document("sup", SILOS, "fedsimsup", options={"tau_theta": 1}, **options))
     running.address = f"127.0.0.1:{free_port()}"
-    federation, names = running.federation, [job.name for job in running.jobs]
-    local_federation.write_coordinator(federation, names, TIMING, running.address)
+    names = [job.name for job in running.jobs]
+    local_federation.write_coordinator(running.federation, names, TIMING, running.address)
     for silo in SILOS:
         running.write_silo(silo)
-    configs = {"coordinator": federation.coordinator_config, **{silo: federation.silo_config(silo) for silo in SILOS}}
-    for name, config in configs.items():
-        role = "coordinator" if name == "coordinator" else "silo"
-        program = (CRASHING, role, plans.get(name, "never"))
-        running.launch(name, program, config)
+    for name in ("coordinator", *SILOS):
+        running.start_impatient(name, plans.get(name, "never"))
 
 
 def same_as_undisturbed(running):
@@ -75,7 +70,7 @@ def finished(running):
     [
         ({"coordinator": "every"}, 1, 45),
         ({"north": "every"}, 1, 20),
-        ({"coordinator": "seed:1:10", "north": "seed:2:10", "east": "seed:3:10"}, 2, 10),
+        ({"coordinator": "seed:1:10", "north": "seed:2:10", "east": "seed:3:10"}, 5, 10),
     ],
     ids=["coordinator at every step", "silo at every step", "all at random"],
 )
