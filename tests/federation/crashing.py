@@ -148,11 +148,15 @@ def main(role: str, plan: str, config: Path) -> int:
                 os.kill(child, signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, stop)
-    while not asked:
+    while True:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # it reaches the next child, or there is none
+        if asked:
+            return 0
         ours, theirs = os.pipe()
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the daemon has its own
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             os.close(ours)
             if plan == "every":
                 Steps(died, theirs).arm()
@@ -160,9 +164,8 @@ def main(role: str, plan: str, config: Path) -> int:
                 die_after(delays[life])
             run(role, config)
             os._exit(0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.close(theirs)
-        if asked:  # while it was forked
-            stop()
         with os.fdopen(ours) as pipe:
             told = pipe.read().splitlines()
         _, status = os.waitpid(child, 0)
@@ -172,7 +175,6 @@ def main(role: str, plan: str, config: Path) -> int:
         life += 1
         sys.stderr.write(json.dumps({"event": "killed", "life": life, "at": told}) + "\n")
         sys.stderr.flush()
-    return 0
 
 
 if __name__ == "__main__":

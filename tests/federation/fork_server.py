@@ -26,6 +26,7 @@ from staddle.proto.channel import require_tls13
 
 BYTES = 65536  # of a message, at most
 CLOSE_SECONDS = 10.0
+LEFT = "processes that a test left behind:"
 PRELOADED = (  # what the daemons import, and what their libraries import late
     "staddle.commands.main",
     "staddle.coordinator.config",
@@ -71,8 +72,8 @@ class ForkServer:
         """End it; fails if a test has left a daemon behind."""
         self._control.close()
         code = self._process.wait(CLOSE_SECONDS)
-        assert code != -signal.SIGKILL, "a test has left a daemon behind"
-        assert code == 0, f"the fork server ended with code {code}:\n{self.tail()}"
+        assert LEFT not in self.tail(), self.tail()
+        assert code == -signal.SIGKILL, f"the fork server ended with code {code}:\n{self.tail()}"
 
 
 class Forked:
@@ -207,8 +208,9 @@ def main(control):
     if arguments is not None:
         run_alone(arguments)
     if server.left():
-        os.killpg(0, signal.SIGKILL)  # the session is ours: all of them, and the server
-    os._exit(0)
+        sys.stderr.write(f"{LEFT} {server.left()}\n")
+        sys.stderr.flush()
+    os.killpg(0, signal.SIGKILL)  # the session is ours: whatever was forked here, what that forked, and the server
 
 
 if __name__ == "__main__":

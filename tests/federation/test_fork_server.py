@@ -50,7 +50,7 @@ def test_its_server_takes_it_along(tmp_path, waiting):
     server = ForkServer(tmp_path / "log")
     daemon = waiting(server.launch)
     descriptor = os.pidfd_open(daemon.pid)
-    with pytest.raises(AssertionError, match="left a daemon behind"):
+    with pytest.raises(AssertionError, match="a test left behind"):
         server.close()
     assert select.select([descriptor], [], [], 10)[0]  # it has ended
     os.close(descriptor)
