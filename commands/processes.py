@@ -6,29 +6,34 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import AbortedError
 
 STOP_SECONDS = 20.0
 Event = Mapping[str, Any]
+Launcher: TypeAlias = Callable[[Sequence[str]], "subprocess.Popen[bytes]"]
+
+
+def launched(command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """A child process; of what it writes, standard error is read."""
+    return subprocess.Popen(  # noqa: S603 our own interpreter and program
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
 
 
 class Daemon:
     """One child process; its JSON events go to a file and to a queue."""
 
-    def __init__(self, name: str, program: Sequence[str], config: Path) -> None:
+    def __init__(self, name: str, program: Sequence[str], config: Path, launch: Launcher = launched) -> None:
         """Start ``python <program> --config <config>``."""
         self.name = name
         self.log = config.parent / f"{name}.log"
         # -P: the working folder is no place to import from, whatever it is called.
-        command = [sys.executable, "-P", *program, "--config", str(config)]
-        self._process = subprocess.Popen(  # noqa: S603 our own interpreter and program
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        self._process = launch([sys.executable, "-P", *program, "--config", str(config)])
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

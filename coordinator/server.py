@@ -136,10 +136,8 @@ def _server(daemon: Daemon, guard: Guard) -> grpc.aio.Server:
 
 def _listen(server: grpc.aio.Server, address: str, keys: Keys, roster: rosters.Roster) -> int:
     pair = (keys.tls_key, keys.entry.certificate.encode())
-    configuration = grpc.ssl_server_certificate_configuration([pair], root_certificates=roster.bundle().encode())
-    credentials = grpc.dynamic_ssl_server_credentials(
-        configuration, lambda: configuration, require_client_authentication=True
-    )
+    # Not dynamic_ssl_server_credentials: two handshakes at a time then free one another's memory (grpc issue 36693).
+    credentials = grpc.ssl_server_credentials([pair], roster.bundle().encode(), require_client_auth=True)
     try:
         return server.add_secure_port(address, credentials)
     except RuntimeError as error:

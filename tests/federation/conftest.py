@@ -4,19 +4,22 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from federation.fork_server import ForkServer
 
 from staddle.algorithms.data import Dataset, digits
 from staddle.algorithms.job import Job
 from staddle.algorithms.partition import dirichlet
 from staddle.commands import local_federation
 from staddle.commands.local_federation import LocalFederation
-from staddle.commands.processes import Daemon
+from staddle.commands.processes import Daemon, Launcher, launched
 
 TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
+CRASHING = str(Path(__file__).with_name("crashing.py"))
 
 
 def job_document(name: str, silos: Sequence[str], method: str = "fedavg", **changes: Any) -> dict[str, Any]:
@@ -35,10 +38,14 @@ def job_document(name: str, silos: Sequence[str], method: str = "fedavg", **chan
     }
 
 
+@cache
+def records() -> Dataset:
+    return digits()
+
+
 def shards(silos: Sequence[str]) -> dict[str, Dataset]:
-    records = digits()
-    parts = dirichlet(records.y.numpy(), len(silos), 0.3, 3, minimum=20)
-    return {silo: records.take(part) for silo, part in zip(silos, parts, strict=True)}
+    parts = dirichlet(records().y.numpy(), len(silos), 0.3, 3, minimum=20)
+    return {silo: records().take(part) for silo, part in zip(silos, parts, strict=True)}
 
 
 def secrets_of(folder: Path) -> Iterator[str]:
@@ -67,7 +74,8 @@ def check_logs(folder: Path) -> None:
 class Running:
     """A federation whose daemons the test starts; all are stopped at its end."""
 
-    def __init__(self, folder: Path, silos: Sequence[str]) -> None:
+    def __init__(self, folder: Path, silos: Sequence[str], launch: Launcher) -> None:
+        self._launch = launch
         self.federation: LocalFederation = local_federation.make(folder, silos)
         self.data = shards(silos)
         self.daemons: dict[str, Daemon] = {}
@@ -84,9 +92,12 @@ class Running:
         local_federation.write_coordinator(self.federation, names, {**TIMING, **timing})
         return self.restart_coordinator()
 
+    def launch(self, name: str, program: Sequence[str], config: Path) -> Daemon:
+        self.daemons[name] = Daemon(name, program, config, self._launch)
+        return self.daemons[name]
+
     def restart_coordinator(self) -> Daemon:
-        daemon = Daemon("coordinator", ("-m", "staddle.coordinator"), self.federation.coordinator_config)
-        self.daemons["coordinator"] = daemon
+        daemon = self.launch("coordinator", ("-m", "staddle.coordinator"), self.federation.coordinator_config)
         self.address = str(daemon.wait_for("listening", 60)["address"])
         return daemon
 
@@ -94,9 +105,13 @@ class Running:
         local_federation.write_silo(self.federation, silo, self.address, self.data[silo], self.jobs)
 
     def start_silo(self, silo: str) -> Daemon:
-        daemon = Daemon(silo, ("-m", "staddle.silo"), self.federation.silo_config(silo))
-        self.daemons[silo] = daemon
-        return daemon
+        return self.launch(silo, ("-m", "staddle.silo"), self.federation.silo_config(silo))
+
+    def start_impatient(self, name: str, plan: str = "never") -> Daemon:
+        """One that pauses for moments only and, by a plan of ``crashing.py``, dies."""
+        if name == "coordinator":
+            return self.launch(name, (CRASHING, "coordinator", plan), self.federation.coordinator_config)
+        return self.launch(name, (CRASHING, "silo", plan), self.federation.silo_config(name))
 
     def stop(self) -> None:
         for daemon in self.daemons.values():
@@ -104,12 +119,20 @@ class Running:
         check_logs(self.federation.folder)
 
 
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    server = ForkServer(tmp_path_factory.mktemp("fork_server") / "log")
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Any:
+def start(tmp_path: Path, fork_server: ForkServer) -> Any:
+    """Makes a federation; ``shipped``: its daemons are the commands as a user starts them, not forked."""
     made: list[Running] = []
 
-    def begin(*silos: str) -> Running:
-        running = Running(tmp_path / "federation", silos)
+    def begin(*silos: str, shipped: bool = False) -> Running:
+        running = Running(tmp_path / "federation", silos, launched if shipped else fork_server.launch)
         made.append(running)
         return running
 

@@ -9,7 +9,7 @@ right after it; steps are told apart by the file and what it holds, so the n-th 
 ``full``: the kernel refuses each durable write once; there is room again for the next child. ``full:TEXT``: only where
 the write's name has this text, and there is no next child.
 ``never``: it is left alone.
-``seed:S:N``: N children die after a random time of at most 1.5 seconds, drawn from the seed S; the next one lives.
+``seed:S:N``: N children die after a random time of at most one second, drawn from the seed S; the next one lives.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from staddle.security import appendlog  # noqa: E402
 from staddle.silo import agent, client, daemon  # noqa: E402
 from staddle.silo import config as silo_configs  # noqa: E402
 
-LONGEST_SECONDS = 1.5
+LONGEST_SECONDS = 1.0
 
 
 def die() -> None:
@@ -229,11 +229,15 @@ def main(role: str, plan: str, config: Path) -> int:
                 os.kill(child, signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, stop)
-    while not asked:
+    while True:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # it reaches the next child, or there is none
+        if asked:
+            return 0
         ours, theirs = os.pipe()
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the daemon has its own
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             os.close(ours)
             if plan == "every":
                 Steps(died, theirs).arm()
@@ -247,9 +251,8 @@ def main(role: str, plan: str, config: Path) -> int:
                 sys.stderr.write(f"staddle: {error}\n")
                 os._exit(1)
             os._exit(0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.close(theirs)
-        if asked:  # while it was forked
-            stop()
         with os.fdopen(ours) as pipe:
             told = pipe.read().splitlines()  # until the child has ended
         _, status = os.waitpid(child, 0)
@@ -260,7 +263,6 @@ def main(role: str, plan: str, config: Path) -> int:
         life += 1
         sys.stderr.write(json.dumps({"event": "killed", "life": life, "at": told}) + "\n")
         sys.stderr.flush()
-    return 0
 
 
 if __name__ == "__main__":

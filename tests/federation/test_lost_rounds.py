@@ -52,7 +52,7 @@ def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
             running.address = address
             for silo in SILOS:
                 running.write_silo(silo)
-                running.start_silo(silo)
+                running.start_impatient(silo)
             for job in running.jobs:
                 for silo in SILOS:
                     ended = await asyncio.to_thread(running.daemons[silo].wait_for, "job.finished", 120)

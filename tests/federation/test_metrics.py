@@ -7,7 +7,6 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from staddle.commands import local_federation, status
-from staddle.commands.processes import Daemon
 from staddle.security.ledger_audit import ledger_folder
 from staddle.security.ledger_view import CONTROL, summary
 
@@ -28,8 +27,7 @@ def scrape(address):
 
 def launch(running, name, module, config):
     config.write_text(config.read_text() + METRICS)
-    daemon = running.daemons[name] = Daemon(name, ("-m", module), config)
-    return daemon
+    return running.launch(name, ("-m", module), config)
 
 
 def test_both_sides_count_what_happened(start, document):

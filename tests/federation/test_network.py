@@ -232,7 +232,8 @@ def test_a_line_that_stalls_is_noticed_and_the_round_ends_after_the_stall(networ
     net.same_as_simulated()
 
 
-def test_a_silo_behind_a_stalled_line_is_dropped_by_its_missed_beats(network):
+def test_a_silo_behind_a_stalled_line_is_dropped_by_its_missed_beats(network, monkeypatch):
+    monkeypatch.setattr(daemons, "LOST_AFTER_BEATS", 3)
     net = network(beat_seconds=1, hold_seconds=1)
 
     async def scenario():
