@@ -14,6 +14,7 @@ the write's name has this text, and there is no next child.
 
 import asyncio
 import contextlib
+import faulthandler
 import json
 import os
 import random
@@ -213,6 +214,7 @@ def run(role: str, config: Path) -> None:
 
 
 def main(role: str, plan: str, config: Path) -> int:
+    faulthandler.enable()  # a child that dies by another signal than ours says where
     died: set[str] = set()
     delays: list[float] = []
     if plan.startswith("seed"):
@@ -258,6 +260,7 @@ def main(role: str, plan: str, config: Path) -> int:
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
         if code != -signal.SIGKILL and not (plan == "full" and code == 1 and told):
+            sys.stderr.write(json.dumps({"event": "ended", "life": life + 1, "code": code}) + "\n")
             return code
         died.update(told)
         life += 1
