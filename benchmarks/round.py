@@ -43,6 +43,7 @@ from staddle.security import policy as policies  # noqa: E402
 from staddle.security import roster as rosters  # noqa: E402
 from staddle.security.identity import load_keys  # noqa: E402
 from staddle.security.ledger import Ledger  # noqa: E402
+from staddle.silo.declared import Declared, Records  # noqa: E402
 from staddle.silo.egress import Gate, open_client  # noqa: E402
 
 TIMING = {"admission_seconds": 60, "beat_seconds": 10, "hold_seconds": 30}
@@ -61,7 +62,8 @@ async def echo(folder: Path, silo: str, address: str) -> None:
     roster = rosters.load(folder / "roster.json")
     keys = load_keys(folder / silo / "keys")
     policy = policies.load(folder / silo / "policy.toml")
-    job = Job.from_document(parse_json(read_bytes(folder / "jobs" / "bench.json"), "job")["document"], "job")
+    document = parse_json(read_bytes(folder / "jobs" / "bench.json"), "job")["document"]
+    job, declared = Job.from_document(document, "job"), Declared.of(document, Records(train=1, test=0))
     zeros = {
         part.name: {s.name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for s in part.wire}
         for part in job.up(0)
@@ -78,7 +80,7 @@ async def echo(folder: Path, silo: str, address: str) -> None:
                 case "round":
                     delivered = await gate.fetch(job, task.round.round)
                     payload = {**zeros, "model": {**zeros["model"], **delivered.get("model", {})}}
-                    await gate.give(job, task.round.round, payload)
+                    await gate.give(declared, task.round.round, payload)
                 case "finish":
                     await gate.answer(job.name, job.digest, job.rounds, "DONE")
                     break
@@ -129,7 +131,11 @@ def our_rounds(silos: int, rounds: int, side: int) -> tuple[list[float], int, tu
                 children.append(context.Process(target=silo_process, args=(str(folder), name, address)))
                 children[-1].start()
             opened, took = 0.0, []
-            while (event := coordinator.event(300)) is not None and event["event"] != "job.ended":
+            while (event := coordinator.event(5)) is None or event["event"] != "job.ended":
+                if any(child.exitcode for child in children):
+                    raise SystemExit("a silo of the benchmark ended; its error stands above")
+                if event is None:
+                    continue
                 at = datetime.fromisoformat(str(event["time"])).timestamp()
                 if event["event"] == "round.opened":
                     opened = at
