@@ -25,6 +25,7 @@ from ..proto.wire import Item, given_items
 from ..security import roster as rosters
 from ..security.identity import Keys
 from ..security.receipt import Receipt
+from . import heap
 from .config import CoordinatorConfig
 from .database import Database, Place, StoredJob, Submission
 from .events import (
@@ -116,6 +117,7 @@ class JobRun:
     def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
         """Fold the round's uploads; nothing changes before ``commit``."""
         self.store.forget_loaded()
+        heap.trim()
         read, archive = self.store.reader(members, round_), self.store.folding(round_)
         method, metrics = aggregation.close_round(
             self._method, self.exchanges, self._method_state, round_, members, self.job.up(round_), read, archive

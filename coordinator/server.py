@@ -24,6 +24,7 @@ from ..security import roster as rosters
 from ..security.identity import Keys, load_keys
 from ..security.lock import locked
 from . import config as configs
+from . import heap
 from .daemon import Daemon
 from .database import Database, StoredJob
 from .gauges import gauges
@@ -37,6 +38,7 @@ GRACE_SECONDS = 5.0  # for calls that are running when we stop
 async def serve(config: configs.CoordinatorConfig) -> None:
     """Run until SIGTERM or SIGINT; LocalError before anything listens if something is wrong."""
     os.umask(0o077)
+    heap.one_heap()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # idle connections of strangers must not use them up
     log.event("starting", files=hard, files_before=soft)

@@ -26,6 +26,10 @@ KEEPALIVE_ANSWER_SECONDS = 10
 UPLOAD_SECONDS = 60  # grace on top of the time that the payload takes at the slowest rate
 SLOWEST_BYTES_PER_SECOND = 256 * 1024
 
+# What a silo may send ahead of what the coordinator has read, in its memory: 40 MB/s at a round trip of 100 ms. gRPC
+# would otherwise probe the line and let the window grow, with several uploads to more than the tensors of a fold.
+WINDOW_BYTES = 4 * 1024 * 1024
+
 # gRPC offers TLS 1.2 by default and Python has no option against it. The variable sets the cipher suites of TLS 1.2
 # only; this one needs a pre-shared key that no member has, so nothing below TLS 1.3 can complete a handshake.
 CIPHERS_VARIABLE = "GRPC_SSL_CIPHER_SUITES"
@@ -46,6 +50,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *OPTIONS,
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
