@@ -33,7 +33,7 @@ Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo gav
 WEIGHT = "@weight"  # the name under which a Sum's weight crosses; "@" cannot start a tensor's own name
 BLOCK = 1 << 16  # elements of a float64 accumulator that are worked on at a time: 512 KiB, inside a core's cache
 WORKERS = 2  # threads that fold a large tensor
-REGION = 1 << 20  # elements of which there is an accumulator at all: 8 MiB, whatever the size of a tensor
+REGION = 1 << 19  # elements of which there is an accumulator at all: 4 MiB, whatever the size of a tensor
 LARGEST_WEIGHT = 2.0**53  # counts of records are exact up to here
 MIX_BITS = 32  # SECURITY.md rule 19: the integer weights of a Mix row add up to 2^32 exactly
 

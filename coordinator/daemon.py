@@ -117,7 +117,8 @@ class JobRun:
     def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
         """Fold the round's uploads; nothing changes before ``commit``."""
         self.store.forget_loaded()
-        heap.trim()
+        if self.largest_upload > heap.WORTH_BYTES:
+            heap.trim()
         read, archive = self.store.reader(members, round_), self.store.folding(round_)
         method, metrics = aggregation.close_round(
             self._method, self.exchanges, self._method_state, round_, members, self.job.up(round_), read, archive

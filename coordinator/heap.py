@@ -8,6 +8,7 @@ fold (docs/performance.md). Other C libraries have neither call, and nothing is 
 import ctypes
 
 M_ARENA_MAX = -8  # mallopt(3): number of a parameter
+WORTH_BYTES = 16 * 1024 * 1024  # of an upload: smaller ones leave less behind than a trim is worth
 
 
 def one_heap() -> None:
