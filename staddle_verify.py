@@ -96,6 +96,7 @@ VALUES = {
     "text": string(1024),
     "words": string(""),
     "receipt": f"(?:null|{string(4096)})",
+    "note": string(4096),
     "hash": '"[0-9a-f]{64}"',
     "nonce": '"[0-9a-f]{32}"',
     "time": r'"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"',
@@ -130,6 +131,12 @@ FORMS = {  # fields of each object, and what stands in them; of several with a s
     "control.open": FRAME + "session:text recipient:peer max_messages:count max_bytes:count",
     "control.close": FRAME + "ref:count messages:count bytes:count",
     "ingress": FRAME + "job:text round:count purpose:text rpc:text sender:peer message:payload",
+    "witness": FRAME + "by:text size:count root:hash",
+    "serving": FRAME + "coordinator:text software:text roster:hash",
+    "received": FRAME + "silo:text job:text job_digest:hash round:count message:payload ledger_seq:count "
+    "ledger_leaf:hash checkpoint:note receipt:signature",
+    "delivered": FRAME + "silo:text job:text job_digest:hash round:count message:payload",
+    "head.refused": FRAME + "silo:text checkpoint:note why:text",
     "policy.deny": FRAME + "job:text round:count purpose:text policy:hash reasons:words*",
     "entry": "id:id role:role organisation:title host_operator:title certificate:pem spki_sha256:hash "
     "protocol_key:hash log_key:hash exchange_key:hash signature:signature",
@@ -496,6 +503,7 @@ class Message:
     names: list[tuple[str, str]]  # part and name of each tensor
     digest: dict[str, Any] | None = None
     leaf: str = ""  # hash of the digest's line
+    root: str = ""  # of the records up to it, where it is asked for
 
     @property
     def whole(self) -> int:
@@ -537,6 +545,7 @@ class Account:
         self.silo = silo  # whose ledger it is; else the first that it names
         self.roster = ""  # digest, as the last start named it
         self.open: dict[int, Message] = {}
+        self.tree: Tree | None = None  # of the records, to note roots
         self.settled: Callable[[Message, dict[str, Any]], None] | None = None  # told of each message and its outcome
         self.totals: dict[tuple[str, str, str], Numbers] = {}  # by job, part and recipient
         self._declared: dict[str, dict[int, int]] = {}  # job digest → round → bytes of the payload declared so far
@@ -547,6 +556,8 @@ class Account:
     def take(self, record: dict[str, Any], leaf: str) -> None:
         """The next record; a broken rule is noted, and the record left out of account."""
         kind, why = record["type"], ""
+        if kind in ("received", "delivered", "head.refused"):  # of the coordinator's ledger, about every silo
+            return
         self.silo = self.silo or record.get("silo", "")
         if record.get("silo", self.silo) != self.silo:
             why = f"is of silo {record['silo']!r}, the ledger of {self.silo!r}"
@@ -596,6 +607,7 @@ class Account:
         if named(record) != message.names or record["message"]["bytes"] != message.whole:
             return f"has other tensors or bytes than its intent, seq {record['ref']}"
         message.digest, message.leaf = record, leaf
+        message.root = self.tree.root().hex() if self.tree else ""
         self._counts["undigested"] -= 1
         for part, numbers in message.leaving.items():
             self._add(message.intent, part, Numbers(), -numbers.bytes)
@@ -841,7 +853,7 @@ def run_receipts(args: argparse.Namespace) -> Run:
             counts["good"] += 1
             counts["last"] = max(counts["last"], message.digest["seq"])
 
-    account.settled = settled
+    account.settled, account.tree = settled, chain.tree
     for record in chain:
         account.take(record, chain.head)
     yield chain.found
@@ -877,6 +889,7 @@ def receipt_fault(message: Message, receipt: str, roster: Roster | None) -> str:
         "sha256": digest["message"]["sha256"],
         "ledger_seq": digest["seq"],
         "ledger_leaf": message.leaf,
+        "ledger_root": message.root,
     }
     signed = framed("staddle/receipt/1", canonical(fields))
     if not re.fullmatch("[0-9a-f]{128}", receipt) or not has_signed(

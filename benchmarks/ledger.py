@@ -25,7 +25,7 @@ from staddle.security.appendlog import SEGMENT_BYTES
 from staddle.security.chain import FIRST_PREV
 from staddle.security.head import Signer
 from staddle.security.ledger_audit import verify
-from staddle.security.merkle import CompactRange
+from staddle.security.merkle import Tree
 from staddle.security.segments import CHECKPOINT, segment
 
 SHAPES = {
@@ -102,13 +102,13 @@ def records() -> Iterator[dict[str, Any]]:
 
 def write(folder: Path, count: int, signer: Signer) -> int:
     """A ledger of so many records; its bytes."""
-    edge, head, number, size, total = CompactRange(), FIRST_PREV, 1, 0, 0
+    tree, head, number, size, total = Tree(), FIRST_PREV, 1, 0, 0
     file = segment(folder, number).open("wb")
     for seq, body in zip(range(count), records(), strict=False):
         frame = {"v": 1, "seq": seq, "prev": head, "nonce": secrets.token_hex(16), "mono_us": 83123 + 1000 * seq}
         line = canonical_json({**body, **frame, "time": "2026-11-20T21:30:05.123456Z"})
         leaf = hashlib.sha256(b"\x00" + line).digest()
-        edge.append(leaf)
+        tree.append(leaf)
         head = leaf.hex()
         if size >= SEGMENT_BYTES:
             file.close()
@@ -117,7 +117,7 @@ def write(folder: Path, count: int, signer: Signer) -> int:
         size += file.write(line + b"\n")
         total += len(line) + 1
     file.close()
-    (folder / CHECKPOINT).write_bytes(bytes(signer.sign(count, edge.root())))
+    (folder / CHECKPOINT).write_bytes(bytes(signer.sign(count, tree.root())))
     return total
 
 

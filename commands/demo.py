@@ -15,9 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from ..errors import AbortedError, LocalError
+from ..security import roster as rosters
 from ..security.head import own_log_key
 from ..security.ledger_audit import ledger_folder, verify
 from ..security.ledger_view import summary
+from ..security.reconcile import reconcile
 from .processes import Daemon, running
 from .settings import MODEL, SETTINGS
 
@@ -196,6 +198,8 @@ class Demo:
         for heading in ("silo", "job", "part", "messages", "tensors", "bytes"):
             table.add_column(heading, justify="left" if heading in ("silo", "job", "part") else "right")
         verdicts, sound = [], True
+        theirs = ledger_folder(self._federation.state("coordinator"))
+        roster = rosters.load(self._federation.folder / "roster.json")
         for silo in self._federation.silos:
             path = ledger_folder(self._federation.state(silo))
             key = own_log_key(self._federation.name, self._federation.keys(silo))
@@ -204,8 +208,13 @@ class Demo:
                 table.add_row(silo, job or "-", part, *numbers)
             table.add_section()
             found = verify(path, key=key)
-            sound = sound and found.ok
             said = f"ledger verified ({found.records} records)" if found.ok else f"LEDGER BROKEN: {found.problems[0]}"
+            if found.ok:
+                both = reconcile(path, theirs, roster)
+                agree = f"the coordinator's has the same {both.uploads} uploads and {both.deliveries} deliveries"
+                said += f", {f'NOT RECONCILED: {both.differences[0]}' if both.differences else agree}"
+                sound = sound and not both.differences
+            sound = sound and found.ok
             verdicts.append(f"{silo}: {said}: {path}")
         self._console.print(table)
         for verdict in verdicts:

@@ -24,7 +24,7 @@ from ..security.ledger import Ledger
 from ..security.ledger_view import Group, Message
 from ..security.note import Note, VerifierKey
 from ..security.segments import CHECKPOINT
-from . import ledger_proofs
+from . import ledger_proofs, ledger_reconcile
 from .ledger_proofs import read_note
 
 REPORT = Path("ledger-report.html")
@@ -202,6 +202,7 @@ def rekey(
 
 
 ledger_proofs.add_to(app)
+app.command("reconcile")(ledger_reconcile.reconcile)
 
 
 def _parts(message: Message) -> list[str]:

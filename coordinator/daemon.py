@@ -3,31 +3,25 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from .. import log
-from ..algorithms import aggregation
-from ..algorithms.exchange import PLAIN
 from ..algorithms.job import Job
-from ..algorithms.method import CoordinatorState
 from ..errors import LocalError, RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
 from ..proto.stream import Digests
-from ..proto.wire import Item, given_items
 from ..security import roster as rosters
 from ..security.identity import Keys
-from ..security.receipt import Receipt
-from . import heap
+from ..security.receiving_ledger import ReceivingLedger
+from .attesting import Attesting
 from .config import CoordinatorConfig
-from .database import Database, Place, StoredJob, Submission
+from .database import Database, StoredJob
 from .events import (
     Began,
     Deadline,
@@ -43,9 +37,12 @@ from .events import (
     Report,
     Watch,
 )
+from .heads import Head
+from .jobrun import FoldResult, JobRun
+from .receiving import Receiving
 from .room import check_room
 from .round import JobState, advance, resumed
-from .store import JobStore, Spool, Upload, check_folder
+from .store import Spool, check_folder
 from .tasks import SiloTask, awaited, task_for
 
 LOST_AFTER_BEATS = 6
@@ -54,84 +51,6 @@ FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSE
 
 def nothing() -> None:
     """What an event records beside the state, unless it says otherwise."""
-
-
-@dataclass(frozen=True)
-class FoldResult:
-    """What a fold gave, to be committed."""
-
-    metrics: dict[str, int]
-    method: CoordinatorState
-    files: Mapping[Place, str | None]
-    digests: Mapping[str, dict[str, bytes]]  # of published tensors, by part
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """What one silo gets: tensors by part, and the digests that are known already, by (part, name)."""
-
-    tensors: Mapping[str, Mapping[str, Tensor]]
-    digests: Mapping[tuple[str, str], bytes]
-
-
-class JobRun:
-    """One job: its state, its method's state, its files."""
-
-    def __init__(self, job: Job, stored: StoredJob, folder: Path) -> None:
-        self.job = job
-        self.signed = stored.signed
-        self.state = stored.state
-        self.store = JobStore(folder, lambda round_: given_items(job.up(round_)), stored.files)
-        self.store.clean([f"{self.state.round}.{silo}.upload" for silo in self.state.given])
-        self.exchanges = PLAIN
-        self._method = job.method()
-        self._method_state: CoordinatorState = stored.method
-        self._reading = asyncio.Semaphore(2)  # deliveries in memory at a time
-        sizes = (sum(i.spec.nbytes for i in given_items(job.up(r))) for r in job.phase_starts)
-        self.largest_upload = max(sizes)
-
-    def check_open(self, silo: str, round_: int) -> None:
-        """RefusedError ROUND_CLOSED unless this silo is awaited in this round."""
-        if not self.awaits(silo, round_):
-            raise RefusedError(silo, "ROUND_CLOSED", f"job {self.job.name!r}: round {round_} does not await it")
-
-    def awaits(self, silo: str, round_: int) -> bool:
-        """Whether this silo's upload of this round is still to come."""
-        return self.state.stage == "round" and self.state.round == round_ and silo in self.state.open
-
-    async def delivery(self, round_: int, silo: str) -> Delivery:
-        """What this silo gets at the start of this round."""
-        async with self._reading:
-            tensors = await asyncio.to_thread(
-                aggregation.deliver, self._method, self.exchanges, self._method_state, round_, silo, self.store
-            )
-        return Delivery(tensors, self.store.digests(tensors))
-
-    async def accept(self, silo: str, round_: int, spool: Spool, items: Sequence[Item]) -> str:
-        """Check what was spooled, keep it, name it; RefusedError for a bad value, or if the round closed meanwhile."""
-        path = await asyncio.to_thread(spool.finished)
-        await asyncio.to_thread(Upload(path, items).check_values, silo)
-        self.check_open(silo, round_)
-        return self.store.keep(silo, round_, path)
-
-    def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
-        """Fold the round's uploads; nothing changes before ``commit``."""
-        self.store.forget_loaded()
-        if self.largest_upload > heap.WORTH_BYTES:
-            heap.trim()
-        read, archive = self.store.reader(members, round_), self.store.folding(round_)
-        method, metrics = aggregation.close_round(
-            self._method, self.exchanges, self._method_state, round_, members, self.job.up(round_), read, archive
-        )
-        if round_ + 1 == self.job.length:
-            self.store.keep_result(method, self.job.silos)
-        counted = {name: int(value) for name, value in metrics.items()}
-        return FoldResult(counted, method, archive.changes, archive.digests)
-
-    def commit(self, round_: int, result: FoldResult) -> None:
-        """Turn to what the database has committed."""
-        self._method_state = result.method
-        self.store.commit(round_, result.files, result.digests)
 
 
 @dataclass(frozen=True)
@@ -151,15 +70,23 @@ class Held:
 class Daemon:
     """All jobs of one coordinator, in turn."""
 
-    def __init__(self, config: CoordinatorConfig, keys: Keys, roster: rosters.Roster, database: Database) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        keys: Keys,
+        roster: rosters.Roster,
+        database: Database,
+        ledger: ReceivingLedger,
+    ) -> None:
         self.config = config
         self.roster = roster
+        self.receiving = Receiving(roster, keys, database, ledger)
+        self.attesting = Attesting()
         self.runs: list[JobRun] = []
         self.sessions: dict[str, bytes] = {}
         self.held: dict[str, Held] = {}  # silo → what is here of its interrupted upload
         self.changed = asyncio.Event()
         self.stopping = False
-        self._keys = keys
         self._database = database
         self._began = time.monotonic()
         self._seen: dict[str, float] = {}  # silo → when it was last heard of, since this process began
@@ -216,7 +143,7 @@ class Daemon:
         new = silo not in self._seen
         self._seen[silo] = time.monotonic()
         if new:
-            self._tell()
+            self.tell()
 
     def connected(self) -> set[str]:
         """Silos that were heard of within some beats."""
@@ -242,29 +169,19 @@ class Daemon:
                 return run, task
         return None
 
-    def conclude(self, run: JobRun, silo: str, round_: int, file: str, end: tensor.End, digests: Digests) -> pb.Receipt:
+    def conclude(
+        self, run: JobRun, silo: str, round_: int, file: str, end: tensor.End, digests: Digests, head: Head
+    ) -> pb.Receipt:
         """Take an accepted upload into the state; the signed receipt."""
-        job = run.job
-        size = sum(i.spec.nbytes for i in given_items(job.up(round_)))
-        leaf = end.ledger_leaf.hex()
-        receipt = Receipt(
-            federation=self.roster.federation,
-            roster=rosters.digest(self.roster),
-            silo=silo,
-            job=job.digest,
-            round=round_,
-            size=size,
-            sha256=digests.total.hex(),
-            ledger_seq=end.ledger_seq,
-            ledger_leaf=leaf,
-        )
-        signature = receipt.sign(self._keys)
-        # What the coordinator knows of the silo's ledger: `staddle ledger verify --known SEQ:LEAF` takes it.
-        log.event("receipt", job=job.name, round=round_, silo=silo, bytes=size, known=f"{end.ledger_seq}:{leaf}")
-        sha256 = digests.total.hex()
-        given = Submission(round_, silo, file, size, sha256, end.ledger_seq, leaf, signature)
-        self.apply(run, Given(silo, round_, sha256), lambda: self._database.add_submission(job.name, given))
-        return pb.Receipt(round=round_, size=size, sha256=digests.total, signature=signature)
+        taken = self.receiving.take(run.job, silo, round_, file, end, digests, head)
+        given = Given(silo, round_, taken.submission.sha256)
+        self.apply(run, given, lambda: self.receiving.record(taken), lambda: self.receiving.committed(taken))
+        return taken.receipt
+
+    def delivered(self, run: JobRun, silo: str, round_: int, size: int, digests: Digests) -> None:
+        """Note a delivery that was sent to its end."""
+        with self._keeping():
+            self.receiving.delivered(run.job, silo, round_, size, digests)
 
     def receipt(self, run: JobRun, round_: int, silo: str) -> pb.Receipt | None:
         """The receipt of an upload that was accepted."""
@@ -306,11 +223,15 @@ class Daemon:
 
         It may be in the middle of what follows from an event; started again, it goes on from what is written.
         """
+        with self._keeping(), self._database.transaction():
+            yield
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
         try:
-            with self._database.transaction():
-                yield
+            yield
         except LocalError as error:
-            asyncio.get_running_loop().call_exception_handler({"message": "the database failed", "exception": error})
+            asyncio.get_running_loop().call_exception_handler({"message": "the disk failed", "exception": error})
             raise
 
     def _run(self, run: JobRun, effects: tuple[Effect, ...]) -> None:
@@ -319,10 +240,10 @@ class Daemon:
         for silo, held in list(self.held.items()):
             if not held.run.awaits(silo, held.round):
                 self.held.pop(silo).spool.discard()
-        self._tell()
+        self.tell()
         self._begin_next()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         """Wake every waiting poll and watcher; the next ones wait on a new event."""
         self.changed.set()
         self.changed = asyncio.Event()

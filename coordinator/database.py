@@ -26,7 +26,7 @@ Room: TypeAlias = Literal["result", "version", "mail"]
 Place: TypeAlias = tuple[Room, str, str]  # room, part, silo ("" for a result)
 Files: TypeAlias = Mapping[Place, str]  # place → file name in the job's folder
 
-VERSION = 1
+VERSION = 2
 SCHEMA = """
 CREATE TABLE jobs (
   name TEXT PRIMARY KEY,
@@ -53,6 +53,11 @@ CREATE TABLE submissions (
   ledger_leaf TEXT NOT NULL,
   receipt BLOB NOT NULL,                -- our signature
   PRIMARY KEY (job, round, silo)
+) STRICT;
+CREATE TABLE heads (
+  silo TEXT PRIMARY KEY,
+  log_key TEXT NOT NULL,                -- of the roster entry under which it was checked
+  note BLOB NOT NULL                    -- the checkpoint of the silo's ledger, as it signed it
 ) STRICT;
 CREATE TABLE files (
   job TEXT NOT NULL REFERENCES jobs(name),
@@ -88,6 +93,14 @@ class Submission:
     ledger_seq: int
     ledger_leaf: str
     receipt: bytes
+
+
+@dataclass(frozen=True)
+class StoredHead:
+    """The last checkpoint that is held of a silo's ledger."""
+
+    log_key: str  # hex
+    note: bytes
 
 
 class Database:
@@ -202,6 +215,16 @@ class Database:
         fields = (given.round, given.silo, given.file, given.size, given.sha256)
         proof = (given.ledger_seq, given.ledger_leaf, given.receipt)
         self._connection.execute("INSERT INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (job, *fields, *proof))
+
+    def heads(self) -> dict[str, StoredHead]:
+        """What is held of each silo's ledger."""
+        with self._explained():
+            rows = self._connection.execute("SELECT silo, log_key, note FROM heads").fetchall()
+        return {silo: StoredHead(log_key, note) for silo, log_key, note in rows}
+
+    def save_head(self, silo: str, head: StoredHead) -> None:
+        """Replace what is held of a silo's ledger."""
+        self._connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", (silo, head.log_key, head.note))
 
     def submission(self, job: str, round_: int, silo: str) -> Submission | None:
         """What a silo gave in a round, if it was accepted."""

@@ -38,6 +38,7 @@ STATUS = {
     "NOT_FINITE": grpc.StatusCode.INVALID_ARGUMENT,
     "WEIGHT": grpc.StatusCode.INVALID_ARGUMENT,
     "BOUNDS": grpc.StatusCode.INVALID_ARGUMENT,
+    "LEDGER": grpc.StatusCode.FAILED_PRECONDITION,
     "STORAGE": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "INTERRUPTED": grpc.StatusCode.ABORTED,
     "STOPPING": grpc.StatusCode.UNAVAILABLE,

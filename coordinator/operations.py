@@ -17,9 +17,10 @@ from ..security.envelope import verify_document
 from ..security.identity import Role
 from ..security.labels import JOB
 from ..security.roster import Roster
-from .daemon import Daemon, JobRun
+from .daemon import Daemon
 from .events import Resumed, Stopped
 from .guard import Context, caller
+from .jobrun import JobRun
 
 MOST_JOBS = 1000  # kept in one coordinator, ended ones included
 

@@ -6,6 +6,7 @@ import resource
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
 from ..proto.operations_pb2_grpc import add_OperationsServicer_to_server
 from ..security import roster as rosters
 from ..security.identity import Keys, load_keys
+from ..security.ledger_audit import LEDGER
 from ..security.lock import locked
+from ..security.receiving_ledger import ReceivingLedger
 from . import config as configs
 from . import heap
 from .daemon import Daemon
@@ -56,9 +59,14 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
     """A coordinator that serves while the block runs; gives the address that it listens on."""
     keys, roster = _identity(config)
     config.directory.mkdir(parents=True, exist_ok=True)
-    with locked(config.directory), closing(Database(config.directory / "coordinator.sqlite")) as database:
+    with (
+        locked(config.directory),
+        closing(Database(config.directory / "coordinator.sqlite")) as database,
+        ReceivingLedger.open(config.directory / LEDGER, roster.coordinator.id, roster.federation, keys.log) as ledger,
+    ):
         torch.set_num_threads(1)  # one order of every sum
-        daemon = Daemon(config, keys, roster, database)
+        ledger.serving(roster.coordinator.id, f"staddle {version('staddle')}", rosters.digest(roster))
+        daemon = Daemon(config, keys, roster, database, ledger)
         stored = [restored for kept in database.jobs() if (restored := _stored(kept)) is not None]
         known = {job.name: kept.signed for job, kept in stored}
         jobs = [(job, signed) for path in config.jobs for job, signed in (_job(path, roster, known),)]
@@ -91,6 +99,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
             await health_service.enter_graceful_shutdown()
             await daemon.stop()
             await server.stop(GRACE_SECONDS)
+        ledger.stop("asked to stop")
 
 
 def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:

@@ -14,15 +14,20 @@ from ..proto.frames import Frame
 from ..proto.stream import Digester, chunks
 from ..proto.wire import delivered_items, to_wire
 from ..security import roster as rosters
-from .daemon import Daemon, JobRun
+from ..security.attestation import CHALLENGE_BYTES
+from .daemon import Daemon
 from .events import Answered, Done, Failed
 from .guard import Context, caller
+from .jobrun import JobRun
 from .tasks import FinishTask, OfferTask, RoundTask, SiloTask
 from .uploads import Uploads
 
+MAX_HEAD_BYTES = 4096
+SIGNATURE_BYTES = 64
+
 
 class Service:
-    """The seven calls; identity and limits were checked by the guard."""
+    """The eight calls; identity and limits were checked by the guard."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -47,15 +52,22 @@ class Service:
         if request.roster_digest != bytes.fromhex(rosters.digest(self._daemon.roster)):
             why = f"holds another roster; this coordinator has version {self._daemon.roster.version}, bring both to one"
             raise RefusedError(silo, "ROSTER", why)
+        if len(request.challenge) != CHALLENGE_BYTES:
+            raise RefusedError(
+                silo, "MANIFEST", f"its challenge has {len(request.challenge)} bytes, not {CHALLENGE_BYTES}"
+            )
         token = secrets.token_bytes(16)
         timing = self._daemon.config.timing
         self._daemon.sessions[silo] = token
+        self._daemon.attesting.ask(silo, request.challenge)
         self._daemon.saw(silo)
+        self._daemon.tell()
         return pb.HelloReply(
             protocol=min(request.protocol_max, PROTOCOL_MAX),
             session=token,
             beat_seconds=timing.beat_seconds,
             hold_seconds=timing.hold_seconds,
+            held=self._daemon.receiving.heads.note(silo),
         )
 
     async def Poll(self, request: pb.PollRequest, context: Context) -> pb.Task:  # noqa: N802
@@ -66,14 +78,25 @@ class Service:
         while True:
             changed = self._daemon.changed
             self._check_stopping(silo)
+            if (witness := self._daemon.attesting.waiting(silo)) is not None:
+                return pb.Task(witness=witness)
             if (found := self._daemon.task_for(silo)) is not None:
-                return _task(*found)
+                return self._task(silo, *found)
             try:
                 await asyncio.wait_for(changed.wait(), until - loop.time())
             except TimeoutError:
                 return pb.Task(nothing=pb.Nothing())
             finally:
                 self._daemon.saw(silo)
+
+    async def Attest(self, request: pb.Attestation, context: Context) -> pb.AttestReply:  # noqa: N802
+        """Pass on what a silo says that it holds of another one's ledger, if that one asked."""
+        silo = self._silo(request.session, context)
+        if len(request.held) > MAX_HEAD_BYTES or len(request.signature) != SIGNATURE_BYTES:
+            raise RefusedError(silo, "MANIFEST", "its attestation has no signature, or too long a head")
+        if self._daemon.attesting.answered(silo, request):
+            self._daemon.tell()
+        return pb.AttestReply()
 
     async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:  # noqa: N802
         """Note that a silo is alive; say whether its work is wanted."""
@@ -129,6 +152,8 @@ class Service:
                     await context.write(chunk)  # waits while the silo is busy: back-pressure
                 digests = digester.digests()
                 await context.write(tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)))
+            if items:
+                self._daemon.delivered(run, silo, request.round, size, digests)
             log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size)
         except TimeoutError:
             raise RefusedError(silo, "LIMIT", "the delivery was read slower than its size allows") from None
@@ -170,6 +195,21 @@ class Service:
             raise RefusedError(silo, "UNKNOWN_JOB", f"job {job!r} has digest {run.job.digest}, not {digest[:32].hex()}")
         return run
 
+    def _task(self, silo: str, run: JobRun, task: SiloTask) -> pb.Task:
+        digest = bytes.fromhex(run.job.digest)
+        match task:
+            case OfferTask():
+                return pb.Task(offer=pb.Offer(job=run.job.name, job_digest=digest, signed_job=run.signed))
+            case RoundTask(round_, cohort, counted):
+                asked = pb.Round(job=run.job.name, job_digest=digest, round=round_, cohort=cohort, counted=counted)
+                asked.heads.extend(self._daemon.receiving.heads.others(silo, run.job.silos))
+                return pb.Task(round=asked)
+            case FinishTask(round_, completed, counted):
+                over = pb.Finish(
+                    job=run.job.name, job_digest=digest, round=round_, completed=completed, counted=counted
+                )
+                return pb.Task(finish=over)
+
 
 def _code(value: Any) -> str:
     if value not in pb.ErrorCode.values():
@@ -179,16 +219,3 @@ def _code(value: Any) -> str:
 
 def _round(task: SiloTask) -> int:
     return 0 if isinstance(task, OfferTask) else task.round
-
-
-def _task(run: JobRun, task: SiloTask) -> pb.Task:
-    digest = bytes.fromhex(run.job.digest)
-    match task:
-        case OfferTask():
-            return pb.Task(offer=pb.Offer(job=run.job.name, job_digest=digest, signed_job=run.signed))
-        case RoundTask(round_, cohort, counted):
-            asked = pb.Round(job=run.job.name, job_digest=digest, round=round_, cohort=cohort, counted=counted)
-            return pb.Task(round=asked)
-        case FinishTask(round_, completed, counted):
-            over = pb.Finish(job=run.job.name, job_digest=digest, round=round_, completed=completed, counted=counted)
-            return pb.Task(finish=over)

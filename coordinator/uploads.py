@@ -17,8 +17,9 @@ from ..proto.channel import transfer_seconds
 from ..proto.frames import Chunk, Frame
 from ..proto.stream import Inbound
 from ..proto.wire import Item, check_manifest, given_items
-from .daemon import Daemon, Held, JobRun
+from .daemon import Daemon, Held
 from .events import Failed
+from .jobrun import JobRun
 from .store import Spool
 
 FAULTS_OF_THE_SILO = (
@@ -28,6 +29,7 @@ FAULTS_OF_THE_SILO = (
     "NOT_FINITE",
     "WEIGHT",
     "BOUNDS",
+    "LEDGER",
 )  # a refused upload with one of these is final
 
 Admit = Callable[[str, tensor.Manifest], JobRun]
@@ -101,6 +103,7 @@ class Uploads:
             run = arriving.run
             if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
                 raise RefusedError(silo, "MANIFEST", "the end frame names no place in a ledger")
+            head = self._daemon.receiving.heads.check(silo, end)
             file = await run.accept(silo, arriving.round, arriving.spool, inbound.items)
         except asyncio.CancelledError:
             self._keep(silo, arriving)
@@ -115,7 +118,7 @@ class Uploads:
             raise RefusedError(silo, "LIMIT", "the upload took longer than its size allows; it was dropped") from None
         finally:
             arriving.discard()
-        return self._daemon.conclude(run, silo, arriving.round, file, end, digests)
+        return self._daemon.conclude(run, silo, arriving.round, file, end, digests, head)
 
     def _check(self, silo: str, manifest: tensor.Manifest, arriving: Arriving) -> tuple[Item, ...]:
         """What a manifest declares; it is open, fits the job and the disk, and goes on where the bytes here end."""

@@ -28,6 +28,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_INTERRUPTED: _ClassVar[ErrorCode]
     ERROR_CODE_WEIGHT: _ClassVar[ErrorCode]
     ERROR_CODE_BOUNDS: _ClassVar[ErrorCode]
+    ERROR_CODE_LEDGER: _ClassVar[ErrorCode]
     ERROR_CODE_JOB_SIGNATURE: _ClassVar[ErrorCode]
     ERROR_CODE_JOB_INVALID: _ClassVar[ErrorCode]
     ERROR_CODE_POLICY: _ClassVar[ErrorCode]
@@ -59,6 +60,7 @@ ERROR_CODE_STOPPING: ErrorCode
 ERROR_CODE_INTERRUPTED: ErrorCode
 ERROR_CODE_WEIGHT: ErrorCode
 ERROR_CODE_BOUNDS: ErrorCode
+ERROR_CODE_LEDGER: ErrorCode
 ERROR_CODE_JOB_SIGNATURE: ErrorCode
 ERROR_CODE_JOB_INVALID: ErrorCode
 ERROR_CODE_POLICY: ErrorCode
@@ -72,28 +74,32 @@ ANSWER_KIND_FAILED: AnswerKind
 ANSWER_KIND_DONE: AnswerKind
 
 class HelloRequest(_message.Message):
-    __slots__ = ("silo", "protocol_min", "protocol_max", "roster_digest")
+    __slots__ = ("silo", "protocol_min", "protocol_max", "roster_digest", "challenge")
     SILO_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     ROSTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     silo: str
     protocol_min: int
     protocol_max: int
     roster_digest: bytes
-    def __init__(self, silo: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., roster_digest: _Optional[bytes] = ...) -> None: ...
+    challenge: bytes
+    def __init__(self, silo: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., roster_digest: _Optional[bytes] = ..., challenge: _Optional[bytes] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "session", "beat_seconds", "hold_seconds")
+    __slots__ = ("protocol", "session", "beat_seconds", "hold_seconds", "held")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     BEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HOLD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session: bytes
     beat_seconds: int
     hold_seconds: int
-    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[bytes] = ..., beat_seconds: _Optional[int] = ..., hold_seconds: _Optional[int] = ...) -> None: ...
+    held: bytes
+    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[bytes] = ..., beat_seconds: _Optional[int] = ..., hold_seconds: _Optional[int] = ..., held: _Optional[bytes] = ...) -> None: ...
 
 class PollRequest(_message.Message):
     __slots__ = ("session",)
@@ -102,18 +108,56 @@ class PollRequest(_message.Message):
     def __init__(self, session: _Optional[bytes] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("nothing", "offer", "round", "finish")
+    __slots__ = ("nothing", "offer", "round", "finish", "witness")
     NOTHING_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    WITNESS_FIELD_NUMBER: _ClassVar[int]
     nothing: Nothing
     offer: Offer
     round: Round
     finish: Finish
-    def __init__(self, nothing: _Optional[_Union[Nothing, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+    witness: Witness
+    def __init__(self, nothing: _Optional[_Union[Nothing, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., witness: _Optional[_Union[Witness, _Mapping]] = ...) -> None: ...
 
 class Nothing(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Witness(_message.Message):
+    __slots__ = ("asked", "told")
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    asked: _containers.RepeatedCompositeFieldContainer[Challenge]
+    told: _containers.RepeatedCompositeFieldContainer[Attestation]
+    def __init__(self, asked: _Optional[_Iterable[_Union[Challenge, _Mapping]]] = ..., told: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ...) -> None: ...
+
+class Challenge(_message.Message):
+    __slots__ = ("silo", "challenge")
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    silo: str
+    challenge: bytes
+    def __init__(self, silo: _Optional[str] = ..., challenge: _Optional[bytes] = ...) -> None: ...
+
+class Attestation(_message.Message):
+    __slots__ = ("session", "by", "silo", "challenge", "held", "signature")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    by: str
+    silo: str
+    challenge: bytes
+    held: bytes
+    signature: bytes
+    def __init__(self, session: _Optional[bytes] = ..., by: _Optional[str] = ..., silo: _Optional[str] = ..., challenge: _Optional[bytes] = ..., held: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class AttestReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -128,18 +172,20 @@ class Offer(_message.Message):
     def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., signed_job: _Optional[bytes] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("job", "job_digest", "round", "cohort", "counted")
+    __slots__ = ("job", "job_digest", "round", "cohort", "counted", "heads")
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COHORT_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
     job: str
     job_digest: bytes
     round: int
     cohort: _containers.RepeatedScalarFieldContainer[str]
     counted: int
-    def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., counted: _Optional[int] = ...) -> None: ...
+    heads: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., counted: _Optional[int] = ..., heads: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("job", "job_digest", "round", "completed", "counted")
@@ -204,16 +250,18 @@ class FetchRequest(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("round", "size", "sha256", "signature")
+    __slots__ = ("round", "size", "sha256", "signature", "head")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
     round: int
     size: int
     sha256: bytes
     signature: bytes
-    def __init__(self, round: _Optional[int] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    head: bytes
+    def __init__(self, round: _Optional[int] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., head: _Optional[bytes] = ...) -> None: ...
 
 class StandingRequest(_message.Message):
     __slots__ = ("session", "job", "job_digest", "round")

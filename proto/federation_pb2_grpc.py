@@ -71,6 +71,11 @@ class FederationStub:
                 request_serializer=staddle_dot_proto_dot_federation__pb2.StandingRequest.SerializeToString,
                 response_deserializer=staddle_dot_proto_dot_federation__pb2.StandingReply.FromString,
                 _registered_method=True)
+        self.Attest = channel.unary_unary(
+                '/staddle.v1.Federation/Attest',
+                request_serializer=staddle_dot_proto_dot_federation__pb2.Attestation.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_federation__pb2.AttestReply.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -125,6 +130,13 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attest(self, request, context):
+        """Says what this silo holds of another one's ledger, when that silo has asked for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +174,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Standing,
                     request_deserializer=staddle_dot_proto_dot_federation__pb2.StandingRequest.FromString,
                     response_serializer=staddle_dot_proto_dot_federation__pb2.StandingReply.SerializeToString,
+            ),
+            'Attest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attest,
+                    request_deserializer=staddle_dot_proto_dot_federation__pb2.Attestation.FromString,
+                    response_serializer=staddle_dot_proto_dot_federation__pb2.AttestReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -353,6 +370,33 @@ class Federation:
             '/staddle.v1.Federation/Standing',
             staddle_dot_proto_dot_federation__pb2.StandingRequest.SerializeToString,
             staddle_dot_proto_dot_federation__pb2.StandingReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/staddle.v1.Federation/Attest',
+            staddle_dot_proto_dot_federation__pb2.Attestation.SerializeToString,
+            staddle_dot_proto_dot_federation__pb2.AttestReply.FromString,
             options,
             channel_credentials,
             insecure,

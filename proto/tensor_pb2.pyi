@@ -85,16 +85,22 @@ class Manifest(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., size: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class End(_message.Message):
-    __slots__ = ("sha256", "tensor_sha256", "ledger_seq", "ledger_leaf")
+    __slots__ = ("sha256", "tensor_sha256", "ledger_seq", "ledger_leaf", "head", "inclusion", "holds")
     SHA256_FIELD_NUMBER: _ClassVar[int]
     TENSOR_SHA256_FIELD_NUMBER: _ClassVar[int]
     LEDGER_SEQ_FIELD_NUMBER: _ClassVar[int]
     LEDGER_LEAF_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    INCLUSION_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
     sha256: bytes
     tensor_sha256: _containers.RepeatedScalarFieldContainer[bytes]
     ledger_seq: int
     ledger_leaf: bytes
-    def __init__(self, sha256: _Optional[bytes] = ..., tensor_sha256: _Optional[_Iterable[bytes]] = ..., ledger_seq: _Optional[int] = ..., ledger_leaf: _Optional[bytes] = ...) -> None: ...
+    head: bytes
+    inclusion: _containers.RepeatedScalarFieldContainer[bytes]
+    holds: int
+    def __init__(self, sha256: _Optional[bytes] = ..., tensor_sha256: _Optional[_Iterable[bytes]] = ..., ledger_seq: _Optional[int] = ..., ledger_leaf: _Optional[bytes] = ..., head: _Optional[bytes] = ..., inclusion: _Optional[_Iterable[bytes]] = ..., holds: _Optional[int] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("manifest", "chunk", "end")

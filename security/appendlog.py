@@ -24,9 +24,11 @@ from typing import Any, Self
 from ..errors import LocalError, UnwritableError
 from ..files import canonical_json, sync_directory, write_atomic
 from .chain import FIRST_PREV, FRAME, MAX_LINE, Form, Line, leaf_hash
-from .head import EVERY, Agreement, Held, Signer, stored_by
+from .checkpoint import Checkpoint
+from .consistency import Consistency
+from .head import EVERY, Agreement, Held, Signer, disagreement, stored_by
 from .lock import hold
-from .merkle import CompactRange
+from .merkle import Hashes, Tree
 from .note import Note
 from .segments import CHECKPOINT, LOCK, MAX_SEGMENTS, Reading, segment, torn
 
@@ -40,6 +42,19 @@ class Appended:
 
     seq: int
     leaf: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A record and the head of the log that ends with it, signed: who holds it can tell if the record is altered."""
+
+    place: Appended
+    checkpoint: Note
+
+    @property
+    def head(self) -> Checkpoint:
+        """What the checkpoint says."""
+        return Checkpoint.parse(self.checkpoint.text)
 
 
 class AppendLog:
@@ -57,7 +72,7 @@ class AppendLog:
         self._failed = ""
         self._file, self._number, self._size, self._day = -1, 0, 0, ""  # the last segment; its first record's day
         self._head = FIRST_PREV
-        self._range = CompactRange()
+        self._tree = Tree()
         self._signed: tuple[int, Note] | None = None  # the checkpoint on the disk
 
     @classmethod
@@ -84,28 +99,38 @@ class AppendLog:
     @property
     def head(self) -> Appended | None:
         """The last record, None in an empty log."""
-        return Appended(self._range.size - 1, self._head) if self._range.size else None
+        return Appended(len(self._tree) - 1, self._head) if len(self._tree) else None
 
     def append(self, record: Mapping[str, Any], *, durable: bool = True) -> Appended:
         """Add a record of any ``type``; without ``durable`` it reaches the disk with the next durable one."""
         with self._mutex:
-            self._check_open()
-            now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            line = self._framed(record, now)
-            try:
-                if self._size >= SEGMENT_BYTES or (self._size and self._day < now[:10]):
-                    self._rotate()
-                self._write(line, durable=durable)
-            except OSError as error:
-                raise self._fail(error.strerror or str(error)) from error
-            self._day = self._day if self._size else now[:10]
-            self._size += len(line)
-            self._head = leaf_hash(line[:-1])
-            self._range.append(bytes.fromhex(self._head))
-            appended = Appended(self._range.size - 1, self._head)
-            if self._range.size % EVERY == 0:
-                self._checkpoint()
-            return appended
+            return self._append(record, durable=durable)
+
+    def seal(self, record: Mapping[str, Any]) -> Sealed:
+        """Add a durable record, and sign the head for others to hold; the checkpoint in the folder may be older."""
+        with self._mutex:
+            appended = self._append(record, durable=True)
+            return Sealed(appended, self.signer.sign(len(self._tree), self._tree.root()))
+
+    def growth(self, held: int, to: Note) -> Consistency:
+        """Proof for who holds the head of ``held`` records, 0 for none, that the log only grew until ``to``."""
+        with self._mutex:
+            return Consistency(held, self._tree.consistency_proof(held, Checkpoint.parse(to.text).size), to)
+
+    def inclusion(self, seq: int, size: int) -> Hashes:
+        """RFC 6962 section 2.1.1: that record ``seq`` is in the log of ``size`` records."""
+        with self._mutex:
+            return self._tree.inclusion_proof(seq, size)
+
+    def root(self, size: int) -> bytes:
+        """Root of the first ``size`` records."""
+        with self._mutex:
+            return self._tree.root(size)
+
+    def disagreement(self, held: Held) -> str:
+        """Why this log is not the one that somebody's checkpoint was signed for; empty if it is, or grew from it."""
+        with self._mutex:
+            return disagreement(self._tree, held)
 
     def checkpoint(self) -> Note:
         """Make all records durable, sign their head, store it and return it."""
@@ -136,6 +161,25 @@ class AppendLog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def _append(self, record: Mapping[str, Any], *, durable: bool) -> Appended:
+        self._check_open()
+        now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        line = self._framed(record, now)
+        try:
+            if self._size >= SEGMENT_BYTES or (self._size and self._day < now[:10]):
+                self._rotate()
+            self._write(line, durable=durable)
+        except OSError as error:
+            raise self._fail(error.strerror or str(error)) from error
+        self._day = self._day if self._size else now[:10]
+        self._size += len(line)
+        self._head = leaf_hash(line[:-1])
+        self._tree.append(bytes.fromhex(self._head))
+        appended = Appended(len(self._tree) - 1, self._head)
+        if len(self._tree) % EVERY == 0:
+            self._checkpoint()
+        return appended
+
     def _check_open(self) -> None:
         if self._failed:
             raise UnwritableError(f"{self.folder}: takes no more records: {self._failed}")
@@ -159,7 +203,7 @@ class AppendLog:
         framed = {
             **record,
             "v": 1,
-            "seq": self._range.size,
+            "seq": len(self._tree),
             "prev": self._head,
             "nonce": secrets.token_hex(16),
             "time": now,
@@ -196,10 +240,10 @@ class AppendLog:
 
     def _checkpoint(self) -> Note:
         """Records first: a checkpoint on the disk of records that are not would look like a rollback."""
-        size = self._range.size
+        size = len(self._tree)
         if self._signed and self._signed[0] == size:
             return self._signed[1]
-        note = self.signer.sign(size, self._range.root())
+        note = self.signer.sign(size, self._tree.root())
         try:
             if self._file >= 0:
                 os.fdatasync(self._file)
@@ -240,7 +284,7 @@ class AppendLog:
                 f"{self.folder}: was rolled back or altered: {problems[0]}; restore the newest copy of the whole "
                 "folder, or keep this one as evidence, move it away and begin a new one"
             )
-        self._range, self._head = agreement.range, reading.head
+        self._tree, self._head = agreement.tree, reading.head
         if before is None:
             self._checkpoint()
         self._take_up(reading)

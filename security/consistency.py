@@ -22,7 +22,7 @@ from ..errors import LocalError, ProofError
 from . import checkpoint as checkpoints
 from . import note as notes
 from .checkpoint import Checkpoint, decimal, verify_growth
-from .merkle import HASH_BYTES, Tree
+from .merkle import EMPTY_ROOT, HASH_BYTES, Tree
 from .note import MAX_NOTE, Note, VerifierKey, base64_bytes, base64_text
 
 MAX_HASHES = 63  # of the largest tree, and what a witness takes
@@ -79,8 +79,13 @@ def prove(tree: Tree, old: Note, new: Note) -> Consistency:
 
 def verify(proof: Consistency, old: Note, log: VerifierKey) -> Checkpoint:
     """The new checkpoint; ProofError unless the log signed both and the new one begins with all that the old has."""
-    before = checkpoints.verify(old, log).checkpoint
+    return verify_from(checkpoints.verify(old, log).checkpoint, proof, log)
+
+
+def verify_from(held: Checkpoint | None, proof: Consistency, log: VerifierKey) -> Checkpoint:
+    """The same for who has checked the old checkpoint already, or holds none (old size 0)."""
     after = checkpoints.verify(proof.checkpoint, log).checkpoint
+    before = held or Checkpoint(after.origin, 0, EMPTY_ROOT)
     if proof.old_size != before.size:
         raise ProofError(f"consistency proof is from {proof.old_size} records, the old checkpoint has {before.size}")
     verify_growth(before, after, proof.hashes)

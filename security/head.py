@@ -18,7 +18,7 @@ from . import checkpoint as checkpoints
 from . import note as notes
 from .checkpoint import Checkpoint
 from .identity import ENTRY_FILE, load_entry
-from .merkle import CompactRange
+from .merkle import Tree
 from .note import Kind, Note, VerifierKey
 from .roster import Roster
 from .segments import CHECKPOINT
@@ -105,26 +105,28 @@ class Agreement:
     """Compares a ledger with heads that were signed earlier, while its records are read one after another."""
 
     def __init__(self, held: Sequence[Held]) -> None:
-        self.range = CompactRange()
+        self.tree = Tree()
         self._held = held
-        self._wanted = {each.checkpoint.size for each in held}
-        self._roots = {0: self.range.root()}
 
     def append(self, leaf: bytes) -> None:
         """Take in the leaf hash of the next record."""
-        known = self.range
-        known.append(leaf)
-        if known.size in self._wanted:
-            self._roots[known.size] = known.root()
+        self.tree.append(leaf)
 
     def problems(self) -> Iterable[str]:
         """What does not agree, once all records are in."""
         for each in self._held:
-            size, count = each.checkpoint.size, self.range.size
-            if size > count:
-                yield f"records were cut off: there are {count}, and {each.holder} holds a signed checkpoint of {size}"
-            elif self._roots[size] != each.checkpoint.root:
-                yield (
-                    f"records were rewritten: {each.holder} holds a signed checkpoint of {size}, to which the first "
-                    f"{size} of these {count} records do not lead"
-                )
+            if problem := disagreement(self.tree, each):
+                yield problem
+
+
+def disagreement(tree: Tree, held: Held) -> str:
+    """Why a ledger with these leaves did not grow from the one that a checkpoint was signed for; empty if it did."""
+    size, count = held.checkpoint.size, len(tree)
+    if size > count:
+        return f"records were cut off: there are {count}, and {held.holder} holds a signed checkpoint of {size}"
+    if tree.root(size) != held.checkpoint.root:
+        return (
+            f"records were rewritten: {held.holder} holds a signed checkpoint of {size}, to which the first "
+            f"{size} of these {count} records do not lead"
+        )
+    return ""

@@ -10,7 +10,7 @@ ENTRY = b"staddle/entry/1"  # a member over its own public entry: it holds the p
 ROSTER = b"staddle/roster/1"  # a founder over a roster
 JOB = b"staddle/job/1"  # an operator over a job file
 RECEIPT = b"staddle/receipt/1"  # the coordinator over what it received
-HEAD = b"staddle/head/1"  # a silo over the head of its ledger
+HEAD = b"staddle/head/1"  # a silo over the head that it holds of another one's ledger
 
 LEAF = b"\x00"  # RFC 6962 section 2.1: hash of a leaf; signed nowhere, so not framed
 NODE = b"\x01"  # RFC 6962 section 2.1: hash of two subtrees

@@ -20,11 +20,14 @@ from typing import Any, Literal, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ..errors import LocalError
-from .appendlog import Appended, AppendLog
+from .appendlog import Appended, AppendLog, Sealed
 from .chain import Line
-from .head import Signer
+from .checkpoint import Checkpoint
+from .consistency import Consistency
+from .head import Held, Signer
 from .ledger_rules import Rules
-from .note import Note
+from .merkle import Hashes
+from .note import Note, VerifierKey
 from .record_form import well_formed
 from .records import (
     Applied,
@@ -46,6 +49,7 @@ from .records import (
     Stop,
     Tensor,
     TensorDigest,
+    Witness,
     checked,
     parse_record,
 )
@@ -71,6 +75,7 @@ class Ledger:
         self._sent: Counter[tuple[str, int]] = Counter()
         self._attempts: Counter[tuple[str, int]] = Counter()
         self._unsettled: dict[int, list[Line]] = {}  # seq of an intent → it, and its digest if there is one
+        self._past: list[VerifierKey] = []  # keys that signed before the one that does
         self._mutex = threading.Lock()
         self._log: AppendLog
 
@@ -154,9 +159,15 @@ class Ledger:
             )
         )
 
-    def digest(self, ref: int, tensors: Sequence[TensorDigest], message: Payload) -> Appended:
-        """All bytes of intent ``ref`` are with the transport, and these are their hashes."""
-        return self._append(Digest(ref=ref, tensors=tuple(tensors), message=message))
+    def digest(self, ref: int, tensors: Sequence[TensorDigest], message: Payload) -> Sealed:
+        """All bytes of intent ``ref`` are with the transport, and these are their hashes; with the head for others."""
+        record = Digest(ref=ref, tensors=tuple(tensors), message=message)
+        stored = record.model_dump(mode="json")
+        with self._mutex:
+            self._check(stored)
+            sealed = self._log.seal(stored)
+            self._accept(sealed.place, stored)
+            return sealed
 
     def outcome(
         self, ref: int, status: Literal["sent", "failed", "unknown"], bytes_sent: int, receipt: str | None = None
@@ -188,6 +199,10 @@ class Ledger:
         """The policy held a message back; nothing left."""
         return self._append(Deny(job=job, round=round_number, purpose=purpose, policy=policy, reasons=tuple(reasons)))
 
+    def witness(self, by: str, held: Checkpoint) -> Appended:
+        """A member says that it holds this head of this ledger; durable with the next record."""
+        return self._append(Witness(by=by, size=held.size, root=held.root.hex()), durable=False)
+
     @property
     def head(self) -> Appended | None:
         """The last record."""
@@ -218,6 +233,27 @@ class Ledger:
         """The signed head of all records so far, which are durable then; others may hold it against us."""
         return self._log.checkpoint()
 
+    def growth(self, held: int, to: Note) -> Consistency:
+        """Proof for who holds the head of ``held`` records, 0 for none, that it only grew until ``to``."""
+        return self._log.growth(held, to)
+
+    def inclusion(self, seq: int, size: int) -> Hashes:
+        """RFC 6962 section 2.1.1: that record ``seq`` is in the ledger of ``size`` records."""
+        return self._log.inclusion(seq, size)
+
+    def disagreement(self, held: Held) -> str:
+        """Why this is not the ledger that somebody's checkpoint was signed for; empty if it is, or grew from it."""
+        return self._log.disagreement(held)
+
+    def root(self, size: int) -> bytes:
+        """Root of the first ``size`` records."""
+        return self._log.root(size)
+
+    @property
+    def keys(self) -> tuple[VerifierKey, ...]:
+        """The log's public key, and those before it."""
+        return (self._log.signer.public, *self._past)
+
     def rekey(self, key: Ed25519PrivateKey) -> Appended:
         """From now on this log key signs; the old one signs a checkpoint that says so."""
         old = self._log.signer
@@ -239,12 +275,18 @@ class Ledger:
     def _append(self, record: Record, *, durable: bool = True) -> Appended:
         stored = record.model_dump(mode="json")
         with self._mutex:
-            if problem := self._rules.check(stored):
-                raise LocalError(f"ledger of {self.silo!r}: {problem}")
+            self._check(stored)
             appended = self._log.append(stored, durable=durable)
-            self._rules.accept(appended.seq, stored)
-            self._note(Line(appended.seq, bytes.fromhex(appended.leaf), stored))
+            self._accept(appended, stored)
             return appended
+
+    def _check(self, stored: Mapping[str, Any]) -> None:
+        if problem := self._rules.check(stored):
+            raise LocalError(f"ledger of {self.silo!r}: {problem}")
+
+    def _accept(self, appended: Appended, stored: dict[str, Any]) -> None:
+        self._rules.accept(appended.seq, stored)
+        self._note(Line(appended.seq, bytes.fromhex(appended.leaf), stored))
 
     def _note(self, line: Line) -> None:
         record = line.record
@@ -257,6 +299,8 @@ class Ledger:
                 self._unsettled[record["ref"]].append(line)
             case "egress.outcome":
                 del self._unsettled[record["ref"]]
+            case "key.rotate":
+                self._past.append(VerifierKey.parse(record["old"]))
 
 
 def _message(lines: list[Line]) -> Unsettled:

@@ -115,32 +115,6 @@ class Tree:
         return node_hash(left, self._node(level - 1, 2 * index + 1, size))
 
 
-class CompactRange:
-    """A growing tree that knows its root and nothing else: one hash for each complete subtree on its right edge."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._edge: list[bytes] = []  # largest subtree first
-
-    def append(self, leaf: bytes) -> None:
-        """Add a leaf's hash, 32 bytes, at the end."""
-        size = self.size
-        while size & 1:
-            leaf = hashlib.sha256(NODE + self._edge.pop() + leaf).digest()
-            size >>= 1
-        self._edge.append(leaf)
-        self.size += 1
-
-    def root(self) -> bytes:
-        """Root of all leaves so far."""
-        if not self._edge:
-            return EMPTY_ROOT
-        root = self._edge[-1]
-        for left in reversed(self._edge[:-1]):
-            root = node_hash(left, root)
-        return root
-
-
 def verify_inclusion(leaf: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]) -> None:
     """RFC 9162 section 2.1.3.2; ProofError unless ``proof`` shows that leaf ``index`` of ``size`` is under ``root``."""
     what = f"inclusion proof of leaf {index} in {size}"

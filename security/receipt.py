@@ -2,10 +2,12 @@
 
 The signature (label RECEIPT) is over canonical JSON, here broken::
 
-    {"federation":"lung","job":"5c1f…","ledger_leaf":"9a0b…","ledger_seq":412,"roster":"9f86…",
-     "round":17,"sha256":"e3b0…","silo":"hospital-a","size":248200}
+    {"federation":"lung","job":"5c1f…","ledger_leaf":"9a0b…","ledger_root":"4b2f…","ledger_seq":412,
+     "roster":"9f86…","round":17,"sha256":"e3b0…","silo":"hospital-a","size":248200}
 
-It proves that the coordinator received bytes with this digest; it says nothing about what the tensors mean.
+``ledger_root`` is the root of the silo's ledger up to that place, for which the coordinator holds a checkpoint that the
+silo signed, and a proof that it extends the one before (rule 30). The receipt proves that the coordinator received
+bytes with this digest; it says nothing about what the tensors mean.
 """
 
 from dataclasses import asdict, dataclass
@@ -29,6 +31,7 @@ class Receipt:
     sha256: str
     ledger_seq: int
     ledger_leaf: str
+    ledger_root: str  # of the first ledger_seq + 1 records
 
     def sign(self, keys: Keys) -> bytes:
         """The coordinator's signature."""

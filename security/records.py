@@ -14,7 +14,7 @@ from pydantic import Field
 from ..errors import LocalError
 from ..files import MAX_SAFE_INTEGER, Strict
 from .chain import FRAME, Line
-from .identity import Hex32
+from .identity import Hex32, Hex64
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
 Text = Annotated[str, Field(max_length=1024)]
@@ -219,6 +219,18 @@ class ControlClose(Strict):
     bytes: Count
 
 
+class Witness(Strict):
+    """Another member holds this head of this ledger: ``{"by":"b","root":"4b2f…","size":413,"type":"witness"}``.
+
+    The coordinator says so at each greeting; a silo signs it (rule 30). The ledger has grown from there.
+    """
+
+    type: Literal["witness"] = "witness"
+    by: Text
+    size: Count
+    root: Hex32
+
+
 class Ingress(Strict):
     """``{"job":"lung-3","message":{…},"purpose":"deliver","round":17,"rpc":"…","sender":{…},"type":"ingress"}``."""
 
@@ -242,6 +254,60 @@ class Deny(Strict):
     reasons: tuple[str, ...]
 
 
+# Of the coordinator's ledger, which has ``stop``, ``recovery`` and ``key.rotate`` besides.
+
+
+class Serving(Strict):
+    """``{"coordinator":"c-1","roster":"9f86…","software":"staddle 0.1.0","type":"serving"}``: it has started."""
+
+    type: Literal["serving"] = "serving"
+    coordinator: Text
+    software: Text
+    roster: Hex32
+
+
+class Received(Strict):
+    """Durable before its receipt leaves; ``checkpoint`` is what the silo signed of its own ledger (rule 30).
+
+    ``{"checkpoint":"staddle.example/…","job":"lung-3","job_digest":"ab12…","ledger_leaf":"9a0b…","ledger_seq":412,
+    "message":{…},"receipt":"5c1f…","round":17,"silo":"hospital-a","type":"received"}``
+    """
+
+    type: Literal["received"] = "received"
+    silo: Text
+    job: Text
+    job_digest: Hex32
+    round: Count
+    message: Payload
+    ledger_seq: Count
+    ledger_leaf: Hex32
+    checkpoint: Annotated[str, Field(max_length=4096)]
+    receipt: Hex64
+
+
+class Delivered(Strict):
+    """``{"job":"lung-3","job_digest":"ab12…","message":{…},"round":17,"silo":"hospital-a","type":"delivered"}``."""
+
+    type: Literal["delivered"] = "delivered"
+    silo: Text
+    job: Text
+    job_digest: Hex32
+    round: Count
+    message: Payload
+
+
+class HeadRefused(Strict):
+    """A silo signed a head that does not extend the one that the coordinator holds: evidence, kept whole.
+
+    ``{"checkpoint":"staddle.example/…","silo":"hospital-a","type":"head.refused","why":"…"}``
+    """
+
+    type: Literal["head.refused"] = "head.refused"
+    silo: Text
+    checkpoint: Annotated[str, Field(max_length=4096)]
+    why: Text
+
+
 Record = (
     Start
     | Stop
@@ -254,8 +320,13 @@ Record = (
     | Outcome
     | ControlOpen
     | ControlClose
+    | Witness
     | Ingress
     | Deny
+    | Serving
+    | Received
+    | Delivered
+    | HeadRefused
 )
 _RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(Annotated[Record, Field(discriminator="type")])
 RecordT = TypeVar("RecordT", bound=Strict)

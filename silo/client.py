@@ -74,6 +74,10 @@ class Client:
         """Ask what has come of an upload."""
         return cast("pb.StandingReply", await self._unary(self._stub.Standing, request, CALL_SECONDS))
 
+    async def attest(self, said: pb.Attestation) -> None:
+        """Say what we hold of another silo's ledger."""
+        await self._unary(self._stub.Attest, said, CALL_SECONDS)
+
     async def fetch(self, request: pb.FetchRequest, largest: int) -> AsyncIterator[Frame]:
         """Frames of a delivery of at most ``largest`` bytes."""
         try:

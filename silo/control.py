@@ -27,14 +27,15 @@ class Control:
         self.messages = 0
         self.size = 0  # bytes
 
-    async def open(self) -> None:
-        """A session begins; the one before is over."""
+    async def open(self) -> bytes:
+        """A session begins, the one before is over; the leaf hash of its record, which nobody can guess before."""
         await self.close()
         name = f"{self._ledger.silo}-{(self._ledger.head.seq + 1) if self._ledger.head else 0}"
         opened = await asyncio.to_thread(
             self._ledger.control_open, name, self._recipient, self._caps.max_messages, self._caps.max_bytes
         )
         self._ref, self.messages, self.size = opened.seq, 0, 0
+        return bytes.fromhex(opened.leaf)
 
     def count(self, message: Message) -> str:
         """Count a message that is about to leave; if it may not, why a new session is wanted first."""

@@ -18,6 +18,7 @@ from ..security.lock import locked
 from .agent import Agent
 from .config import SiloConfig
 from .egress import Gate, checked_address, open_client
+from .witness import HEADS, Witness
 
 
 async def serve(config: SiloConfig) -> None:
@@ -41,7 +42,8 @@ async def serve(config: SiloConfig) -> None:
         for left in config.directory.rglob(".*.tmp"):  # of a process that died while it wrote
             left.unlink()
         ledger.start(f"staddle {version('staddle')}", rosters.digest(roster), policy.digest)
-        gate = Gate(open_client(address, keys, roster), ledger, policy, roster)
+        witness = Witness(ledger, roster, keys, config.directory / HEADS)
+        gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness)
         agent = Agent(config, entry.id, roster, policy, gate)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

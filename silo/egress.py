@@ -57,8 +57,10 @@ from .payload import (
     release_of,
     unpack,
 )
+from .witness import Witness
 
 MAX_SESSION_BYTES = 64
+MOST_WITNESSED = 4  # witness tasks a session for each member of the roster that are dealt with at once
 MAX_REASON = 500  # characters of one reason in a record: a coordinator chooses what we refuse
 
 __all__ = ["DeniedError", "Gate", "TurnedAwayError", "UnreachableError", "checked_address", "open_client"]
@@ -79,12 +81,16 @@ class DeniedError(LocalError):
 class Gate:
     """Holds the client; nobody else does."""
 
-    def __init__(self, client: Client, ledger: Ledger, policy: Policy, roster: rosters.Roster) -> None:
+    def __init__(
+        self, client: Client, ledger: Ledger, policy: Policy, roster: rosters.Roster, witness: Witness
+    ) -> None:
         self._client = client
+        self._witness = witness
         self._ledger = ledger
         self._policy = policy
         self._roster = roster
         self._session = b""
+        self._attended = 0  # witness tasks of this session
         self._hold = 0.0
         self._control = Control(ledger, policy.file.control, self._coordinator)
         self._outcomes = Outcomes(ledger, roster)
@@ -97,26 +103,49 @@ class Gate:
     # Control messages.
 
     async def hello(self) -> int:
-        """Open a session under a fresh control record; the seconds between heartbeats."""
-        await self._control.open()
+        """Open a session under a fresh control record; the seconds between heartbeats.
+
+        LocalError where the coordinator holds a head of our ledger that this one does not lead to: nothing may leave.
+        """
+        challenge = await self._control.open()
+        self._witness.begin(challenge)
         request = pb.HelloRequest(
             silo=self._ledger.silo,
             protocol_min=PROTOCOL_MIN,
             protocol_max=PROTOCOL_MAX,
             roster_digest=bytes.fromhex(rosters.digest(self._roster)),
+            challenge=challenge,
         )
         self._count(request)
         reply = await self._client.hello(request)
         if len(reply.session) > MAX_SESSION_BYTES:
             raise PeerError(self._roster.coordinator.id, f"opened a session with a name of {len(reply.session)} bytes")
+        await self._witness.greeted(reply.held)
+        self._attended = 0
         self._session, self._hold = reply.session, float(min(reply.hold_seconds, 300))
         return max(1, min(reply.beat_seconds, 300))
 
     async def poll(self) -> pb.Task:
-        """Wait for a task."""
+        """Wait for a task; what silos ask and say about each other's ledgers is dealt with here."""
         request = pb.PollRequest(session=self._session)
-        self._count(request)
-        return await self._client.poll(request, self._hold)
+        while True:
+            self._count(request)
+            task = await self._client.poll(request, self._hold)
+            if task.WhichOneof("body") != "witness":
+                await self._witness.relayed(task.round.heads)
+                return task
+            await self._attend(task.witness)
+            self._attended += 1
+            if self._attended > MOST_WITNESSED * len(self._roster.entries):  # a coordinator does not set our pace
+                return pb.Task(nothing=pb.Nothing())
+
+    async def _attend(self, witness: pb.Witness) -> None:
+        for said in witness.told[: len(self._roster.entries)]:
+            await self._witness.attested(said)
+        for asked in witness.asked[: len(self._roster.entries)]:
+            attestation = await asyncio.to_thread(self._witness.attest, asked, self._session)
+            self._count(attestation)
+            await self._client.attest(attestation)
 
     async def beat(self, job: str, round_: int) -> bool:
         """Say that we are alive; whether our work is still wanted."""
@@ -219,8 +248,10 @@ class Gate:
         receipt = b""
         try:
             reply = await self._client.upload(self._frames(intent, manifest, items, values, sent), size - offset)
-            self._outcomes.check_receipt(intent, reply)
+            seq = self._outcomes.check_receipt(intent, reply)
             status, receipt = "sent", reply.signature
+            self._witness.accepted(seq)
+            await self._witness.coordinator_head(reply.head)
         except TurnedAwayError:
             status = "failed"
             raise
@@ -300,13 +331,17 @@ class Gate:
             TensorDigest(part=item.part, name=item.spec.name, sha256=value.hex())
             for item, value in zip(items, digests.tensors, strict=True)
         ]
-        appended = await asyncio.to_thread(self._ledger.digest, intent, tensors, message)
+        sealed = await asyncio.to_thread(self._ledger.digest, intent, tensors, message)
+        head, inclusion = self._witness.proof(sealed)
         yield tensor.Frame(
             end=tensor.End(
                 sha256=digests.total,
                 tensor_sha256=digests.tensors,
-                ledger_seq=appended.seq,
-                ledger_leaf=bytes.fromhex(appended.leaf),
+                ledger_seq=sealed.place.seq,
+                ledger_leaf=bytes.fromhex(sealed.place.leaf),
+                head=head,
+                inclusion=inclusion,
+                holds=self._witness.holds,
             )
         )
 

@@ -42,8 +42,8 @@ class Outcomes:
         self._handed: dict[int, int] = {}  # intent whose connection broke → payload bytes handed to the transport
         self._received: dict[tuple[str, int], int] = {}  # (job digest, round) → bytes that wait there for the rest
 
-    def check_receipt(self, intent: int, reply: pb.Receipt) -> None:
-        """PeerError unless the coordinator signed that it has just this message, from this place of our ledger."""
+    def check_receipt(self, intent: int, reply: pb.Receipt) -> int:
+        """Where our ledger has the message; PeerError unless the coordinator signed that it has it, from this place."""
         message = next((found for found in self._ledger.unsettled if found.seq == intent), None)
         if message is None or message.digest is None or message.place is None:
             raise PeerError(self._roster.coordinator.id, "sent a receipt before the message ended")
@@ -57,7 +57,9 @@ class Outcomes:
             sha256=message.digest.message.sha256,
             ledger_seq=message.place.seq,
             ledger_leaf=message.place.leaf,
+            ledger_root=self._ledger.root(message.place.seq + 1).hex(),
         ).verify(self._roster.coordinator, reply.signature)
+        return message.place.seq
 
     async def close(self, intent: int, status: Status, size: int, receipt: bytes = b"") -> None:
         """Write OUTCOME; ``size`` payload bytes were handed to the transport."""

@@ -12,8 +12,18 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from staddle.errors import ProofError
+from staddle.files import canonical_json
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
+from staddle.security import checkpoint as checkpoints
+from staddle.security import note as notes
+from staddle.security import roster as rosters
+from staddle.security.checkpoint import Checkpoint
+from staddle.security.consistency import Consistency
+from staddle.security.head import log_key
+from staddle.security.labels import HEAD
+from staddle.security.merkle import Tree
 from staddle.security.records import (
     ControlClose,
     ControlOpen,
@@ -27,6 +37,7 @@ from staddle.security.records import (
     Start,
     parse_any,
 )
+from staddle.security.roster import Roster
 from staddle.security.segments import Reading
 
 UPLOAD, FETCH = "/staddle.v1.Federation/Upload", "/staddle.v1.Federation/Fetch"
@@ -73,9 +84,9 @@ def payload_bytes(calls: Sequence[Call]) -> int:
     )
 
 
-def unexplained(calls: Sequence[Call], ledger: Sequence[Entry]) -> list[str]:
+def unexplained(calls: Sequence[Call], ledger: Sequence[Entry], roster: Roster) -> list[str]:
     """What crossed of one silo and no record explains, or what the ledger says of it that is not so; in plain words."""
-    return [f"call {place} ({method}): {why}" for place, method, why in _Reader(calls, ledger).problems()]
+    return [f"call {place} ({method}): {why}" for place, method, why in _Reader(calls, ledger, roster).problems()]
 
 
 @dataclass
@@ -90,9 +101,16 @@ class _Session:
 class _Reader:
     """Walks the calls in the order in which they began."""
 
-    def __init__(self, calls: Sequence[Call], ledger: Sequence[Entry]) -> None:
+    def __init__(self, calls: Sequence[Call], ledger: Sequence[Entry], roster: Roster) -> None:
         self.calls = calls
         self.ledger = ledger
+        self.roster = roster
+        self.tree = Tree(bytes.fromhex(entry.leaf) for entry in ledger)
+        self.challenges = {bytes.fromhex(e.leaf) for e in ledger if isinstance(e.record, ControlOpen)}
+        self.known = {0}  # sizes of this ledger whose heads the coordinator may hold
+        self.ours = {0}  # sizes of the coordinator's ledger whose heads came down
+        self.heads: set[tuple[str, bytes]] = set()  # (silo, head) as they came down
+        self.asked: set[tuple[str, bytes]] = set()  # (silo, challenge)
         self.silo = next(e.record.silo for e in ledger if isinstance(e.record, Start | Intent))
         self.intents = [e for e in ledger if isinstance(e.record, Intent)]
         self.digests = {e.record.ref: e for e in ledger if isinstance(e.record, Digest)}
@@ -152,11 +170,15 @@ class _Reader:
         """Every field says what the silo was told, who it is, or a word of a closed list."""
         for name, value in ((descriptor.name, value) for descriptor, value in message.ListFields()):
             known = {
-                "silo": lambda v: v == self.silo,
+                "silo": lambda v: v == self.silo or v in {silo for silo, _ in self.asked},
                 "roster_digest": lambda v: v in self.rosters,
                 "protocol_min": lambda v: v == 1,
                 "protocol_max": lambda v: v == 1,
                 "session": lambda v: v == self.token,
+                "challenge": lambda v: v in self.challenges or (message.silo, v) in self.asked,
+                "by": lambda v: v == self.silo,
+                "held": lambda v: (message.silo, v) in self.heads,
+                "signature": lambda v: self._attested(message, v),
                 "job": lambda v: v in {job for job, _ in self.jobs},
                 "job_digest": lambda v: (message.job, v) in self.jobs,
                 "round": lambda v: v in self.rounds,
@@ -166,15 +188,36 @@ class _Reader:
             if name not in known or not known[name](value):
                 yield f"field {name} is {value!r:.80}, which nothing explains"
 
+    def _attested(self, said, signature: bytes) -> bool:
+        """Whether the silo signed the other fields, and nothing else: Ed25519 leaves it no choice of the bytes."""
+        fields = {
+            "by": said.by,
+            "challenge": said.challenge.hex(),
+            "federation": self.roster.federation,
+            "head": said.held.decode(),
+            "roster": rosters.digest(self.roster),
+            "silo": said.silo,
+        }
+        return self.roster[self.silo].has_signed(HEAD, canonical_json(fields), signature)
+
     def _learn(self, message) -> None:
-        """What the coordinator told: session, rounds, receipts."""
+        """What the coordinator told: session, rounds, receipts, heads, questions of other silos."""
         match message:
             case pb.HelloReply():
                 self.token = message.session
+                if message.held:
+                    self.known.add(Checkpoint.parse(notes.parse(message.held).text).size)
+            case pb.Task() if message.WhichOneof("body") == "witness":
+                self.asked |= {(asked.silo, asked.challenge) for asked in message.witness.asked}
             case pb.Task() if message.WhichOneof("body") in ("round", "finish"):
                 self.rounds.add(getattr(message, message.WhichOneof("body")).round)
+                for head in message.round.heads:
+                    self.heads.add((checkpoints.owner(head.decode().split("\n")[0])[1], head))
             case pb.Receipt():
                 self.receipts.add(message.signature.hex())
+                if message.head:
+                    proof = Consistency.parse(message.head)
+                    self.ours.add(Checkpoint.parse(proof.checkpoint.text).size)
             case pb.StandingReply() if message.HasField("receipt"):
                 self.receipts.add(message.receipt.signature.hex())
 
@@ -270,6 +313,7 @@ class _Reader:
         if recorded is None or (end.ledger_seq, end.ledger_leaf.hex()) != (recorded.seq, recorded.leaf):
             yield f"END says place {end.ledger_seq}, where no digest of intent {entry.seq} has that leaf"
             return
+        yield from self._head(end)
         said = [t.sha256 for t in recorded.record.tensors]
         crossed, at = [], 0
         for declared in entry.record.tensors:
@@ -282,6 +326,26 @@ class _Reader:
             yield f"END has other digests than record {recorded.seq}"
         if recorded.record.message.sha256 != total or recorded.record.message.bytes != len(payload):
             yield f"digest {recorded.seq} is of another message"
+
+    def _head(self, end) -> Iterator[str]:
+        """The head that goes with END is that of the ledger up to its record, from one that the coordinator holds."""
+        size = end.ledger_seq + 1
+        try:
+            proof = Consistency.parse(end.head)
+            key = log_key(self.roster.federation, self.silo, self.roster[self.silo].log_key)
+            head = checkpoints.verify(proof.checkpoint, key).checkpoint
+        except ProofError as error:
+            yield f"END has no head: {error}"
+            return
+        if (head.size, head.root) != (size, self.tree.root(size)) or len(proof.checkpoint.signatures) != 1:
+            yield f"END has a head of {head.size} records that is not the one of its record"
+        if proof.old_size not in self.known or proof.hashes != self.tree.consistency_proof(proof.old_size, size):
+            yield f"END proves growth from {proof.old_size} records, which nobody asked for, or with other hashes"
+        if tuple(end.inclusion) != self.tree.inclusion_proof(end.ledger_seq, size):
+            yield "END has hashes that prove another record, or none"
+        if end.holds not in self.ours:
+            yield f"END says that a head of {end.holds} records is held, which never came down"
+        self.known.add(size)
 
     def _outcomes(self) -> Iterator[str]:
         for ref, outcome in self.outcomes.items():

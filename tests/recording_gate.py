@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from explained import UPLOAD, Call
-from ledgers import open_ledger, stored
+from ledgers import stored
 
 from staddle.algorithms.exchange import DTYPES, WEIGHT
 from staddle.algorithms.job import Job
@@ -22,11 +22,15 @@ from staddle.proto.wire import given_items, tensor_bytes
 from staddle.security import ledger_audit
 from staddle.security import policy as policies
 from staddle.security import roster as rosters
+from staddle.security.checkpoint import Checkpoint
+from staddle.security.consistency import Consistency
 from staddle.security.identity import Keys, load_keys
+from staddle.security.ledger import Ledger
 from staddle.security.receipt import Receipt
 from staddle.security.roster import Roster
 from staddle.silo.declared import Declared, Records
 from staddle.silo.egress import Gate, UnreachableError
+from staddle.silo.witness import HEADS, Witness
 
 SESSION = b"0123456789abcdef"
 SILOS = ("silo-a", "silo-b", "silo-c")
@@ -133,6 +137,9 @@ class FakeClient:
         self._control("Standing", request, reply)
         return reply
 
+    async def attest(self, request):
+        self._control("Attest", request, pb.AttestReply())
+
     async def fetch(self, request, largest):
         self._control("Fetch", request, *self.delivery)
         self.largest = largest
@@ -191,11 +198,19 @@ class World:
         self.declares = None  # in place of the job
         self.path = folder / "ledger"
         self.policy = policy or made.policy(*made.jobs.values())
-        self.ledger = open_ledger(self.path, SILO)
+        self.keys = load_keys(made.files.folder / SILO / "keys")
+        self.ledger = self.open_ledger()
         self.client = FakeClient(self.path)
         self.client.receipt = self.receipt
-        self.gate = Gate(self.client, self.ledger, self.policy, made.roster)
+        self.gate = self.make_gate()
         self.receipt_changes = {}
+
+    def open_ledger(self):
+        return Ledger.open(self.path, SILO, self.made.roster.federation, self.keys.log)
+
+    def make_gate(self):
+        self.witness = Witness(self.ledger, self.made.roster, self.keys, self.path.parent / HEADS)
+        return Gate(self.client, self.ledger, self.policy, self.made.roster, self.witness)
 
     @property
     def declared(self):
@@ -233,6 +248,7 @@ class World:
             "sha256": digests.total.hex(),
             "ledger_seq": client.end.ledger_seq,
             "ledger_leaf": client.end.ledger_leaf.hex(),
+            "ledger_root": Checkpoint.parse(Consistency.parse(client.end.head).checkpoint.text).root.hex(),
             **self.receipt_changes,
         }
         return pb.Receipt(signature=Receipt(**fields).sign(self.made.coordinator))
@@ -262,9 +278,9 @@ class World:
     def restart(self):
         """The process died and began anew: another gate over the ledger's file."""
         self.ledger.close()
-        self.ledger = open_ledger(self.path, SILO)
+        self.ledger = self.open_ledger()
         self.ledger.start("test", rosters.digest(self.made.roster), self.policy.digest)
-        self.gate = Gate(self.client, self.ledger, self.policy, self.made.roster)
+        self.gate = self.make_gate()
         asyncio.run(self.gate.hello())
 
     def outcome(self):

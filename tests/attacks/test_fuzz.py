@@ -15,7 +15,6 @@ from federation.proxy import Proxy
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ledgers import open_ledger
 from raw_silo import Caller, frames_of, refused
 
 from staddle.commands import local_federation
@@ -30,7 +29,9 @@ from staddle.proto.wire import delivered_items, to_wire
 from staddle.security import policy as policies
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
+from staddle.security.ledger import Ledger
 from staddle.silo.egress import Gate
+from staddle.silo.witness import HEADS, Witness
 
 SILOS = ("north", "east", "south")
 REQUESTS = {
@@ -355,9 +356,10 @@ class Deliverer:
 @pytest.fixture(scope="module")
 def gate(made, tmp_path_factory):
     policy = policies.parse(local_federation.policy_text([made.job]).encode(), "policy.toml")
-    with open_ledger(tmp_path_factory.mktemp("north"), "north") as ledger:
+    folder, keys = tmp_path_factory.mktemp("north"), made.keys["north"]
+    with Ledger.open(folder / "ledger", "north", made.roster.federation, keys.log) as ledger:
         client = Deliverer()
-        found = Gate(client, ledger, policy, made.roster)
+        found = Gate(client, ledger, policy, made.roster, Witness(ledger, made.roster, keys, folder / HEADS))
         with asyncio.Runner() as runner:
             runner.run(found.hello())
             yield SimpleNamespace(gate=found, client=client, run=runner.run)

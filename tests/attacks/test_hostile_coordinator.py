@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from ledgers import first, open_ledger, public, stored
+from ledgers import first, stored
 
 from staddle.algorithms.data import digits
 from staddle.algorithms.fedavg import FedAvg
@@ -25,7 +25,11 @@ from staddle.proto.wire import delivered_items, given_items, to_wire
 from staddle.security import ledger_audit, ledger_view
 from staddle.security import policy as policies
 from staddle.security import roster as rosters
+from staddle.security.checkpoint import Checkpoint
+from staddle.security.consistency import Consistency
+from staddle.security.head import Signer
 from staddle.security.identity import load_keys
+from staddle.security.ledger import Ledger
 from staddle.security.receipt import Receipt
 from staddle.silo import agent as agents
 from staddle.silo import client as clients
@@ -33,6 +37,7 @@ from staddle.silo import config as configs
 from staddle.silo import egress
 from staddle.silo.agent import Agent
 from staddle.silo.egress import Gate, open_client
+from staddle.silo.witness import HEADS, Witness
 
 SILO = "north"
 SILOS = (SILO, "east", "south")
@@ -176,6 +181,7 @@ class Hostile:
             "sha256": end.sha256.hex(),
             "ledger_seq": end.ledger_seq,
             "ledger_leaf": end.ledger_leaf.hex(),
+            "ledger_root": Checkpoint.parse(Consistency.parse(end.head).checkpoint.text).root.hex(),
             **changes,
         }
         return pb.Receipt(signature=Receipt(**fields).sign(keys or self.world.keys))
@@ -242,10 +248,11 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
     world, complaints = hostile.world, []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     rules = policies.parse((policy or world.policy).encode(), "policy.toml")
-    with open_ledger(folder / "ledger", SILO) as ledger:
+    with Ledger.open(folder / "ledger", SILO, world.roster.federation, world.silo_keys.log) as ledger:
         async with listening(hostile) as address:
             ledger.start("test", rosters.digest(world.roster), rules.digest)
-            gate = Gate(open_client(address, world.silo_keys, world.roster), ledger, rules, world.roster)
+            witness = Witness(ledger, world.roster, world.silo_keys, folder / HEADS)
+            gate = Gate(open_client(address, world.silo_keys, world.roster), ledger, rules, world.roster, witness)
             config = world.config.model_copy(update={"directory": folder, "coordinator": address})
             agent = Agent(config, SILO, world.roster, rules, gate)
             running = asyncio.create_task(agent.run())
@@ -269,7 +276,8 @@ def records(folder):
 
 def recorded(hostile, folder):
     """Every byte and every control message that arrived is in the ledger."""
-    found = ledger_audit.verify(folder / "ledger", key=public(SILO))
+    key = Signer.of(hostile.world.roster.federation, SILO, hostile.world.silo_keys.log).public
+    found = ledger_audit.verify(folder / "ledger", key=key)
     assert found.ok, found.problems
     assert found.open_intents == ()
     totals = ledger_view.summary(folder / "ledger")

@@ -29,6 +29,7 @@ from staddle.silo import config as silo_configs
 from staddle.silo.agent import Agent
 from staddle.silo.egress import Gate, open_client
 from staddle.silo.state import split_key
+from staddle.silo.witness import HEADS, Witness
 
 SILOS = ("north", "east")
 MIB = 1024 * 1024
@@ -72,7 +73,8 @@ class Network:
         keys, roster, policy = load_keys(config.keys), rosters.load(config.roster), policies.load(config.policy)
         with Ledger.open(self.ledger(silo), silo, roster.federation, keys.log) as ledger:
             ledger.start("test", rosters.digest(roster), policy.digest)
-            gate = Gate(open_client(config.coordinator, keys, roster), ledger, policy, roster)
+            witness = Witness(ledger, roster, keys, config.directory / HEADS)
+            gate = Gate(open_client(config.coordinator, keys, roster), ledger, policy, roster, witness)
             self.agents[silo] = Agent(config, silo, roster, policy, gate)
             assert await self.agents[silo].run() == ""
 

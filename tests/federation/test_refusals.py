@@ -273,14 +273,17 @@ def negative_weight(frames):
         at += header.size
     payload = bytearray(frames[1].chunk)
     payload[at : at + 8] = struct.pack("<d", -199.9999)
-    return [frames[0], tensor.Frame(chunk=bytes(payload)), tensor.Frame(end=end_of(headers, payload))]
+    return [frames[0], tensor.Frame(chunk=bytes(payload)), tensor.Frame(end=end_of(frames, payload))]
 
 
-def end_of(headers, payload):
-    digester = Digester([header.size for header in headers])
+def end_of(frames, payload):
+    digester = Digester([header.size for header in frames[0].manifest.tensors])
     digester.update(bytes(payload))
     digests = digester.digests()
-    return tensor.End(sha256=digests.total, tensor_sha256=digests.tensors, ledger_seq=3, ledger_leaf=bytes(32))
+    end = tensor.End()
+    end.CopyFrom(frames[-1].end)
+    end.sha256, end.tensor_sha256[:] = digests.total, digests.tensors
+    return end
 
 
 def other_bytes(frames):
@@ -342,7 +345,7 @@ def test_values_that_are_not_finite_are_refused(setup, value):
             payload = bytearray(frames[1].chunk)
             payload[4:8] = struct.pack("<f", value)
             frames[1].chunk = bytes(payload)
-            frames[2].end.CopyFrom(end_of(frames[0].manifest.tensors, payload))
+            frames[2].end.CopyFrom(end_of(frames, payload))
             await refused(north.upload(frames, wary=True), "NOT_FINITE", INVALID, items[0].spec.name)
             for silo in (east, south):
                 await silo.upload(frames_of(silo))

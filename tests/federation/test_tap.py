@@ -86,7 +86,7 @@ def test_nothing_crosses_that_the_ledger_does_not_explain(tapped):
         path = running.federation.state(silo) / "ledger"
         assert ledger_audit.verify(path).ok
         ledger, calls = entries(path), tap.calls[silo]
-        assert unexplained(calls, ledger) == []
+        assert unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json")) == []
         check_sums(path, ledger, calls)
     check_what_happened(running, tap)
 

@@ -228,7 +228,7 @@ def test_what_is_unsettled_is_known_after_a_restart_too(path):
     with open_ledger(path) as ledger:
         send(ledger)
         cut, digested = intend(ledger), intend(ledger, round_number=4)
-        place = ledger.digest(digested, DIGESTS, payload())
+        place = ledger.digest(digested, DIGESTS, payload()).place
         before = ledger.unsettled
     with open_ledger(path) as ledger:
         assert ledger.unsettled == before

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from staddle.errors import LocalError, ProofError
 from staddle.security.merkle import (
     EMPTY_ROOT,
-    CompactRange,
     Tree,
     leaf_hash,
     node_hash,
@@ -279,11 +278,3 @@ def test_wrong_lengths_are_named():
 def test_a_tree_says_what_it_cannot_prove(ask, said):
     with pytest.raises(LocalError, match=said):
         ask()
-
-
-def test_a_compact_range_has_the_root_of_the_tree_at_every_size():
-    edge, tree = CompactRange(), Tree()
-    for n in range(200):
-        assert (edge.size, edge.root()) == (n, tree.root())
-        edge.append(leaf_hash(bytes([n])))
-        tree.append(leaf_hash(bytes([n])))

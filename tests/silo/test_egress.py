@@ -41,14 +41,14 @@ def small_chunks(monkeypatch):
 
 def failing(monkeypatch, kind):
     """From now on the log refuses records of this type, as a full disk does."""
-    real = AppendLog.append
+    real = AppendLog._append
 
-    def append(self, record, *, durable=True):
+    def append(self, record, *, durable):
         if record["type"] == kind:
             raise LocalError("takes no more records: the disk is full")
         return real(self, record, durable=durable)
 
-    monkeypatch.setattr(AppendLog, "append", append)
+    monkeypatch.setattr(AppendLog, "_append", append)
 
 
 # The whole way.

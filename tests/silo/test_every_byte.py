@@ -101,7 +101,7 @@ def test_the_bytes_in_the_ledger_are_those_that_crossed(made, drawn, first, seco
 
         assert ledger_audit.verify(world.path).ok
         ledger, calls = entries(world.path), world.client.calls
-        assert unexplained(calls, ledger) == []
+        assert unexplained(calls, ledger, made.roster) == []
         # Where no frame was lost, the two sums are one; an upload that was cut has more declared than crossed.
         totals = [total for (job, _), total in ledger_view.summary(world.path).items() if job == drawn.job]
         uploads = [call for call in calls if call.method == UPLOAD]
@@ -206,9 +206,9 @@ def delivery(job, items, values):
     ]
 
 
-def test_an_honest_recording_is_explained(recorded):
+def test_an_honest_recording_is_explained(made, recorded):
     calls, ledger = recorded
-    assert unexplained(calls, ledger) == []
+    assert unexplained(calls, ledger, made.roster) == []
     assert {call.method.rpartition("/")[2] for call in calls} == {
         "Hello", "Answer", "Poll", "Fetch", "Beat", "Upload", "Standing"
     }  # fmt: skip
@@ -378,26 +378,26 @@ def beat(calls, **changes):
 
 
 @pytest.mark.parametrize(("doctor", "said"), DOCTORED.values(), ids=DOCTORED)
-def test_what_no_record_explains_is_found(recorded, doctor, said):
+def test_what_no_record_explains_is_found(made, recorded, doctor, said):
     calls, ledger = copy.deepcopy(recorded[0]), recorded[1]
     doctor(calls)
-    found = unexplained(calls, ledger)
+    found = unexplained(calls, ledger, made.roster)
     assert [why for why in found if said in why], found
 
 
-def test_a_ledger_that_says_less_or_other_is_found(recorded):
+def test_a_ledger_that_says_less_or_other_is_found(made, recorded):
     calls, ledger = recorded
     for at, entry in enumerate(ledger):
         if isinstance(entry.record, Outcome) or entry is ledger[-1]:
             continue  # how an intent ended; and the last session may have ended by a kill
-        assert unexplained(calls, [*ledger[:at], *ledger[at + 1 :]]), entry.record
+        assert unexplained(calls, [*ledger[:at], *ledger[at + 1 :]], made.roster), entry.record
 
 
-def test_a_session_that_a_kill_left_open_is_held_to_its_cap(recorded):
+def test_a_session_that_a_kill_left_open_is_held_to_its_cap(made, recorded):
     calls, ledger = recorded
     last = next(e for e in reversed(ledger) if isinstance(e.record, ControlOpen))
     killed = [e for e in ledger if not (isinstance(e.record, ControlClose) and e.record.ref == last.seq)]
-    assert unexplained(calls, killed) == []
+    assert unexplained(calls, killed, made.roster) == []
     capped = replace(last, record=last.record.model_copy(update={"max_messages": 1}))
-    (found,) = unexplained(calls, [capped if entry is last else entry for entry in killed])
+    (found,) = unexplained(calls, [capped if entry is last else entry for entry in killed], made.roster)
     assert "over its cap" in found

@@ -10,6 +10,7 @@ from staddle.security import roster as rosters
 from staddle.security.head import log_key
 from staddle.security.identity import Role, create_keys, entry_payload, load_keys
 from staddle.security.labels import ENTRY, ROSTER
+from staddle.security.merkle import Tree
 from staddle.security.receipt import Receipt
 from staddle.security.roster import Pins
 
@@ -153,7 +154,8 @@ def world(tool, keys, roster, path, tmp_path):
             ]
             lines = chained(opening)
             signed = {"federation": "lung", "roster": rosters.digest(at), "silo": "hospital-a", "job": JOB, "round": 3}
-            signed |= {"size": 184, "sha256": SHA256, "ledger_seq": 2, "ledger_leaf": leaf(lines[2]).hex(), **fields}
+            signed |= {"size": 184, "sha256": SHA256, "ledger_seq": 2, "ledger_leaf": leaf(lines[2]).hex()}
+            signed |= {"ledger_root": Tree(leaf(line) for line in lines).root().hex(), **fields}
             receipt = receipt or Receipt(**signed).sign(self.signer).hex()
             return chained([ended or outcome(1, receipt=receipt)], lines)
 
@@ -188,6 +190,7 @@ def test_a_receipt_holds(tool, world, keys):
         {"sha256": "00" * 32},
         {"ledger_seq": 1},
         {"ledger_leaf": "00" * 32},
+        {"ledger_root": "00" * 32},
     ],
 )
 def test_a_receipt_for_anything_else_is_found(world, fields):

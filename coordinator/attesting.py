@@ -1,0 +1,66 @@
+"""Who is asked what it holds of whose ledger, and what was answered. Pure: no I/O, no clock.
+
+::
+
+    silo A   Hello(challenge)                   ask
+    silo B   Poll → Witness(asked: A)           waiting; up to WITNESSES silos are asked for each session of A
+    silo B   Attest(A, challenge, head)         answered
+    silo A   Poll → Witness(told: B)            waiting
+
+The answers are signed, so nothing is checked here but that they were asked for (security/attestation.py).
+"""
+
+from dataclasses import dataclass, field
+
+from ..proto import federation_pb2 as pb
+
+WITNESSES = 3
+
+
+@dataclass
+class _Question:
+    challenge: bytes
+    asked: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
+    answers: list[pb.Attestation] = field(default_factory=list)  # not told yet
+
+
+class Attesting:
+    """The questions of all sessions."""
+
+    def __init__(self) -> None:
+        self._questions: dict[str, _Question] = {}
+
+    def ask(self, silo: str, challenge: bytes) -> None:
+        """A session of this silo begins: earlier answers for it are void, and what it was asked is asked again."""
+        self._questions[silo] = _Question(challenge)
+        for question in self._questions.values():
+            if silo not in question.answered:
+                question.asked.discard(silo)
+
+    def waiting(self, silo: str) -> pb.Witness | None:
+        """Take what waits for this silo: questions about others, answers about itself."""
+        asked = []
+        for other, question in self._questions.items():
+            if other != silo and silo not in question.asked and len(question.asked) < WITNESSES:
+                question.asked.add(silo)
+                asked.append(pb.Challenge(silo=other, challenge=question.challenge))
+        own = self._questions.get(silo)
+        told = list(own.answers) if own else []
+        if own:
+            own.answers.clear()
+        return pb.Witness(asked=asked, told=told) if asked or told else None
+
+    def answered(self, by: str, said: pb.Attestation) -> bool:
+        """Keep an answer for the silo that asked; False for one that nobody waits for."""
+        question = self._questions.get(said.silo)
+        wanted = (
+            question is not None and by in question.asked - question.answered and said.challenge == question.challenge
+        )
+        if question is not None and wanted:
+            question.answered.add(by)
+            told = pb.Attestation(
+                by=by, silo=said.silo, challenge=said.challenge, held=said.held, signature=said.signature
+            )
+            question.answers.append(told)
+        return wanted

@@ -1,0 +1,109 @@
+"""What the coordinator keeps of an upload that it takes: receipt, head of the silo's ledger, a record of its own.
+
+In this order: the record in the coordinator's ledger is durable, then the submission and the head are in the database,
+then the receipt leaves with the head of the coordinator's ledger. A crash between the first two leaves a record of an
+upload that the silo gives again: `staddle ledger reconcile` says so.
+"""
+
+from dataclasses import dataclass
+
+from .. import log
+from ..algorithms.job import Job
+from ..proto import federation_pb2 as pb
+from ..proto import tensor_pb2 as tensor
+from ..proto.stream import Digests
+from ..proto.wire import given_items
+from ..security import roster as rosters
+from ..security.identity import Keys
+from ..security.receipt import Receipt
+from ..security.receiving_ledger import ReceivingLedger
+from ..security.records import Payload, Received
+from .database import Database, Submission
+from .heads import Head, Heads
+
+
+@dataclass
+class Taken:
+    """An upload on its way into the state of its job."""
+
+    submission: Submission
+    job: Job
+    head: Head
+    holds: int  # records of our ledger whose head the silo holds
+    ours: bytes = b""  # proof for it that our ledger, which has this upload, grew from there
+
+    @property
+    def receipt(self) -> pb.Receipt:
+        """What the silo gets."""
+        given = self.submission
+        return pb.Receipt(
+            round=given.round,
+            size=given.size,
+            sha256=bytes.fromhex(given.sha256),
+            signature=given.receipt,
+            head=self.ours,
+        )
+
+
+class Receiving:
+    """Heads and receipts of all silos."""
+
+    def __init__(self, roster: rosters.Roster, keys: Keys, database: Database, ledger: ReceivingLedger) -> None:
+        self.heads = Heads(roster, database.heads(), ledger.refused)
+        self.ledger = ledger
+        self._roster = roster
+        self._keys = keys
+        self._database = database
+
+    def take(self, job: Job, silo: str, round_: int, file: str, end: tensor.End, digests: Digests, head: Head) -> Taken:
+        """Sign the receipt of an upload whose head was checked; nothing is kept before ``record``."""
+        size = sum(item.spec.nbytes for item in given_items(job.up(round_)))
+        sha256, leaf = digests.total.hex(), end.ledger_leaf.hex()
+        receipt = Receipt(
+            federation=self._roster.federation,
+            roster=rosters.digest(self._roster),
+            silo=silo,
+            job=job.digest,
+            round=round_,
+            size=size,
+            sha256=sha256,
+            ledger_seq=end.ledger_seq,
+            ledger_leaf=leaf,
+            ledger_root=head.checkpoint.root.hex(),
+        )
+        signature = receipt.sign(self._keys)
+        return Taken(
+            Submission(round_, silo, file, size, sha256, end.ledger_seq, leaf, signature), job, head, end.holds
+        )
+
+    def record(self, taken: Taken) -> None:
+        """Write it: our ledger first, then the rows of the transaction that is open."""
+        given, job = taken.submission, taken.job
+        sealed = self.ledger.received(
+            Received(
+                silo=given.silo,
+                job=job.name,
+                job_digest=job.digest,
+                round=given.round,
+                message=Payload(bytes=given.size, sha256=given.sha256),
+                ledger_seq=given.ledger_seq,
+                ledger_leaf=given.ledger_leaf,
+                checkpoint=bytes(taken.head.note).decode(),
+                receipt=given.receipt.hex(),
+            )
+        )
+        taken.ours = self.ledger.growth(taken.holds, sealed.checkpoint)
+        self._database.add_submission(job.name, given)
+        self._database.save_head(given.silo, self.heads.stored(given.silo, taken.head))
+
+    def committed(self, taken: Taken) -> None:
+        """Turn to what the database has committed."""
+        given = taken.submission
+        self.heads.hold(given.silo, self.heads.stored(given.silo, taken.head))
+        # What the coordinator knows of the silo's ledger: `staddle ledger verify --known SEQ:LEAF` takes it.
+        known = f"{given.ledger_seq}:{given.ledger_leaf}"
+        log.event("receipt", job=taken.job.name, round=given.round, silo=given.silo, bytes=given.size, known=known)
+
+    def delivered(self, job: Job, silo: str, round_: int, size: int, digests: Digests) -> None:
+        """A delivery was sent to its end."""
+        self.ledger.delivered(silo, job.name, job.digest, round_, Payload(bytes=size, sha256=digests.total.hex()))

@@ -1,0 +1,92 @@
+"""Who is asked about whose ledger, and what is passed on: under events in any order."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staddle.coordinator.attesting import WITNESSES, Attesting
+from staddle.proto import federation_pb2 as pb
+
+SILOS = ("a", "b", "c", "d", "e", "f")
+
+
+def said(silo, challenge, head=b"head"):
+    return pb.Attestation(session=b"s", silo=silo, challenge=challenge, held=head, signature=b"x" * 64)
+
+
+def asked(witness):
+    return [(one.silo, one.challenge) for one in witness.asked] if witness else []
+
+
+def test_a_silo_that_polls_is_asked_once_and_its_answer_reaches_the_one_who_asked():
+    attesting = Attesting()
+    attesting.ask("a", b"1")
+    assert attesting.waiting("a") is None
+    assert asked(attesting.waiting("b")) == [("a", b"1")]
+    assert attesting.waiting("b") is None
+    assert attesting.answered("b", said("a", b"1"))
+    (told,) = attesting.waiting("a").told
+    assert (told.by, told.silo, told.challenge, told.held, told.signature) == ("b", "a", b"1", b"head", b"x" * 64)
+    assert told.session == b""  # b's secret
+    assert attesting.waiting("a") is None
+
+
+def test_answers_that_nobody_waits_for_are_dropped():
+    attesting = Attesting()
+    attesting.ask("a", b"1")
+    assert not attesting.answered("b", said("a", b"1"))  # was not asked
+    attesting.waiting("b")
+    assert not attesting.answered("b", said("a", b"2"))
+    assert not attesting.answered("b", said("c", b"1"))
+    assert attesting.answered("b", said("a", b"1"))
+    assert not attesting.answered("b", said("a", b"1"))  # twice
+    assert len(attesting.waiting("a").told) == 1
+
+
+def test_a_new_session_asks_anew_and_forgets_the_answers_of_the_one_before():
+    attesting = Attesting()
+    attesting.ask("a", b"1")
+    attesting.waiting("b")
+    attesting.answered("b", said("a", b"1"))
+    attesting.ask("a", b"2")
+    assert attesting.waiting("a") is None
+    assert asked(attesting.waiting("b")) == [("a", b"2")]
+    assert not attesting.answered("b", said("a", b"1"))
+
+
+def test_who_left_before_it_answered_is_asked_again_and_who_answered_is_not():
+    attesting = Attesting()
+    attesting.ask("a", b"1")
+    attesting.waiting("b")
+    attesting.waiting("c")
+    attesting.answered("c", said("a", b"1"))
+    for silo in ("b", "c"):
+        attesting.ask(silo, b"0" + silo.encode())
+    assert ("a", b"1") in asked(attesting.waiting("b"))
+    assert ("a", b"1") not in asked(attesting.waiting("c"))
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["ask", "poll", "answer"]), st.sampled_from(SILOS)), max_size=60)
+
+
+@given(STEPS)
+def test_whatever_happens_each_answer_is_of_its_session_and_no_more_than_three_are_asked(steps):
+    attesting, session, questions, answers = Attesting(), {}, {}, {}
+    for number, (step, silo) in enumerate(steps):
+        if step == "ask":
+            session[silo] = b"%d" % number
+            attesting.ask(silo, session[silo])
+            answers[silo] = set()
+        elif step == "poll":
+            witness = attesting.waiting(silo)
+            for one in witness.told if witness else []:
+                assert one.challenge == session[silo]
+                assert (one.by, one.challenge) not in answers[silo]
+                answers[silo].add((one.by, one.challenge))
+                assert len(answers[silo]) <= WITNESSES
+            for other, challenge in asked(witness):
+                assert other != silo
+                assert challenge == session[other]
+                questions.setdefault(silo, []).append((other, challenge))
+        else:
+            for other, challenge in questions.pop(silo, []):
+                attesting.answered(silo, said(other, challenge))

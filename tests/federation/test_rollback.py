@@ -1,0 +1,126 @@
+"""A ledger that was put back to an older copy: its silo stops, whoever still holds a head. Real processes."""
+
+import json
+import shutil
+
+import pytest
+
+from staddle.commands.ledger_reconcile import compare
+from staddle.coordinator.database import Database
+from staddle.errors import AbortedError
+from staddle.security import ledger_audit
+from staddle.security import roster as rosters
+
+SILOS = ("north", "east", "south")
+
+
+@pytest.fixture
+def federation(start, document):
+    """Three silos after two jobs; the silos are stopped, and a copy of north lies beside, from after the first job."""
+    running = start(*SILOS)
+    for number in (1, 2):
+        running.job(document(f"job-{number}", SILOS))
+    running.start_coordinator()
+    for silo in SILOS:
+        running.write_silo(silo)
+        running.start_silo(silo)
+    state = running.federation.state("north")
+    ended(running, "job-1")
+    running.daemons["north"].wait_for("job.finished", 60)
+    running.daemons["north"].kill()  # as a snapshot of a virtual machine would have it
+    running.daemons["north"].stop()
+    shutil.copytree(state, running.federation.folder / "copy", symlinks=True)
+    running.start_silo("north")
+    ended(running, "job-2")
+    for silo in SILOS:
+        running.daemons[silo].stop()
+    running.job(document("job-3", SILOS, round_timeout=20, min_cohort=2))
+    return running
+
+
+def ended(running, job):
+    while (event := running.daemons["coordinator"].wait_for("job.ended", 120))["job"] != job:
+        pass
+    return event
+
+
+def roll_back(running):
+    """North's whole state, as a restored backup has it."""
+    state = running.federation.state("north")
+    shutil.rmtree(state)
+    shutil.copytree(running.federation.folder / "copy", state, symlinks=True)
+
+
+def submit(running):
+    """The third job, by a coordinator that begins anew with it in its list."""
+    running.daemons["coordinator"].stop()
+    running.start_coordinator()
+    for silo in SILOS:  # it listens on another port, and the policies have the job
+        running.write_silo(silo)
+
+
+def stopped(running, holder):
+    """North's agent has ended, and says why."""
+    with pytest.raises(AbortedError) as caught:
+        running.daemons["north"].wait_for("job.finished", 60)
+    text = str(caught.value)
+    assert "was rolled back or altered: records were cut off" in text
+    assert f"and {holder} holds a signed checkpoint" in text
+    assert "Restore the newest copy" in text
+
+
+def reconciled(running, silo):
+    state = running.federation.state
+    roster = rosters.load(running.federation.folder / "roster.json")
+    return compare(state(silo) / "ledger", state("coordinator") / "ledger", roster)
+
+
+@pytest.mark.timeout(300)
+def test_a_rolled_back_silo_stops_at_the_greeting_and_the_others_go_on(federation):
+    before = reconciled(federation, "north")
+    assert (before.differences, before.uploads) == ((), 4)
+    roll_back(federation)
+    submit(federation)
+    federation.start_silo("north")
+    stopped(federation, "coordinator")
+    for silo in ("east", "south"):
+        federation.start_silo(silo)
+    assert ended(federation, "job-3")["outcome"] == "completed"
+    found = reconciled(federation, "north")
+    assert len(found.differences) == 2  # the second job's rounds
+    assert all("which has no such record" in each or "has there" in each for each in found.differences)
+    assert reconciled(federation, "east").differences == ()
+
+
+@pytest.mark.timeout(300)
+def test_another_silo_tells_where_the_coordinator_does_not(federation):
+    """The coordinator has forgotten all heads; east and south have not."""
+    federation.daemons["coordinator"].stop()
+    database = Database(federation.federation.state("coordinator") / "coordinator.sqlite")
+    with database.transaction():
+        database._connection.execute("DELETE FROM heads")
+    database.close()
+    held = json.loads((federation.federation.state("east") / "heads.json").read_bytes())["heads"]["north"]
+    roll_back(federation)
+    submit(federation)
+    federation.start_silo("east")
+    federation.daemons["east"].wait_for("connected", 60)
+    federation.start_silo("north")
+    stopped(federation, "east")
+    ledger = ledger_audit.verify(federation.federation.state("north") / "ledger")
+    assert ledger.ok
+    assert int(held.split("\n")[1]) > ledger.records
+
+
+@pytest.mark.timeout(300)
+def test_a_silo_that_was_not_rolled_back_is_told_so_by_all(federation):
+    submit(federation)
+    for silo in SILOS:
+        federation.start_silo(silo)
+    assert ended(federation, "job-3")["outcome"] == "completed"
+    for silo in SILOS:
+        federation.daemons[silo].stop()
+    lines = (federation.federation.state("north") / "ledger" / "seg-00000001.jsonl").read_text().splitlines()
+    said = [record["by"] for record in map(json.loads, lines) if record["type"] == "witness"]
+    assert said.count("coordinator") == 2  # at the second and the third greeting
+    assert {"east", "south"} <= set(said)
