@@ -94,6 +94,8 @@ VALUES = {
     "place": f"(?:-1|0|{POSITIVE})",
     "one": "1",
     "text": string(1024),
+    "policy_text": string(256 * 1024),
+    "maybe_hash": '(?:null|"[0-9a-f]{64}")',
     "words": string(""),
     "receipt": f"(?:null|{string(4096)})",
     "hash": '"[0-9a-f]{64}"',
@@ -123,6 +125,7 @@ FORMS = {  # fields of each object, and what stands in them; of several with a s
     "key.rotate": FRAME + "old:text new:text",
     "job.accept": FRAME + "job:text job_digest:hash signer:text",
     "job.decline": FRAME + "job:text job_digest:hash signer:text reasons:words*",
+    "policy.change": FRAME + "before:maybe_hash after:hash text:policy_text",
     "egress.intent": FRAME + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text "
     "rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor* message:size offset:count",
     "egress.digest": FRAME + "ref:count tensors:tensor_digest* message:payload",
@@ -536,6 +539,7 @@ class Account:
     def __init__(self, silo: str = "") -> None:
         self.silo = silo  # whose ledger it is; else the first that it names
         self.roster = ""  # digest, as the last start named it
+        self.policy: str | None = None  # digest of the policy in force; None before the first record of one
         self.open: dict[int, Message] = {}
         self.settled: Callable[[Message, dict[str, Any]], None] | None = None  # told of each message and its outcome
         self.totals: dict[tuple[str, str, str], Numbers] = {}  # by job, part and recipient
@@ -553,8 +557,12 @@ class Account:
         elif kind == "start":
             self.roster = record["roster"]
             self._abandon()
+        elif kind == "policy.change":
+            why = self._change(record)
+        elif kind == "policy.deny":
+            why = self._decided(record["policy"])
         elif kind == "egress.intent":
-            why = self._intent(record)
+            why = self._decided(record["policy"]["file"]) or self._intent(record)
         elif kind == "egress.digest":
             why = self._digest(record, leaf)
         elif kind == "egress.outcome":
@@ -565,6 +573,18 @@ class Account:
             self._counts["broken"] += 1
             if len(self._broken) < MAX_SHOWN:
                 self._broken.append(f"seq {record['seq']} {why}")
+
+    def _change(self, record: dict[str, Any]) -> str:
+        # (0) A policy follows the one in force, and is in force until the next.
+        if record["before"] != self.policy:
+            return f"puts a policy in the place of {record['before'] or 'none'}, in force is {self.policy or 'none'}"
+        if hashlib.sha256(record["text"].encode()).hexdigest() != record["after"]:
+            return f"has a text that is not that of policy {record['after']}"
+        self.policy = record["after"]
+        return ""
+
+    def _decided(self, digest: str) -> str:
+        return "" if self.policy in (None, digest) else f"is decided by policy {digest}, in force is {self.policy}"
 
     def _intent(self, record: dict[str, Any]) -> str:
         message = Message(record, named(record))

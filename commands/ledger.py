@@ -3,36 +3,29 @@
 import datetime as dt
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..errors import LocalError
-from ..files import read_bytes, write_atomic
-from ..security import ledger_audit, ledger_view
+from ..files import write_atomic
+from ..security import ledger_audit
 from ..security import roster as rosters
 from ..security.checkpoint import Checkpoint, owner
 from ..security.head import log_key, roster_log_key, stored
 from ..security.identity import load_keys
 from ..security.ledger import Ledger
-from ..security.ledger_view import Group, Message
 from ..security.note import Note, VerifierKey
 from ..security.segments import CHECKPOINT
-from . import ledger_proofs
+from . import ledger_proofs, ledger_show
 from .ledger_proofs import read_note
+from .ledger_show import Json, LedgerPath
 
 REPORT = Path("ledger-report.html")
 
 app = typer.Typer(no_args_is_help=True, help="Check a silo's ledger, read in it what left, and prove it to others.")
-
-LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or the folder 'ledger' in it.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 @app.command("verify")
@@ -98,62 +91,11 @@ def _key(roster: Path | None, own: Note | None, held: dict[str, Note]) -> Verifi
     return roster_log_key(note, rosters.load(roster))
 
 
-@app.command("show")
-def show(
-    path: LedgerPath,
-    round_number: Annotated[int | None, typer.Option("--round", help="Only this round.")] = None,
-    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
-    part: Annotated[str | None, typer.Option(help="Only messages with tensors of this part.")] = None,
-    recipient: Annotated[str | None, typer.Option(help="Only what went to this member.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Show every message that left, or counts as left."""
-    rows = [
-        message
-        for message in ledger_view.messages(ledger_audit.ledger_folder(path))
-        if round_number in (None, message.intent.round)
-        and job in (None, message.intent.job)
-        and (part is None or part in _parts(message))
-        and recipient in (None, message.intent.recipient.id)
-    ]
-    if as_json:
-        typer.echo(json.dumps([_document(message) for message in rows]))
-        return
-    columns = ("seq", "time", "job", "round", "part", "tensors", "bytes", "recipient", "rule", "outcome")
-    _print(columns, [_row(message) for message in rows])
-    typer.echo(f"{len(rows)} messages, {sum(message.intent.message.bytes for message in rows):,} bytes")
-
-
-GROUPS: Sequence[Group] = ("job", "method", "part", "recipient")
-
-
-@app.command("summary")
-def summary(path: LedgerPath, as_json: Json = False) -> None:
-    """Add up what left, by job, method, part and recipient.
-
-    A message without digest counts with all bytes that it declared.
-    """
-    totals = ledger_view.summary(ledger_audit.ledger_folder(path), GROUPS)
-    if as_json:
-        typer.echo(json.dumps([{**dict(zip(GROUPS, key, strict=True)), **asdict(t)} for key, t in totals.items()]))
-        return
-    columns = (*GROUPS, "messages", "tensors", "elements", "bytes", "of these assumed")
-    cells = [
-        [*key, *(f"{n:,}" for n in (t.messages, t.tensors, t.elements, t.bytes, t.assumed))]
-        for key, t in totals.items()
-    ]
-    _print(columns, cells)
-    typer.echo(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
-
-
 @app.command("report")
 def report(
     path: LedgerPath,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page; a file of that name is replaced.")] = REPORT,
     job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
-    policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The silo's policy, to print where it is the one in force.")
-    ] = None,
     roster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The roster, for the names of federation and organisations.")
     ] = None,
@@ -165,9 +107,7 @@ def report(
     from . import report as reports  # noqa: PLC0415 the template engine takes a moment to import
     from . import report_page  # noqa: PLC0415
 
-    sources = report_page.Sources(
-        policy=read_bytes(policy) if policy else None, roster=rosters.load(roster) if roster else None
-    )
+    sources = report_page.Sources(roster=rosters.load(roster) if roster else None)
     made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     page = reports.read(ledger_audit.ledger_folder(path), made, sources, job or "")
     write_atomic(out, reports.html(page))
@@ -201,11 +141,8 @@ def rekey(
     typer.echo(f"record {appended.seq} names the new key, {log_key(federation, silo, after.entry.log_key)}")
 
 
+ledger_show.add_to(app)
 ledger_proofs.add_to(app)
-
-
-def _parts(message: Message) -> list[str]:
-    return list(dict.fromkeys(tensor.part for tensor in message.intent.tensors)) or [ledger_view.MESSAGE]
 
 
 def _known(text: str) -> tuple[int, str]:
@@ -213,38 +150,3 @@ def _known(text: str) -> tuple[int, str]:
     if match is None:
         raise LocalError(f"--known {text!r} is not SEQ:LEAF, such as 412:9a0b… with 64 hex digits")
     return int(match[1]), match[2]
-
-
-def _document(message: Message) -> dict[str, Any]:
-    return {
-        "seq": message.seq,
-        "time": message.time,
-        **message.intent.model_dump(mode="json"),
-        "digested": message.digested,
-        "outcome": message.status,
-        "receipt": message.receipt,
-    }
-
-
-def _row(message: Message) -> list[str]:
-    intent = message.intent
-    return [
-        str(message.seq),
-        message.time,
-        intent.job,
-        str(intent.round),
-        ", ".join(_parts(message)),
-        str(len(intent.tensors)),
-        f"{intent.message.bytes:,}",
-        intent.recipient.id,
-        intent.policy.rule,
-        message.status if message.digested else f"{message.status}, no digest",
-    ]
-
-
-def _print(columns: tuple[str, ...], rows: list[list[str]]) -> None:
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)

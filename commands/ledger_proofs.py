@@ -18,8 +18,8 @@ from ..security.ledger_audit import ledger_folder
 from ..security.merkle import leaf_hash
 from ..security.note import Note, VerifierKey
 from ..security.proof import Proof
+from .ledger_show import LedgerPath
 
-LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or the folder 'ledger' in it.")]
 Out = Annotated[Path | None, typer.Option("--out", help="The file to make; without it, standard output.")]
 Key = Annotated[str | None, typer.Option("--key", metavar="VKEY", help="The log's key: name+id+base64.")]
 RosterFile = Annotated[Path | None, typer.Option("--roster", help="The roster that has the silo's log key.")]

@@ -1,6 +1,5 @@
 """What stands on the ledger report: the model that the template draws, a pure function of ledger, files and date."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from ..security.roster import Roster
 from . import report_chart
 from . import report_tables as tables
 from .report_chart import Chart
-from .report_tables import JobFlows, JobRow, Listed, MessageRow, PolicySpan, TaintRow
+from .report_tables import JobFlows, JobRow, Listed, MessageRow, PolicySpan, PolicyText, TaintRow
 from .report_words import sentence
 
 MAX_CHARTS = 12
@@ -24,17 +23,7 @@ MAX_CHARTS = 12
 class Sources:
     """What was given beside the ledger; the page says whether they are what the ledger names."""
 
-    policy: bytes | None = None
     roster: Roster | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyText:
-    """The policy file that was given; ``lines`` only where the ledger names its digest."""
-
-    digest: str
-    matches: bool
-    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +61,7 @@ class Body:
     charts: tuple[Chart, ...]
     charts_left_out: int
     policies: tuple[PolicySpan, ...]
+    policy_texts: tuple[PolicyText, ...]
     unannounced: tuple[str, ...]
     rules: tuple[tuple[str, str, int], ...]
     denials: Listed[At[Deny]]
@@ -95,14 +85,13 @@ class Page:
     only: str  # the job that the page is restricted to; empty for all
     verified: Verified
     head: str  # SEQ:LEAF, empty for an empty ledger
-    policy: PolicyText | None
     roster: RosterFacts | None
     body: Body | None
 
 
 def broken(verified: Verified, made: str, silo: str) -> Page:
     """The page of a ledger that does not hold: what is wrong, and of what it says only whose it claims to be."""
-    return Page(silo, made, "", verified, "", None, None, None)
+    return Page(silo, made, "", verified, "", None, None)
 
 
 def page(view: View, made: str, sources: Sources, only: str = "") -> Page:
@@ -115,18 +104,7 @@ def page(view: View, made: str, sources: Sources, only: str = "") -> Page:
         facts = RosterFacts(sources.roster.federation, sources.roster.version, digest, digest in known)
     members = sources.roster if facts and facts.matches else None
     head = f"{view.verified.records - 1}:{view.verified.head}" if view.verified.head else ""
-    return Page(
-        view.silo, made, only, view.verified, head, _policy(view, sources.policy), facts, _body(view, shown, members)
-    )
-
-
-def _policy(view: View, data: bytes | None) -> PolicyText | None:
-    if data is None:
-        return None
-    digest = hashlib.sha256(data).hexdigest()
-    matches = digest in {start.record.policy for start in view.starts}
-    lines = data.decode(errors="replace").expandtabs(4).splitlines() if matches else []
-    return PolicyText(digest, matches, tuple(lines))
+    return Page(view.silo, made, only, view.verified, head, facts, _body(view, shown, members))
 
 
 def _body(whole: View, view: View, members: Roster | None) -> Body:
@@ -150,7 +128,8 @@ def _body(whole: View, view: View, members: Roster | None) -> Body:
         days=days,
         charts=charts,
         charts_left_out=left_out,
-        policies=tables.policy_table(whole.starts),
+        policies=tables.policy_table(whole.policies),
+        policy_texts=tables.policy_texts(whole.policies),
         unannounced=tables.unannounced(view),
         rules=tables.rule_table(view.messages),
         denials=tables.newest(view.denials),

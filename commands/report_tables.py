@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from ..files import canonical_json
 from ..security.ledger_overview import At, Flow, Session, View, flows, parts
 from ..security.ledger_view import Message, Totals
-from ..security.records import JobAccept, JobDecline, KeyRotate, Recovery, Start, Stop
+from ..security.records import JobAccept, JobDecline, KeyRotate, PolicyChange, Recovery, Start, Stop
 
 MAX_ROWS = 200  # of one table: five to fifteen pages of paper
 MAX_SPANS = 40  # of rounds in one cell
@@ -99,22 +99,46 @@ class PolicySpan:
     starts: int = 0
 
 
-def policy_table(starts: Sequence[At[Start]]) -> tuple[PolicySpan, ...]:
+def policy_table(named: Iterable[At[Start] | At[PolicyChange]]) -> tuple[PolicySpan, ...]:
     """Changes of the policy, oldest first."""
     found: list[PolicySpan] = []
-    for start in starts:
-        if not found or found[-1].digest != start.record.policy:
+    for at in named:
+        digest = at.record.policy if isinstance(at.record, Start) else at.record.after
+        if not found or found[-1].digest != digest:
             if found:
-                found[-1].until = start.time
-            found.append(PolicySpan(start.record.policy, start.time))
-        found[-1].starts += 1
+                found[-1].until = at.time
+            found.append(PolicySpan(digest, at.time))
+        found[-1].starts += isinstance(at.record, Start)
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyText:
+    """The text of a policy file, as the ledger has it, and when it was in force; no lines where the ledger has none."""
+
+    digest: str
+    spans: tuple[PolicySpan, ...]
+    lines: tuple[str, ...]
+
+
+def policy_texts(named: Sequence[At[Start] | At[PolicyChange]]) -> tuple[PolicyText, ...]:
+    """Each policy once, in the order in which they came into force."""
+    texts = {at.record.after: at.record.text for at in named if isinstance(at.record, PolicyChange)}
+    spans = policy_table(named)
+    return tuple(
+        PolicyText(
+            digest,
+            tuple(span for span in spans if span.digest == digest),
+            tuple(texts.get(digest, "").expandtabs(4).splitlines()),
+        )
+        for digest in dict.fromkeys(span.digest for span in spans)
+    )
+
+
 def unannounced(view: View) -> tuple[str, ...]:
-    """Digests of policies by which something was decided and that no start of the agent names."""
+    """Digests of policies by which something was decided and that no record puts in force."""
     used = [message.intent.policy.file for message in view.messages] + [d.record.policy for d in view.denials]
-    named = {start.record.policy for start in view.starts}
+    named = {span.digest for span in policy_table(view.policies)}
     return tuple(digest for digest in dict.fromkeys(used) if digest not in named)
 
 

@@ -40,6 +40,7 @@ from .records import (
     Outcome,
     Payload,
     Peer,
+    PolicyChange,
     Record,
     Size,
     Start,
@@ -95,6 +96,11 @@ class Ledger:
     def start(self, software: str, roster: str, policy: str) -> Appended:
         """The agent has started, with this software, roster digest and policy digest."""
         return self._append(Start(silo=self.silo, software=software, roster=roster, policy=policy))
+
+    def put_in_force(self, digest: str, text: str) -> Appended | None:
+        """From now on this policy decides; None where it is the one in force already."""
+        before = self._rules.policy
+        return self._append(PolicyChange(before=before, after=digest, text=text)) if digest != before else None
 
     def stop(self, reason: str) -> Appended:
         """The agent stops in good order."""

@@ -15,6 +15,7 @@ from ..errors import LocalError
 from ..files import MAX_SAFE_INTEGER, Strict
 from .chain import FRAME, Line
 from .identity import Hex32
+from .policy import MAX_FILE
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
 Text = Annotated[str, Field(max_length=1024)]
@@ -129,6 +130,18 @@ class JobDecline(Strict):
     job_digest: Hex32
     signer: Text
     reasons: tuple[str, ...]
+
+
+class PolicyChange(Strict):
+    """Durable before anything leaves under the policy; ``before`` is null where the ledger has none before it.
+
+    ``{"after":"e3b0…","before":null,"text":"version = 1 …","type":"policy.change"}``: digests and text of the file.
+    """
+
+    type: Literal["policy.change"] = "policy.change"
+    before: Hex32 | None
+    after: Hex32
+    text: Annotated[str, Field(max_length=MAX_FILE)]
 
 
 class Intent(Strict):
@@ -249,6 +262,7 @@ Record = (
     | KeyRotate
     | JobAccept
     | JobDecline
+    | PolicyChange
     | Intent
     | Digest
     | Outcome

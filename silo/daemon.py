@@ -41,6 +41,7 @@ async def serve(config: SiloConfig) -> None:
         for left in config.directory.rglob(".*.tmp"):  # of a process that died while it wrote
             left.unlink()
         ledger.start(f"staddle {version('staddle')}", rosters.digest(roster), policy.digest)
+        ledger.put_in_force(policy.digest, policy.text)
         gate = Gate(open_client(address, keys, roster), ledger, policy, roster)
         agent = Agent(config, entry.id, roster, policy, gate)
         loop = asyncio.get_running_loop()

@@ -1,5 +1,7 @@
 """Ledgers to report on, made by the writer itself."""
 
+import hashlib
+
 from ledgers import KEY, open_ledger
 
 from staddle.security.records import Applied, Payload, Peer, TensorDigest
@@ -13,7 +15,7 @@ max_bytes_per_round = "8MiB"\t# <b>é</b> & "more"
 [control]
 max_messages = 10
 max_bytes = 10
-""".encode()
+"""
 HASH = "ab" * 32
 OTHER = "cd" * 32
 PEER = Peer(id="coordinator", spki=HASH)
@@ -88,6 +90,17 @@ def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY):
         ledger.policy_deny(job="lung-3", round_number=1, purpose="update", policy=policy, reasons=["too large", "NaN"])
         ledger.control_open("s2", PEER, 50, 400)
     return path
+
+
+def governed(path, *texts):
+    """One start and one message under each of these policies in turn; digests of the policies."""
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+    with open_ledger(path) as ledger:
+        for digest, text in zip(digests, texts, strict=True):
+            ledger.start("staddle 0.1.0", OTHER, digest)
+            ledger.put_in_force(digest, text)
+            give(ledger, policy=Applied(file=digest, rule="round-update", decision="allow"))
+    return digests
 
 
 def nasty(path):

@@ -1,4 +1,6 @@
 import json
+import re
+from hashlib import sha256
 
 import pytest
 import typer
@@ -142,6 +144,12 @@ def test_ledger_show_and_summary(tmp_path):
         ("j1", "model", 4000, 0),
         ("j2", "model", 4000, 4000),
     ]
+    assert "in force" not in run("ledger", "show", silo)  # an older ledger
+    digest = sha256(b"a policy").hexdigest()
+    with open_ledger(silo / "ledger") as log:
+        log.put_in_force(digest, "a policy")
+    for command in ("show", "summary"):
+        assert re.search(rf"policy {digest} in force from 20.*Z on \(record 5,", run("ledger", command, silo))
 
 
 def test_help_names_every_command():

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 import report_ledgers as ledgers
 import typer
-from ledgers import FEDERATION, first, open_ledger
+from ledgers import FEDERATION, first, open_ledger, stored
 from report_ledgers import CONTROL, HASH, LONG, NASTY, OTHER, POLICY, QUOTES, SCRIPT
 from typer.testing import CliRunner
 
@@ -136,15 +136,17 @@ def break_it(path):
 
 def pages(tmp_path):
     """One page of each sort."""
-    full, nasty, broken, empty = (tmp_path / name / "ledger" for name in ("full", "nasty", "broken", "empty"))
-    ledgers.full(full, policy=hashlib.sha256(POLICY).hexdigest())
+    names = ("full", "governed", "nasty", "broken", "empty")
+    full, governed, nasty, broken, empty = (tmp_path / name / "ledger" for name in names)
+    ledgers.full(full)
+    ledgers.governed(governed, *NASTY)
     ledgers.nasty(nasty)
     break_it(ledgers.full(broken))
     with open_ledger(empty, "silo-a"):
         pass
-    yield made(full, Sources(policy=POLICY))
-    yield made(full, Sources(policy=POLICY + b"#"), "lung-3")
-    yield from (made(nasty), made(broken), made(empty))
+    yield made(full)
+    yield made(full, only="lung-3")
+    yield from (made(governed), made(nasty), made(broken), made(empty))
 
 
 # The file.
@@ -196,9 +198,9 @@ def test_every_picture_has_a_name_and_a_description(path):
 
 def test_the_same_ledger_gives_the_same_bytes_whatever_the_day(path):
     ledgers.full(path)
-    one = made(path, Sources(policy=POLICY))
-    assert made(path, Sources(policy=POLICY)) == one
-    later = report.html(report.read(path, "2027-01-01 00:00 UTC", Sources(policy=POLICY)))
+    one = made(path)
+    assert made(path) == one
+    later = report.html(report.read(path, "2027-01-01 00:00 UTC", Sources()))
     assert later != one
     assert later.replace(b"2027-01-01 00:00 UTC", MADE.encode()) == one
 
@@ -420,24 +422,39 @@ def test_policies_rules_denials_jobs_and_taints(path):
     ]
     assert sessions[3][1:3] == ["58", "912"]
     assert [row[2] for row in sessions[5:]] == ["start", "stop", "start"]
-    assert "no start of the agent names. Ask" not in words(page)
+    assert "puts in force. Ask" not in words(page)
 
 
-def test_a_policy_that_no_start_names_is_pointed_out(path):
+def test_a_policy_that_no_record_puts_in_force_is_pointed_out(path):
     page = parsed(ledgers.full(path, policy=OTHER))  # messages are by another one
-    assert f"Decisions were made by a policy with digest {HASH}, which no start of the agent names" in words(page)
+    assert f"Decisions were made by a policy with digest {HASH}, which no record of the ledger puts in force" in words(
+        page
+    )
 
 
-def test_the_text_of_a_policy_is_shown_only_if_it_was_in_force(path):
-    ledgers.full(path, policy=hashlib.sha256(POLICY).hexdigest())
-    shown = [text(node) for node in parsed(path, Sources(policy=POLICY)).all("pre")]
-    assert shown[0] == POLICY.decode().expandtabs(4)
-    for other in (POLICY + b"\n", b"\xff\x00"):
-        assert report.read(path, MADE, Sources(policy=other)).policy.lines == ()
-        page = parsed(path, Sources(policy=other))
-        assert len(page.all("pre")) == 1
-        assert f"does not match: its digest is {hashlib.sha256(other).hexdigest()}" in words(page)
-    assert "No policy file was given" in words(parsed(path))
+def test_the_text_of_each_policy_in_force_stands_there_once_with_its_dates(path):
+    first, second = POLICY, SCRIPT
+    digests = ledgers.governed(path, first, second, first)
+    page = parsed(path)
+    assert [text(node) for node in page.all("pre")][:2] == [first.expandtabs(4), f"{second}\n"]
+    assert len(page.all("pre")) == 3  # the commands are the last
+    rows = page.section("5. The policy")[1:4]
+    assert [row[0] for row in rows] == digests
+    assert [row[3] for row in rows] == ["1", "1", "1"]
+    times = [record["time"][:19].replace("T", " ") for record in stored(path) if record["type"] == "start"]
+    said = words(page)
+    assert f"In force from {times[0]} to {times[1]}, {times[2]} to the last record, digest {digests[0]}" in said
+    assert f"In force from {times[1]} to {times[2]}, digest {digests[1]}" in said
+    assert "not in this ledger" not in said
+    assert "puts in force. Ask" not in said
+
+
+def test_an_older_ledger_has_no_text_of_its_policies(path):
+    page = parsed(ledgers.full(path))
+    said = words(page)
+    assert len(page.all("pre")) == 1
+    for digest in (HASH, OTHER):
+        assert f"digest {digest}. Its text is not in this ledger" in said
 
 
 def test_the_roster_gives_names_only_if_the_ledger_names_it(path, tmp_path):
@@ -547,13 +564,12 @@ def run(*arguments):
 
 
 def test_the_command_writes_one_file(path, tmp_path, monkeypatch):
-    ledgers.full(path, policy=hashlib.sha256(POLICY).hexdigest())
-    (tmp_path / "policy.toml").write_bytes(POLICY)
+    ledgers.full(path)
     out = tmp_path / "page.html"
-    result = run("report", tmp_path / "silo", "--out", out, "--job", "lung-1", "--policy", tmp_path / "policy.toml")
+    result = run("report", tmp_path / "silo", "--out", out, "--job", "lung-1")
     assert result.exit_code == 0, result.exception
     assert f"{out}: verified, 8 messages, 1,332 bytes, head 37:{ledger_audit.verify(path).head}" in result.output
-    assert "Its text:" in words(Parsed(out.read_bytes()))
+    assert "this page is of job lung-1 only" in words(Parsed(out.read_bytes()))
     assert out.stat().st_mode & 0o077 == 0
     monkeypatch.chdir(tmp_path)
     assert run("report", path).exit_code == 0

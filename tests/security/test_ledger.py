@@ -1,4 +1,5 @@
 import re
+from hashlib import sha256
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +29,7 @@ from staddle.security import ledger_audit, ledger_view
 from staddle.security.ledger_audit import ledger_folder
 from staddle.security.ledger_view import CONTROL, MESSAGE
 from staddle.security.merkle import Tree
+from staddle.security.records import Applied
 from staddle.security.segments import Reading
 
 
@@ -238,6 +240,42 @@ def test_what_is_unsettled_is_known_after_a_restart_too(path):
         assert second.digest.message == payload()
         ledger.outcome(cut, "unknown", BYTES)
         assert ledger.unsettled == (second,)
+
+
+def test_a_policy_is_durable_and_alone_decides_from_then_on(path, monkeypatch):
+    texts = ["version = 1\n", "version = 1\r\n# \u00e9 \u2028"]
+    digests = [sha256(text.encode()).hexdigest() for text in texts]
+    applied = [Applied(file=digest, rule="update", decision="allow") for digest in digests]
+    with open_ledger(path) as ledger:
+        intend(ledger)  # a ledger that has no such record yet
+        synced = []
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fdatasync", synced.append)
+            assert ledger.put_in_force(digests[0], texts[0])
+        assert len(synced) == 1
+        for other in ({}, {"policy": applied[1]}):
+            with pytest.raises(LocalError, match=f"decided by policy .*, in force is {digests[0]}"):
+                intend(ledger, **other)
+        with pytest.raises(LocalError, match=f"decided by policy .*, in force is {digests[0]}"):
+            ledger.policy_deny(job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"])
+        intend(ledger, policy=applied[0])
+    with open_ledger(path) as ledger:
+        assert ledger.put_in_force(digests[0], texts[0]) is None
+        with pytest.raises(LocalError, match=f"a text of digest {digests[0]}, and names {digests[1]}"):
+            ledger.put_in_force(digests[1], texts[0])
+        assert ledger.put_in_force(digests[1], texts[1])
+        intend(ledger, policy=applied[1])
+    assert ledger_audit.verify(path).ok
+    changes = [record for record in stored(path) if record["type"] == "policy.change"]
+    assert [(c["before"], c["after"], c["text"]) for c in changes] == [
+        (None, digests[0], texts[0]),
+        (digests[0], digests[1], texts[1]),
+    ]
+    assert [change.text for _, _, change in ledger_view.policies(path)] == texts
+    raw(path, body(changes[1]))
+    problems = ledger_audit.verify(path).problems
+    assert len(problems) == 1
+    assert f"goes from policy {digests[0]}, in force is {digests[1]}" in problems[0]
 
 
 def test_a_ledger_without_offsets_is_read(path):
