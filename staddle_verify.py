@@ -112,7 +112,7 @@ VALUES = {
     "signatures": r'\{(?:"[a-z0-9-]{1,64}":"[0-9a-f]{128}",?)*(?<!,)\}',
 }
 FRAME = "v:one seq:count prev:hash nonce:nonce time:time mono_us:count type:text "
-FORMS = {  # fields of each object, and what stands in them; of several with a star
+FORMS = {  # fields of each object, and what stands in them; of several with a star; with a question mark if it may lack
     "peer": "id:text spki:hash",
     "size": "bytes:count",
     "payload": "bytes:count sha256:hash",
@@ -127,7 +127,8 @@ FORMS = {  # fields of each object, and what stands in them; of several with a s
     "job.decline": FRAME + "job:text job_digest:hash signer:text reasons:words*",
     "policy.change": FRAME + "before:maybe_hash after:hash text:policy_text",
     "egress.intent": FRAME + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text "
-    "rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor* message:size offset:count",
+    "rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor* message:size offset:count "
+    "cohort?:text*",
     "egress.digest": FRAME + "ref:count tensors:tensor_digest* message:payload",
     "egress.outcome": FRAME + "ref:count status:status bytes_sent:count receipt:receipt",
     "control.open": FRAME + "session:text recipient:peer max_messages:count max_bytes:count",
@@ -148,7 +149,9 @@ def grammar(form: str) -> str:
     if form in VALUES:
         return VALUES[form]
     fields = sorted(field.split(":") for field in FORMS[form].split())
-    return r"\{" + ",".join(f'"{name}":{grammar(inner)}' for name, inner in fields) + r"\}"
+    written = [(f'"{name.rstrip("?")}":{grammar(inner)},', name.endswith("?")) for name, inner in fields]
+    # No comma behind the last field, which may not lack.
+    return r"\{" + "".join(f"(?:{text})?" if lacks else text for text, lacks in written)[:-1] + r"\}"
 
 
 GRAMMARS = {form: re.compile(grammar(form)) for form, fields in FORMS.items() if fields.startswith(FRAME)}
@@ -590,13 +593,15 @@ class Account:
         message = Message(record, named(record))
         rounds = self._declared.setdefault(record["job_digest"], {})
         before = rounds.get(record["round"], 0)
-        # (1) It declares each tensor once, room for all, and who can read them.
+        # (1) It declares each tensor once, room for all, who can read them, and with whom the silo takes part.
         if len(set(message.names)) != len(message.names):
             return "names a tensor twice"
         if sum(tensor["bytes"] for tensor in record["tensors"]) > message.whole:
             return f"has tensors that do not fit into its message of {record['message']['bytes']} bytes"
         if not record["readers"]:
             return "names no reader"
+        if (cohort := record.get("cohort")) and (cohort != sorted(set(cohort)) or record["silo"] not in cohort):
+            return "has a cohort that is not sorted, has a silo twice, or lacks this one"
         # (2) It leaves out only bytes that earlier messages of its round declared.
         if record["offset"] > before:
             return f"goes on at byte {record['offset']}, of which earlier intents of its round declared {before}"

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Generic, TypeVar
 
 from ..files import canonical_json
@@ -13,6 +13,7 @@ from ..security.records import JobAccept, JobDecline, KeyRotate, PolicyChange, R
 
 MAX_ROWS = 200  # of one table: five to fifteen pages of paper
 MAX_SPANS = 40  # of rounds in one cell
+MAX_COHORTS = 12  # of a job, one by one
 
 RowT = TypeVar("RowT")
 
@@ -25,9 +26,10 @@ class Listed(Generic[RowT]):
     left_out: int
 
 
-def newest(rows: Sequence[RowT]) -> Listed[RowT]:
-    """At most MAX_ROWS rows."""
-    return Listed(tuple(rows[-MAX_ROWS:]), max(0, len(rows) - MAX_ROWS))
+def newest(rows: Sequence[RowT], most: int | None = None) -> Listed[RowT]:
+    """At most so many rows, by default MAX_ROWS."""
+    most = MAX_ROWS if most is None else most
+    return Listed(tuple(rows[-most:]), max(0, len(rows) - most))
 
 
 def spans(numbers: Iterable[int]) -> str:
@@ -159,7 +161,7 @@ class JobRow:
     methods: tuple[str, ...]
     decisions: tuple[At[JobAccept] | At[JobDecline], ...]
     rounds: str  # in which something left
-    cohorts: tuple[tuple[str, str], ...]  # members, rounds
+    cohorts: "Cohorts | None"  # None where no message says which silos took part
     received_rounds: str
     received_bytes: int
     privacy: str  # what its last message says was spent
@@ -172,10 +174,6 @@ def job_table(view: View) -> tuple[JobRow, ...]:
 
 def _job_row(view: View, job: str) -> JobRow:
     later = [(message.intent.round, view.later.get(message.seq, {})) for message in view.messages]
-    cohorts: dict[str, list[int]] = {}
-    for number, fields in later:
-        if "cohort" in fields:
-            cohorts.setdefault(_told(fields["cohort"]), []).append(number)
     received = view.received.get(job, Counter())
     spent = [_told(fields["dp"]) for _, fields in later if "dp" in fields]
     return JobRow(
@@ -183,7 +181,7 @@ def _job_row(view: View, job: str) -> JobRow:
         methods=tuple(dict.fromkeys(message.intent.method for message in view.messages)),
         decisions=tuple(view.decisions),
         rounds=spans(number for number, _ in later),
-        cohorts=tuple((members, spans(numbers)) for members, numbers in cohorts.items()),
+        cohorts=_cohorts([(m.intent.round, m.intent.cohort) for m in view.messages if m.intent.cohort]),
         received_rounds=spans(received),
         received_bytes=sum(received.values()),
         privacy=spent[-1] if spent else "",
@@ -191,12 +189,37 @@ def _job_row(view: View, job: str) -> JobRow:
 
 
 def _told(value: Any) -> str:
-    """A value of a later ledger's field in words; names stand as they are."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return ", ".join(value)
-    return canonical_json(value).decode()
+    """A value of a later ledger's field in words; a text stands as it is."""
+    return value if isinstance(value, str) else canonical_json(value).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Cohorts:
+    """Which silos took part in the rounds of a job, this one among them."""
+
+    smallest: int  # silos
+    largest: int
+    changes: int  # rounds whose cohort was another one than the round's before in which this silo gave
+    sizes: tuple[tuple[int, str], ...]  # silos, rounds; empty where all are of one size
+    members: Listed[tuple[str, str]]  # names, rounds; the newest cohort last
+
+
+def _cohorts(told: Sequence[tuple[int, tuple[str, ...]]]) -> Cohorts | None:
+    if not told:
+        return None
+    sizes: dict[int, list[int]] = {}
+    members: dict[tuple[str, ...], list[int]] = {}
+    for number, cohort in told:
+        sizes.setdefault(len(cohort), []).append(number)
+        members[cohort] = [*members.pop(cohort, []), number]
+    rows = [(", ".join(cohort), spans(numbers)) for cohort, numbers in members.items()]
+    return Cohorts(
+        smallest=min(sizes),
+        largest=max(sizes),
+        changes=sum(before[1] != after[1] for before, after in pairwise(told)),
+        sizes=tuple((size, spans(numbers)) for size, numbers in sorted(sizes.items())) if len(sizes) > 1 else (),
+        members=newest(rows, MAX_COHORTS),
+    )
 
 
 def session_table(sessions: Sequence[Session]) -> tuple[Listed[Session], Totals]:

@@ -131,10 +131,12 @@ class Ledger:
         releases: Sequence[Release],
         message_bytes: int,
         offset: int = 0,
+        cohort: Sequence[str] = (),
     ) -> Appended:
         """A message is about to leave; its ``seq`` is the ``ref`` of what follows.
 
-        ``message_bytes`` are those that go now: of the payload all but its first ``offset`` bytes.
+        ``message_bytes`` are those that go now: of the payload all but its first ``offset`` bytes. ``cohort`` are the
+        ids of the round's silos, sorted.
         """
         tensors = tuple(
             Tensor(part=r.part, kind=r.kind, name=r.name, dtype=r.dtype, shape=r.shape, bytes=r.nbytes, taint=r.taint)
@@ -157,6 +159,7 @@ class Ledger:
                 tensors=tensors,
                 message=Size(bytes=message_bytes),
                 offset=offset,
+                cohort=tuple(cohort),
             )
         )
 

@@ -31,7 +31,7 @@ from .records import (
     Stop,
 )
 
-LATER = ("cohort", "dp")  # fields of an intent that some ledgers have, and how they are called there
+LATER = ("dp",)  # fields of an intent that some ledgers have, and how they are called there
 
 EventT = TypeVar("EventT", bound=Record)
 

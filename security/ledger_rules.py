@@ -8,7 +8,8 @@ record                may come
 ``policy.change``     any time; its text has its digest, and it goes from the policy that is in force
 ``policy.deny``       any time, by the policy in force
 ``egress.intent``     any time, by the policy in force; its tensors fit into its message and the bytes before its
-                      offset, and these were declared by an earlier intent of that round
+                      offset, and these were declared by an earlier intent of that round; its cohort, if it has
+                      one, is sorted and has this silo
 ``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the whole payload
 ``egress.outcome``    once for an intent; ``sent`` only after its digest and with all its bytes
 ``control.open``      when no control session is open; a ``start`` abandons one that a crash left open
@@ -109,6 +110,8 @@ class Rules:
             return f"tensors of {inside} bytes do not fit into the intent's message of {size} bytes{behind}"
         if not record["readers"]:
             return "intent names no reader; name at least its recipient"
+        if (cohort := record.get("cohort")) and (cohort != sorted(set(cohort)) or record["silo"] not in cohort):
+            return f"intent has cohort {', '.join(cohort)}, which is not sorted, has a silo twice, or lacks this one"
         before = self.declared.get((record["job_digest"], record["round"]), 0)
         if offset > before:
             return f"intent goes on at byte {offset}, of which earlier intents of its round declared {before}"

@@ -150,7 +150,7 @@ class Intent(Strict):
     ``tensors`` are the whole payload, ``message`` is what goes of it now: all behind its first ``offset`` bytes, which
     the recipient has from an attempt whose connection broke (0: everything goes).
 
-    ``{"attempt":0,"form":"plain","job":"lung-3","job_digest":"ab12…","message":{"bytes":1800},
+    ``{"attempt":0,"cohort":["hospital-a","hospital-b"],"form":"plain","job":"lung-3","job_digest":"ab12…","message":{"bytes":1800},
     "method":"fedavg","offset":0,"policy":{"decision":"allow","file":"e3b0…","rule":"round-update"},"purpose":"update",
     "readers":["coordinator"],"recipient":{"id":"coordinator","spki":"9f86…"},"round":17,
     "rpc":"/staddle.Federation/Upload","silo":"hospital-a","tensors":[{…}],"type":"egress.intent"}``
@@ -172,6 +172,7 @@ class Intent(Strict):
     tensors: tuple[Tensor, ...]
     message: Size
     offset: Count = 0
+    cohort: tuple[Text, ...] = ()  # silos of the round, sorted, as the recipient told it; older records have none
 
     @property
     def leaving(self) -> tuple[tuple[Tensor, int], ...]:

@@ -507,19 +507,39 @@ def test_fields_of_later_ledgers_are_shown(path):
 
     def later(line):
         number = line.record.get("round", 0)
-        more = {"method": "fedavg", "cohort": ["a", "b"] if number < 3 else ["a", SCRIPT], "dp": {"eps": f"{number}.5"}}
+        more = {"method": "fedavg", "dp": {"eps": f"{number}.5"}}
         return replace(line, record={**line.record, **more})
 
     records = [(later(line), record) for line, record in ledger_view.records(path)]
     view = ledger_overview.view(verified, records)
     page = Parsed(report.html(report_page.page(view, MADE, Sources())))
-    row = page.section("6. Jobs")[1]
-    assert row[0] == "lung-1method fedavg"
-    assert row[2] == f"0–3, 6–7cohort a, b: rounds 0–2cohort a, {SCRIPT}: rounds 3, 6–7"
+    assert page.section("6. Jobs")[1][0] == "lung-1method fedavg"
     said = words(page)
     assert f"Job lung-1, by its last message: {canonical_json({'eps': '7.5'}).decode()}" in said
     assert "No differential privacy is recorded" not in said
-    assert "is not recorded in this ledger" not in said
+
+
+def test_cohorts_by_size_and_by_name(path, monkeypatch):
+    assert "is not recorded in this ledger" in words(parsed(ledgers.full(path)))
+    with open_ledger(path) as ledger:
+        for number, cohort in enumerate(("abc", "abc", "ab", "abc", "abd", "abd", "ab")):
+            members = sorted({"silo-a", *cohort})
+            ledgers.give(ledger, "lung-4", number, cohort=members)
+        ledgers.give(ledger, "lung-5", 0, cohort=["silo-a"])
+    page = parsed(path)
+    four, five = (row[2] for row in page.section("6. Jobs")[4:])
+    assert four == (
+        "0–6cohorts of 3 to 4 silos, this one among them; changes: 4"
+        "3 silos: rounds 2, 6"
+        "4 silos: rounds 0–1, 3–5"
+        "cohort a, b, c, silo-a: rounds 0–1, 3"
+        "cohort a, b, d, silo-a: rounds 4–5"
+        "cohort a, b, silo-a: rounds 2, 6"
+    )
+    assert five == "0cohorts of 1 silos, this one among them; changes: 0cohort silo-a: rounds 0"
+    assert "is not recorded in this ledger" not in words(page)
+    monkeypatch.setattr(report_tables, "MAX_COHORTS", 1)
+    assert "rounds 2, 6other cohorts, not listed: 2" in parsed(path).section("6. Jobs")[4][2]
 
 
 # Ledgers that are not as they should be.

@@ -96,6 +96,7 @@ def test_intent_holds_what_the_rules_ask_for(path):
         "policy": {"file": HASH, "rule": "update", "decision": "allow"},
         "message": {"bytes": BYTES},
         "offset": 0,
+        "cohort": [],
         "tensors": [
             {
                 "part": r.part,
@@ -137,6 +138,9 @@ def test_writer_refuses_what_the_verifier_would(path):
             (lambda: intend(ledger, releases=RELEASES[:1] * 2), "names a tensor twice"),
             (lambda: intend(ledger, message_bytes=BYTES - 1), "do not fit into"),
             (lambda: intend(ledger, readers=[]), "no reader"),
+            (lambda: intend(ledger, cohort=["silo-b", "silo-a"]), "cohort silo-b, silo-a, which is not sorted"),
+            (lambda: intend(ledger, cohort=["silo-a", "silo-a"]), "has a silo twice"),
+            (lambda: intend(ledger, cohort=["silo-b", "silo-c"]), "lacks this one"),
             (lambda: intend(ledger, message_bytes=BYTES - 9, offset=8), "of 175 bytes behind 8"),
             (lambda: intend(ledger, message_bytes=0, offset=BYTES + 1), f"at byte {BYTES + 1}, of which .* {BYTES}"),
             (lambda: intend(ledger, round_number=4, message_bytes=BYTES - 8, offset=8), "at byte 8, of which .* 0"),
@@ -278,12 +282,13 @@ def test_a_policy_is_durable_and_alone_decides_from_then_on(path, monkeypatch):
     assert f"goes from policy {digests[0]}, in force is {digests[1]}" in problems[0]
 
 
-def test_a_ledger_without_offsets_is_read(path):
+def test_a_ledger_without_offsets_and_cohorts_is_read(path):
     full(path)
-    old = {key: value for key, value in body(stored(path)[5]).items() if key != "offset"}
+    old = {key: value for key, value in body(stored(path)[5]).items() if key not in ("offset", "cohort")}
     raw(path, old)
     assert ledger_audit.verify(path).ok
-    assert ledger_view.messages(path)[-1].intent.offset == 0
+    intent = ledger_view.messages(path)[-1].intent
+    assert (intent.offset, intent.cohort) == (0, ())
 
 
 def test_broken_chain_is_a_problem_not_an_exception(path):
