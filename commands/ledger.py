@@ -3,26 +3,31 @@
 import datetime as dt
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import LocalError
 from ..files import write_atomic
-from ..security import ledger_audit
+from ..security import ledger_audit, ledger_receipts, ledger_view
 from ..security import roster as rosters
 from ..security.checkpoint import Checkpoint, owner
 from ..security.head import log_key, roster_log_key, stored
 from ..security.identity import load_keys
 from ..security.ledger import Ledger
+from ..security.ledger_audit import Verified
 from ..security.note import Note, VerifierKey
+from ..security.roster import Roster
 from ..security.segments import CHECKPOINT
-from . import ledger_proofs, ledger_show
+from . import ledger_proofs, ledger_show, roster_files
 from .ledger_proofs import read_note
 from .ledger_show import Json, LedgerPath
+from .roster_files import Founders, RosterFiles, Threshold
 
+UNSIGNED = "signature not checked (give --roster)"
 REPORT = Path("ledger-report.html")
 
 app = typer.Typer(no_args_is_help=True, help="Check a silo's ledger, read in it what left, and prove it to others.")
@@ -31,9 +36,9 @@ app = typer.Typer(no_args_is_help=True, help="Check a silo's ledger, read in it 
 @app.command("verify")
 def verify(
     path: LedgerPath,
-    roster: Annotated[
-        Path | None, typer.Option(help="The roster, for the key that must have signed; check it with roster verify.")
-    ] = None,
+    roster: RosterFiles = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
     checkpoint: Annotated[
         list[Path] | None, typer.Option(help="A checkpoint of this ledger that you hold; may be repeated.")
     ] = None,
@@ -46,41 +51,59 @@ def verify(
     """Check every record of a ledger; exit code 1 if it does not hold.
 
     Checked are the chain of hashes, the order of the records and the checkpoint in the folder; with --roster also who
-    signed it. Whoever has the silo's log key could still cut records off, or write them anew: give with --checkpoint
-    or --known what the coordinator, another silo or you noted earlier.
+    signed it, the coordinator's receipts and the roster itself, with --founder who vouches for that. Whoever has the
+    silo's log key could still cut records off, or write them anew: give with --checkpoint or --known what the
+    coordinator, another silo or you noted earlier.
     """
+    given = roster_files.read(roster, founder, threshold)
     folder = ledger_audit.ledger_folder(path)
     held = {str(file): read_note(file) for file in checkpoint or []}
     own = stored(folder)
-    key = _key(roster, own, held)
+    key = _key(given.newest, own, held)
     found = ledger_audit.verify(folder, dict(_known(text) for text in known or []), key, held)
-    written = None
+    receipts = None
+    if given.each and found.ok:
+        receipts = ledger_receipts.check(islice(ledger_view.lines(folder), found.records), given.each)
+        found = replace(found, problems=tuple(receipts.problems))
+    written = ""
     if found.checkpoint is not None:
         modified = (folder / CHECKPOINT).stat().st_mtime
         written = dt.datetime.fromtimestamp(modified, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     if as_json:
-        typer.echo(json.dumps({"ok": found.ok, **asdict(found), "checkpoint_written": written}))
+        document: dict[str, Any] = {"ok": found.ok, **asdict(found), "checkpoint_written": written or None}
+        if given.each:
+            document["rosters"] = {each.version: rosters.signers(each, given.founders) for each in given.each}
+        if receipts:
+            counts = {"good": len(receipts.good), "without": receipts.without, "unchecked": receipts.unchecked}
+            document["receipts"] = counts
+        typer.echo(json.dumps(document))
     else:
-        for problem in found.problems:
-            typer.echo(f"problem: {problem}")
-        for name, refs in (("digest", found.undigested), ("outcome", found.open_intents)):
-            if refs:
-                listed = ", ".join(str(ref) for ref in refs)
-                typer.echo(f"{len(refs)} messages without {name}, counted as left: seq {listed}")
-        if found.open_control is not None:
-            typer.echo(f"control session of seq {found.open_control} is open, counted with its cap")
-        if found.torn_bytes:
-            typer.echo(f"{found.torn_bytes} bytes of an unfinished last line, of which nothing had left")
-        if found.checkpoint is not None:
-            by = f"signed by {key}" if key and found.signed else "signature not checked (give --roster)"
-            typer.echo(f"checkpoint of {found.checkpoint} records, written {written}, {by}")
+        _tell(found, f"{written}, {f'signed by {key}' if key and found.signed else UNSIGNED}")
+        for told in (given.told, receipts.told if receipts else ""):
+            if told:
+                typer.echo(told)
         head = f"{found.records - 1}:{found.head}" if found.head else "none"
         typer.echo(f"{'verified' if found.ok else 'NOT VERIFIED'}: {found.records} records, head {head}")
     if not found.ok:
         raise typer.Exit(1)
 
 
-def _key(roster: Path | None, own: Note | None, held: dict[str, Note]) -> VerifierKey | None:
+def _tell(found: Verified, checkpoint: str) -> None:
+    for problem in found.problems:
+        typer.echo(f"problem: {problem}")
+    for name, refs in (("digest", found.undigested), ("outcome", found.open_intents)):
+        if refs:
+            listed = ", ".join(str(ref) for ref in refs)
+            typer.echo(f"{len(refs)} messages without {name}, counted as left: seq {listed}")
+    if found.open_control is not None:
+        typer.echo(f"control session of seq {found.open_control} is open, counted with its cap")
+    if found.torn_bytes:
+        typer.echo(f"{found.torn_bytes} bytes of an unfinished last line, of which nothing had left")
+    if found.checkpoint is not None:
+        typer.echo(f"checkpoint of {found.checkpoint} records, written {checkpoint}")
+
+
+def _key(roster: Roster | None, own: Note | None, held: dict[str, Note]) -> VerifierKey | None:
     if roster is None:
         if held:
             raise LocalError("--checkpoint needs --roster ROSTER: a checkpoint says nothing until its signer is known")
@@ -88,7 +111,7 @@ def _key(roster: Path | None, own: Note | None, held: dict[str, Note]) -> Verifi
     note = own or next(iter(held.values()), None)
     if note is None:
         raise LocalError(f"no {CHECKPOINT} in this folder and none given, so no silo to look up; give --checkpoint")
-    return roster_log_key(note, rosters.load(roster))
+    return roster_log_key(note, roster)
 
 
 @app.command("report")
@@ -96,18 +119,20 @@ def report(
     path: LedgerPath,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page; a file of that name is replaced.")] = REPORT,
     job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
-    roster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The roster, for the names of federation and organisations.")
-    ] = None,
+    roster: RosterFiles = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
 ) -> None:
     """Write one HTML page on what left, to print and to file; exit code 1 if the ledger does not hold.
 
-    The page holds all of itself, loads nothing and needs no network. It says first whether the ledger holds.
+    The page holds all of itself, loads nothing and needs no network. It says first whether the ledger holds. A roster
+    gives it names, and the keys to check checkpoint and receipts with; founders vouch for the roster.
     """
     from . import report as reports  # noqa: PLC0415 the template engine takes a moment to import
     from . import report_page  # noqa: PLC0415
 
-    sources = report_page.Sources(roster=rosters.load(roster) if roster else None)
+    given = roster_files.read(roster, founder, threshold)
+    sources = report_page.Sources(given.each, given.founders)
     made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     page = reports.read(ledger_audit.ledger_folder(path), made, sources, job or "")
     write_atomic(out, reports.html(page))

@@ -1,7 +1,7 @@
 """``staddle ledger show`` and ``summary``: what left a silo, message by message and added up."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..security import ledger_view
+from ..security import ledger_receipts, ledger_view
 from ..security.ledger_audit import ledger_folder
-from ..security.ledger_view import Group, Message
+from ..security.ledger_view import Group, Message, Totals
+from . import roster_files
+from .roster_files import Founders, RosterFiles, Threshold
 
 LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or the folder 'ledger' in it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -55,16 +57,35 @@ def show(
 GROUPS: Sequence[Group] = ("job", "method", "part", "recipient")
 
 
-def summary(path: LedgerPath, as_json: Json = False) -> None:
-    """Add up what left, by job, method, part and recipient.
+def summary(
+    path: LedgerPath,
+    roster: RosterFiles = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
+    as_json: Json = False,
+) -> None:
+    """Add up what left, by job, method, part and recipient; with --roster check the receipts too.
 
-    A message without digest counts with all bytes that it declared.
+    A message without digest counts with all bytes that it declared. Exit code 1 if a receipt is not what the
+    coordinator signed.
     """
     folder = ledger_folder(path)
+    given = roster_files.read(roster, founder, threshold)
+    receipts = ledger_receipts.check(ledger_view.lines(folder), given.each) if given.each else None
+    for problem in receipts.problems if receipts else []:
+        typer.echo(f"problem: {problem}", err=True)
     totals = ledger_view.summary(folder, GROUPS)
     if as_json:
         typer.echo(json.dumps([{**dict(zip(GROUPS, key, strict=True)), **asdict(t)} for key, t in totals.items()]))
-        return
+    else:
+        _tell_totals(folder, totals)
+        if receipts:
+            typer.echo(f"{given.told}\n{receipts.told}")
+    if receipts and receipts.problems:
+        raise typer.Exit(1)
+
+
+def _tell_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None:
     columns = (*GROUPS, "messages", "tensors", "elements", "bytes", "of these assumed")
     cells = [
         [*key, *(f"{n:,}" for n in (t.messages, t.tensors, t.elements, t.bytes, t.assumed))]

@@ -1,7 +1,7 @@
 """The tables of the ledger report: rows of plain values from what the ledger says. Pure functions."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any, Generic, TypeVar
@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from ..files import canonical_json
 from ..security.ledger_overview import At, Flow, Session, View, flows, parts
 from ..security.ledger_view import Message, Totals
-from ..security.records import JobAccept, JobDecline, KeyRotate, PolicyChange, Recovery, Start, Stop
+from ..security.records import JobAccept, JobDecline, KeyRotate, Recovery, Start, Stop
 
 MAX_ROWS = 200  # of one table: five to fifteen pages of paper
 MAX_SPANS = 40  # of rounds in one cell
@@ -86,68 +86,6 @@ def taint_table(messages: Iterable[Message]) -> tuple[TaintRow, ...]:
             row = found.setdefault((message.intent.job, tensor.taint), Totals())
             row.add(Totals(0, 1, tensor.elements, count))
     return tuple(TaintRow(job, taint, t.tensors, t.elements, t.bytes) for (job, taint), t in found.items())
-
-
-# Rules.
-
-
-@dataclass(slots=True)
-class PolicySpan:
-    """A policy file in force from one start of the agent to the next that had another one; empty ``until``: still."""
-
-    digest: str
-    since: str
-    until: str = ""
-    starts: int = 0
-
-
-def policy_table(named: Iterable[At[Start] | At[PolicyChange]]) -> tuple[PolicySpan, ...]:
-    """Changes of the policy, oldest first."""
-    found: list[PolicySpan] = []
-    for at in named:
-        digest = at.record.policy if isinstance(at.record, Start) else at.record.after
-        if not found or found[-1].digest != digest:
-            if found:
-                found[-1].until = at.time
-            found.append(PolicySpan(digest, at.time))
-        found[-1].starts += isinstance(at.record, Start)
-    return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyText:
-    """The text of a policy file, as the ledger has it, and when it was in force; no lines where the ledger has none."""
-
-    digest: str
-    spans: tuple[PolicySpan, ...]
-    lines: tuple[str, ...]
-
-
-def policy_texts(named: Sequence[At[Start] | At[PolicyChange]]) -> tuple[PolicyText, ...]:
-    """Each policy once, in the order in which they came into force."""
-    texts = {at.record.after: at.record.text for at in named if isinstance(at.record, PolicyChange)}
-    spans = policy_table(named)
-    return tuple(
-        PolicyText(
-            digest,
-            tuple(span for span in spans if span.digest == digest),
-            tuple(texts.get(digest, "").expandtabs(4).splitlines()),
-        )
-        for digest in dict.fromkeys(span.digest for span in spans)
-    )
-
-
-def unannounced(view: View) -> tuple[str, ...]:
-    """Digests of policies by which something was decided and that no record puts in force."""
-    used = [message.intent.policy.file for message in view.messages] + [d.record.policy for d in view.denials]
-    named = {span.digest for span in policy_table(view.policies)}
-    return tuple(digest for digest in dict.fromkeys(used) if digest not in named)
-
-
-def rule_table(messages: Iterable[Message]) -> tuple[tuple[str, str, int], ...]:
-    """Job, rule, and how many messages it let out; a message of several parts may take several rules."""
-    found = Counter((m.intent.job, rule) for m in messages for rule in m.intent.policy.rule.split(", "))
-    return tuple((job, rule, count) for (job, rule), count in found.items())
 
 
 # Jobs, rounds, sessions.
@@ -266,23 +204,24 @@ class MessageRow:
     receipt: str
 
 
-def message_table(messages: Sequence[Message]) -> tuple[bool, Listed[MessageRow]]:
-    """Whether messages are grouped by round, and the rows."""
+def message_table(
+    messages: Sequence[Message], receipts: Collection[int] | None = None
+) -> tuple[bool, Listed[MessageRow]]:
+    """Whether messages are grouped by round, and the rows; ``receipts`` are seqs of those whose receipt was checked."""
     if len(messages) <= MAX_ROWS:
-        return False, newest([_message_row([message]) for message in messages])
+        return False, newest([_message_row([message], receipts) for message in messages])
     rounds: dict[tuple[str, int], list[Message]] = {}
     for message in messages:
         rounds.setdefault((message.intent.job, message.intent.round), []).append(message)
-    return True, newest([_message_row(group) for group in rounds.values()])
+    return True, newest([_message_row(group, receipts) for group in rounds.values()])
 
 
-def _message_row(group: Sequence[Message]) -> MessageRow:
+def _message_row(group: Sequence[Message], receipts: Collection[int] | None) -> MessageRow:
     first, many = group[0], len(group) > 1
     sizes: Counter[str] = Counter()
     for message in group:
         sizes.update(parts(message))
     outcomes = Counter(m.status if m.digested else f"{m.status}, no digest" for m in group)
-    receipts = sum(message.receipt is not None for message in group)
     return MessageRow(
         seq=spans(message.seq for message in group),
         time=first.time,
@@ -293,5 +232,16 @@ def _message_row(group: Sequence[Message]) -> MessageRow:
         recipient=", ".join(dict.fromkeys(message.intent.recipient.id for message in group)),
         rules=tuple(dict.fromkeys(rule for message in group for rule in message.intent.policy.rule.split(", "))),
         outcome="; ".join(f"{count} {name}" if many else name for name, count in outcomes.items()),
-        receipt=f"{receipts} of {len(group)}" if many else "yes" if receipts else "no",
+        receipt=_receipts(group, receipts),
     )
+
+
+def _receipts(group: Sequence[Message], good: Collection[int] | None) -> str:
+    """How many of some messages have a receipt, and how many of these were checked; none is wrong on a page."""
+    held = [message.seq for message in group if message.receipt is not None]
+    checked = sum(seq in good for seq in held) if good is not None else 0
+    if len(group) > 1:
+        return f"{len(held)} of {len(group)}" + (f", {checked} checked" if held and good is not None else "")
+    if not held:
+        return "no"
+    return "holds" if checked else "not checked"

@@ -61,7 +61,7 @@ def give(ledger, job="lung-1", round_number=0, releases=RELEASES, status="sent",
     return ref
 
 
-def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY):
+def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY, receipt="5c1f"):
     """Three jobs, one of them declined; messages of every outcome, two policies, sessions open and closed."""
     with open_ledger(path, silo, key) as ledger:
         ledger.start("staddle 0.1.0", roster, OTHER)
@@ -79,11 +79,11 @@ def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY):
                 sender=PEER,
                 message=Payload(bytes=700, sha256=HASH),
             )
-            give(ledger, round_number=number)
+            give(ledger, round_number=number, receipt=receipt)
         give(ledger, round_number=6, status="cut")
         give(ledger, round_number=6, status="failed")
         give(ledger, round_number=7, status="unknown", message_bytes=BYTES + 30)
-        give(ledger, round_number=7, message_bytes=14, offset=170)
+        give(ledger, round_number=7, message_bytes=14, offset=170, receipt=receipt)
         ledger.control_close(control, 8, 512)
         ledger.job_accept("lung-3", OTHER, "operator-2")
         give(ledger, "lung-3", 0, RELEASES[2:], readers=["coordinator", "silo-b"], status="silent")

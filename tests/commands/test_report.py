@@ -333,7 +333,7 @@ def test_messages_are_listed_one_by_one(path):
                 "coordinator",
                 "round-update, metrics",
                 outcome,
-                "yes" if message.receipt else "no",
+                "not checked" if message.receipt else "no",
             ],
         ]
     assert rows[6][4] == "model\u00a0176, metrics\u00a08, (message)\u00a030"
@@ -345,7 +345,7 @@ def test_a_long_ledger_is_listed_by_round_and_its_newest_rounds(path, monkeypatc
     page = parsed(ledgers.full(path))
     rows = page.section("9. Every message")[1:]
     assert [(row[2], row[3], row[5], row[8], row[9]) for row in rows] == [
-        ("lung-1", "3", "184", "sent", "yes"),
+        ("lung-1", "3", "184", "sent", "not checked"),
         ("lung-1", "6", "368", "1 no outcome, no digest; 1 failed", "0 of 2"),
         ("lung-1", "7", "228", "1 unknown; 1 sent", "1 of 2"),
         ("lung-3", "0", "8", "no outcome", "no"),
@@ -463,14 +463,16 @@ def test_the_roster_gives_names_only_if_the_ledger_names_it(path, tmp_path):
     roster = rosters.new(FEDERATION, entries[:1], 1)
     for entry in entries[1:]:
         roster = rosters.add(roster, entry)
-    ledgers.full(path, roster=rosters.digest(roster), key=load_keys(tmp_path / "silo-a").log)
-    page = parsed(path, Sources(roster=roster))
-    assert f"Federation {FEDERATION} (roster version 3)" in words(page)
+    ledgers.full(path, roster=rosters.digest(roster), key=load_keys(tmp_path / "silo-a").log, receipt=None)
+    page = parsed(path, Sources((roster,)))
+    assert f"Federation {FEDERATION} (roster version 3, signed by the founders that it names, and nothing" in words(
+        page
+    )
     assert "signed by the log key that the roster has for this silo" in words(page)
     assert ["coordinator", "Org <coordinator>", HASH, "has ANOTHER key there"] in page.section("3. What left")
     assert "for coordinator (Org <coordinator>): model" in words(page)
     older = rosters.remove(roster, "silo-a")
-    page = parsed(path, Sources(roster=older))
+    page = parsed(path, Sources((older,)))
     assert f"Federation {FEDERATION}" not in words(page)
     assert "whose key signed it was not checked" in words(page)
     assert "Org <" not in words(page)
@@ -485,7 +487,7 @@ def test_a_checkpoint_that_another_key_signed_is_an_alarm(path, tmp_path):
         roster = rosters.add(rosters.new(federation, entries[:1], 1), entries[1])
         shutil.rmtree(path, ignore_errors=True)
         ledgers.full(path, roster=rosters.digest(roster))  # signed by the tests' own key
-        page = parsed(path, Sources(roster=roster))
+        page = parsed(path, Sources((roster,)))
         assert "This ledger does not hold" in words(page)
         assert "checkpoint" in words(page)
         assert "3. What left" not in words(page)
