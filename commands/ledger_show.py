@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import LocalError
 from ..security import ledger_receipts, ledger_view
 from ..security.ledger_audit import ledger_folder
 from ..security.ledger_view import Group, Message, Totals
 from . import roster_files
 from .roster_files import Founders, RosterFiles, Threshold
 
-LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or the folder 'ledger' in it.")]
+LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or its folder 'state' or 'ledger'.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -37,6 +38,8 @@ def show(
 ) -> None:
     """Show every message that left, or counts as left."""
     folder = ledger_folder(path)
+    if job is not None and job not in (jobs := ledger_view.jobs(folder)):
+        raise LocalError(f"{folder}: no record is of job {job!r}; its jobs: {', '.join(jobs) or 'none'}")
     rows = [
         message
         for message in ledger_view.messages(folder)

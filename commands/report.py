@@ -36,7 +36,7 @@ LONG, SHORT = 22, 18  # characters of a word that may not, and of one that must,
 def read(ledger: Path, made: str, sources: Sources, only: str = "") -> Page:
     """The page of a ledger, which is checked first; LocalError where there is none, or none of that job in it."""
     if not ledger.exists():
-        raise LocalError(f"{ledger}: there is no such ledger; name a silo's folder, or the folder 'ledger' in it")
+        raise LocalError(f"{ledger}: there is no such ledger; name a silo's folder")
     verified = ledger_audit.verify(ledger)
     if not verified.ok:
         return report_page.broken(verified, made, _claimed(ledger))

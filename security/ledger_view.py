@@ -50,6 +50,11 @@ def messages(folder: Path) -> tuple[Message, ...]:
     return tuple(found.values())
 
 
+def jobs(folder: Path) -> tuple[str, ...]:
+    """Names of all jobs that any record is of; LocalError for a ledger that does not hold."""
+    return tuple(dict.fromkeys(line.record["job"] for line in lines(folder) if "job" in line.record))
+
+
 def policies(folder: Path) -> tuple[tuple[int, str, PolicyChange], ...]:
     """Seq, time and record of each policy that came into force; LocalError for a ledger that does not hold."""
     return tuple(

@@ -137,6 +137,8 @@ def test_ledger_show_and_summary(tmp_path):
     assert "2 messages, 8,000 bytes" in shown
     assert "1 messages" in run("ledger", "show", silo, "--round", 2)
     assert "0 messages" in run("ledger", "show", silo, "--round", 2, "--job", "j1")
+    for more in ((), ("--json",), ("--round", 2)):
+        assert "no record is of job 'j3'; its jobs: j1, j2" in fails("ledger", "show", silo, "--job", "j3", *more)
     assert [m["outcome"] for m in json.loads(run("ledger", "show", silo, "--json"))] == ["sent", "no outcome"]
     assert "8,000 bytes in all" in run("ledger", "summary", silo)
     rows = json.loads(run("ledger", "summary", silo, "--json"))

@@ -200,7 +200,7 @@ def test_a_record_is_proven_to_who_has_the_key_alone(world):
     assert "either --key VKEY or --roster ROSTER" in fails("verify-proof", proof, "--record", line)
     assert "record 17 is not under the checkpoint, which has 17" in fails("prove", 17, world.silo)
     assert "exists already" in fails("prove", 1, world.silo, "--out", proof)
-    assert "no ledger in this folder" in fails("prove", 1, world.folder)
+    assert "no ledger here, in 'ledger' or in 'state/ledger'" in fails("prove", 1, world.folder / "silo-b")
 
 
 def test_growth_is_proven_to_who_holds_the_old_checkpoint(world):

@@ -412,8 +412,11 @@ def test_failed_disk_blocks_the_ledger(path, monkeypatch):
 def test_ledger_is_found_by_the_silos_folder_or_its_own(path, tmp_path):
     full(path)
     assert ledger_folder(path.parent) == ledger_folder(path) == path
-    with pytest.raises(LocalError, match="no ledger in this folder"):
+    with pytest.raises(LocalError, match=r"no ledger here, in 'ledger' or in 'state/ledger'; name a silo's folder"):
         ledger_folder(tmp_path)
+    path.parent.rename(tmp_path / "state")  # as the demo lays a silo's folder out
+    for place in (tmp_path, tmp_path / "state", tmp_path / "state" / "ledger"):
+        assert ledger_folder(place) == tmp_path / "state" / "ledger"
     found = ledger_audit.verify(tmp_path / "gone")
     assert not found.ok
 
