@@ -199,7 +199,13 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
             f"roster version {roster.version} asks for the signatures of {roster.threshold} founders; "
             f"name as many with --founder, not {len(set(founders))}"
         )
-    named = founders or [entry.protocol_fingerprint for entry in roster.having(Role.FOUNDER)]
+    own = [entry.protocol_fingerprint for entry in roster.having(Role.FOUNDER)]
+    if founders and not set(founders).intersection(own):
+        raise LocalError(
+            f"roster version {roster.version} has no founder with {' or '.join(dict.fromkeys(founders))}; name the "
+            "fingerprint of a founder's protocol key, as staddle keys show prints it, or take the right roster"
+        )
+    named = founders or own
     document = {"federation": roster.federation, "threshold": roster.threshold, "founders": named}
     verify(roster, validate(document, Pins, "founders"))
     signed = signers(roster, founders)

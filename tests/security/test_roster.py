@@ -222,8 +222,10 @@ def test_without_pins_the_founders_who_are_named_must_all_have_signed_or_as_many
     ):
         with pytest.raises(LocalError, match=said):
             rosters.verify_by(made.roster, fingerprints(keys, *named), least)
-    with pytest.raises(LocalError, match=r"founders\.0 = 'f1'"):
-        rosters.verify_by(made.roster, ["f1", "f2"])
+    with pytest.raises(LocalError, match=r"founders\.1 = 'f2'"):
+        rosters.verify_by(made.roster, [*fingerprints(keys, "f1"), "f2"])
+    with pytest.raises(LocalError, match=r"version 5 has no founder with SHA256:.* or x; name the fingerprint"):
+        rosters.verify_by(made.roster, [keys["f1"].entry.tls_fingerprint, "x"])
 
 
 def test_without_any_founder_named_the_file_must_have_the_signatures_that_it_asks_for(made, keys):
