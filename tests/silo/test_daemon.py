@@ -1,4 +1,5 @@
 import asyncio
+import os
 from hashlib import sha256
 
 import pytest
@@ -47,7 +48,9 @@ def serve(config, monkeypatch):
         asyncio.run(daemon.serve(config))
         return seen[-1]
 
-    return run
+    umask = os.umask(0o077)
+    yield run
+    os.umask(umask)  # the daemon sets its own
 
 
 def test_a_policy_is_in_the_ledger_before_anything_can_leave_under_it(config, serve):
