@@ -94,6 +94,8 @@ VALUES = {
     "place": f"(?:-1|0|{POSITIVE})",
     "one": "1",
     "text": string(1024),
+    "policy_text": string(256 * 1024),
+    "maybe_hash": '(?:null|"[0-9a-f]{64}")',
     "words": string(""),
     "receipt": f"(?:null|{string(4096)})",
     "note": string(4096),
@@ -111,7 +113,7 @@ VALUES = {
     "signatures": r'\{(?:"[a-z0-9-]{1,64}":"[0-9a-f]{128}",?)*(?<!,)\}',
 }
 FRAME = "v:one seq:count prev:hash nonce:nonce time:time mono_us:count type:text "
-FORMS = {  # fields of each object, and what stands in them; of several with a star
+FORMS = {  # fields of each object, and what stands in them; of several with a star; with a question mark if it may lack
     "peer": "id:text spki:hash",
     "size": "bytes:count",
     "payload": "bytes:count sha256:hash",
@@ -124,8 +126,10 @@ FORMS = {  # fields of each object, and what stands in them; of several with a s
     "key.rotate": FRAME + "old:text new:text",
     "job.accept": FRAME + "job:text job_digest:hash signer:text",
     "job.decline": FRAME + "job:text job_digest:hash signer:text reasons:words*",
+    "policy.change": FRAME + "before:maybe_hash after:hash text:policy_text",
     "egress.intent": FRAME + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text "
-    "rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor* message:size offset:count",
+    "rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor* message:size offset:count "
+    "cohort?:text*",
     "egress.digest": FRAME + "ref:count tensors:tensor_digest* message:payload",
     "egress.outcome": FRAME + "ref:count status:status bytes_sent:count receipt:receipt",
     "control.open": FRAME + "session:text recipient:peer max_messages:count max_bytes:count",
@@ -152,7 +156,9 @@ def grammar(form: str) -> str:
     if form in VALUES:
         return VALUES[form]
     fields = sorted(field.split(":") for field in FORMS[form].split())
-    return r"\{" + ",".join(f'"{name}":{grammar(inner)}' for name, inner in fields) + r"\}"
+    written = [(f'"{name.rstrip("?")}":{grammar(inner)},', name.endswith("?")) for name, inner in fields]
+    # No comma behind the last field, which may not lack.
+    return r"\{" + "".join(f"(?:{text})?" if lacks else text for text, lacks in written)[:-1] + r"\}"
 
 
 GRAMMARS = {form: re.compile(grammar(form)) for form, fields in FORMS.items() if fields.startswith(FRAME)}
@@ -544,6 +550,7 @@ class Account:
     def __init__(self, silo: str = "") -> None:
         self.silo = silo  # whose ledger it is; else the first that it names
         self.roster = ""  # digest, as the last start named it
+        self.policy: str | None = None  # digest of the policy in force; None before the first record of one
         self.open: dict[int, Message] = {}
         self.tree: Tree | None = None  # of the records, to note roots
         self.settled: Callable[[Message, dict[str, Any]], None] | None = None  # told of each message and its outcome
@@ -564,8 +571,12 @@ class Account:
         elif kind == "start":
             self.roster = record["roster"]
             self._abandon()
+        elif kind == "policy.change":
+            why = self._change(record)
+        elif kind == "policy.deny":
+            why = self._decided(record["policy"])
         elif kind == "egress.intent":
-            why = self._intent(record)
+            why = self._decided(record["policy"]["file"]) or self._intent(record)
         elif kind == "egress.digest":
             why = self._digest(record, leaf)
         elif kind == "egress.outcome":
@@ -577,17 +588,31 @@ class Account:
             if len(self._broken) < MAX_SHOWN:
                 self._broken.append(f"seq {record['seq']} {why}")
 
+    def _change(self, record: dict[str, Any]) -> str:
+        # (0) A policy follows the one in force, and is in force until the next.
+        if record["before"] != self.policy:
+            return f"puts a policy in the place of {record['before'] or 'none'}, in force is {self.policy or 'none'}"
+        if hashlib.sha256(record["text"].encode()).hexdigest() != record["after"]:
+            return f"has a text that is not that of policy {record['after']}"
+        self.policy = record["after"]
+        return ""
+
+    def _decided(self, digest: str) -> str:
+        return "" if self.policy in (None, digest) else f"is decided by policy {digest}, in force is {self.policy}"
+
     def _intent(self, record: dict[str, Any]) -> str:
         message = Message(record, named(record))
         rounds = self._declared.setdefault(record["job_digest"], {})
         before = rounds.get(record["round"], 0)
-        # (1) It declares each tensor once, room for all, and who can read them.
+        # (1) It declares each tensor once, room for all, who can read them, and with whom the silo takes part.
         if len(set(message.names)) != len(message.names):
             return "names a tensor twice"
         if sum(tensor["bytes"] for tensor in record["tensors"]) > message.whole:
             return f"has tensors that do not fit into its message of {record['message']['bytes']} bytes"
         if not record["readers"]:
             return "names no reader"
+        if (cohort := record.get("cohort")) and (cohort != sorted(set(cohort)) or record["silo"] not in cohort):
+            return "has a cohort that is not sorted, has a silo twice, or lacks this one"
         # (2) It leaves out only bytes that earlier messages of its round declared.
         if record["offset"] > before:
             return f"goes on at byte {record['offset']}, of which earlier intents of its round declared {before}"

@@ -3,44 +3,42 @@
 import datetime as dt
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..errors import LocalError
-from ..files import read_bytes, write_atomic
-from ..security import ledger_audit, ledger_view
+from ..files import write_atomic
+from ..security import ledger_audit, ledger_receipts, ledger_view
 from ..security import roster as rosters
 from ..security.checkpoint import Checkpoint, owner
 from ..security.head import log_key, roster_log_key, stored
 from ..security.identity import load_keys
 from ..security.ledger import Ledger
-from ..security.ledger_view import Group, Message
+from ..security.ledger_audit import Verified
 from ..security.note import Note, VerifierKey
+from ..security.roster import Roster
 from ..security.segments import CHECKPOINT
-from . import ledger_proofs, ledger_reconcile
+from . import ledger_proofs, ledger_reconcile, ledger_show, roster_files
 from .ledger_proofs import read_note
+from .ledger_show import Json, LedgerPath
+from .roster_files import Founders, RosterFiles, Threshold
 
+UNSIGNED = "signature not checked (give --roster)"
 REPORT = Path("ledger-report.html")
 
 app = typer.Typer(no_args_is_help=True, help="Check a silo's ledger, read in it what left, and prove it to others.")
-
-LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or the folder 'ledger' in it.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 @app.command("verify")
 def verify(
     path: LedgerPath,
-    roster: Annotated[
-        Path | None, typer.Option(help="The roster, for the key that must have signed; check it with roster verify.")
-    ] = None,
+    roster: RosterFiles = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
     checkpoint: Annotated[
         list[Path] | None, typer.Option(help="A checkpoint of this ledger that you hold; may be repeated.")
     ] = None,
@@ -53,41 +51,59 @@ def verify(
     """Check every record of a ledger; exit code 1 if it does not hold.
 
     Checked are the chain of hashes, the order of the records and the checkpoint in the folder; with --roster also who
-    signed it. Whoever has the silo's log key could still cut records off, or write them anew: give with --checkpoint
-    or --known what the coordinator, another silo or you noted earlier.
+    signed it, the coordinator's receipts and the roster itself, with --founder who vouches for that. Whoever has the
+    silo's log key could still cut records off, or write them anew: give with --checkpoint or --known what the
+    coordinator, another silo or you noted earlier.
     """
+    given = roster_files.read(roster, founder, threshold)
     folder = ledger_audit.ledger_folder(path)
     held = {str(file): read_note(file) for file in checkpoint or []}
     own = stored(folder)
-    key = _key(roster, own, held)
+    key = _key(given.newest, own, held)
     found = ledger_audit.verify(folder, dict(_known(text) for text in known or []), key, held)
-    written = None
+    receipts = None
+    if given.each and found.ok:
+        receipts = ledger_receipts.check(islice(ledger_view.lines(folder), found.records), given.each)
+        found = replace(found, problems=tuple(receipts.problems))
+    written = ""
     if found.checkpoint is not None:
         modified = (folder / CHECKPOINT).stat().st_mtime
         written = dt.datetime.fromtimestamp(modified, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     if as_json:
-        typer.echo(json.dumps({"ok": found.ok, **asdict(found), "checkpoint_written": written}))
+        document: dict[str, Any] = {"ok": found.ok, **asdict(found), "checkpoint_written": written or None}
+        if given.each:
+            document["rosters"] = {each.version: rosters.signers(each, given.founders) for each in given.each}
+        if receipts:
+            counts = {"good": len(receipts.good), "without": receipts.without, "unchecked": receipts.unchecked}
+            document["receipts"] = counts
+        typer.echo(json.dumps(document))
     else:
-        for problem in found.problems:
-            typer.echo(f"problem: {problem}")
-        for name, refs in (("digest", found.undigested), ("outcome", found.open_intents)):
-            if refs:
-                listed = ", ".join(str(ref) for ref in refs)
-                typer.echo(f"{len(refs)} messages without {name}, counted as left: seq {listed}")
-        if found.open_control is not None:
-            typer.echo(f"control session of seq {found.open_control} is open, counted with its cap")
-        if found.torn_bytes:
-            typer.echo(f"{found.torn_bytes} bytes of an unfinished last line, of which nothing had left")
-        if found.checkpoint is not None:
-            by = f"signed by {key}" if key and found.signed else "signature not checked (give --roster)"
-            typer.echo(f"checkpoint of {found.checkpoint} records, written {written}, {by}")
+        _tell(found, f"{written}, {f'signed by {key}' if key and found.signed else UNSIGNED}")
+        for told in (given.told, receipts.told if receipts else ""):
+            if told:
+                typer.echo(told)
         head = f"{found.records - 1}:{found.head}" if found.head else "none"
         typer.echo(f"{'verified' if found.ok else 'NOT VERIFIED'}: {found.records} records, head {head}")
     if not found.ok:
         raise typer.Exit(1)
 
 
-def _key(roster: Path | None, own: Note | None, held: dict[str, Note]) -> VerifierKey | None:
+def _tell(found: Verified, checkpoint: str) -> None:
+    for problem in found.problems:
+        typer.echo(f"problem: {problem}")
+    for name, refs in (("digest", found.undigested), ("outcome", found.open_intents)):
+        if refs:
+            listed = ", ".join(str(ref) for ref in refs)
+            typer.echo(f"{len(refs)} messages without {name}, counted as left: seq {listed}")
+    if found.open_control is not None:
+        typer.echo(f"control session of seq {found.open_control} is open, counted with its cap")
+    if found.torn_bytes:
+        typer.echo(f"{found.torn_bytes} bytes of an unfinished last line, of which nothing had left")
+    if found.checkpoint is not None:
+        typer.echo(f"checkpoint of {found.checkpoint} records, written {checkpoint}")
+
+
+def _key(roster: Roster | None, own: Note | None, held: dict[str, Note]) -> VerifierKey | None:
     if roster is None:
         if held:
             raise LocalError("--checkpoint needs --roster ROSTER: a checkpoint says nothing until its signer is known")
@@ -95,55 +111,7 @@ def _key(roster: Path | None, own: Note | None, held: dict[str, Note]) -> Verifi
     note = own or next(iter(held.values()), None)
     if note is None:
         raise LocalError(f"no {CHECKPOINT} in this folder and none given, so no silo to look up; give --checkpoint")
-    return roster_log_key(note, rosters.load(roster))
-
-
-@app.command("show")
-def show(
-    path: LedgerPath,
-    round_number: Annotated[int | None, typer.Option("--round", help="Only this round.")] = None,
-    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
-    part: Annotated[str | None, typer.Option(help="Only messages with tensors of this part.")] = None,
-    recipient: Annotated[str | None, typer.Option(help="Only what went to this member.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Show every message that left, or counts as left."""
-    rows = [
-        message
-        for message in ledger_view.messages(ledger_audit.ledger_folder(path))
-        if round_number in (None, message.intent.round)
-        and job in (None, message.intent.job)
-        and (part is None or part in _parts(message))
-        and recipient in (None, message.intent.recipient.id)
-    ]
-    if as_json:
-        typer.echo(json.dumps([_document(message) for message in rows]))
-        return
-    columns = ("seq", "time", "job", "round", "part", "tensors", "bytes", "recipient", "rule", "outcome")
-    _print(columns, [_row(message) for message in rows])
-    typer.echo(f"{len(rows)} messages, {sum(message.intent.message.bytes for message in rows):,} bytes")
-
-
-GROUPS: Sequence[Group] = ("job", "method", "part", "recipient")
-
-
-@app.command("summary")
-def summary(path: LedgerPath, as_json: Json = False) -> None:
-    """Add up what left, by job, method, part and recipient.
-
-    A message without digest counts with all bytes that it declared.
-    """
-    totals = ledger_view.summary(ledger_audit.ledger_folder(path), GROUPS)
-    if as_json:
-        typer.echo(json.dumps([{**dict(zip(GROUPS, key, strict=True)), **asdict(t)} for key, t in totals.items()]))
-        return
-    columns = (*GROUPS, "messages", "tensors", "elements", "bytes", "of these assumed")
-    cells = [
-        [*key, *(f"{n:,}" for n in (t.messages, t.tensors, t.elements, t.bytes, t.assumed))]
-        for key, t in totals.items()
-    ]
-    _print(columns, cells)
-    typer.echo(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
+    return roster_log_key(note, roster)
 
 
 @app.command("report")
@@ -151,23 +119,20 @@ def report(
     path: LedgerPath,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page; a file of that name is replaced.")] = REPORT,
     job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
-    policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The silo's policy, to print where it is the one in force.")
-    ] = None,
-    roster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The roster, for the names of federation and organisations.")
-    ] = None,
+    roster: RosterFiles = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
 ) -> None:
     """Write one HTML page on what left, to print and to file; exit code 1 if the ledger does not hold.
 
-    The page holds all of itself, loads nothing and needs no network. It says first whether the ledger holds.
+    The page holds all of itself, loads nothing and needs no network. It says first whether the ledger holds. A roster
+    gives it names, and the keys to check checkpoint and receipts with; founders vouch for the roster.
     """
     from . import report as reports  # noqa: PLC0415 the template engine takes a moment to import
     from . import report_page  # noqa: PLC0415
 
-    sources = report_page.Sources(
-        policy=read_bytes(policy) if policy else None, roster=rosters.load(roster) if roster else None
-    )
+    given = roster_files.read(roster, founder, threshold)
+    sources = report_page.Sources(given.each, given.founders)
     made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     page = reports.read(ledger_audit.ledger_folder(path), made, sources, job or "")
     write_atomic(out, reports.html(page))
@@ -201,12 +166,9 @@ def rekey(
     typer.echo(f"record {appended.seq} names the new key, {log_key(federation, silo, after.entry.log_key)}")
 
 
+ledger_show.add_to(app)
 ledger_proofs.add_to(app)
 app.command("reconcile")(ledger_reconcile.reconcile)
-
-
-def _parts(message: Message) -> list[str]:
-    return list(dict.fromkeys(tensor.part for tensor in message.intent.tensors)) or [ledger_view.MESSAGE]
 
 
 def _known(text: str) -> tuple[int, str]:
@@ -214,38 +176,3 @@ def _known(text: str) -> tuple[int, str]:
     if match is None:
         raise LocalError(f"--known {text!r} is not SEQ:LEAF, such as 412:9a0b… with 64 hex digits")
     return int(match[1]), match[2]
-
-
-def _document(message: Message) -> dict[str, Any]:
-    return {
-        "seq": message.seq,
-        "time": message.time,
-        **message.intent.model_dump(mode="json"),
-        "digested": message.digested,
-        "outcome": message.status,
-        "receipt": message.receipt,
-    }
-
-
-def _row(message: Message) -> list[str]:
-    intent = message.intent
-    return [
-        str(message.seq),
-        message.time,
-        intent.job,
-        str(intent.round),
-        ", ".join(_parts(message)),
-        str(len(intent.tensors)),
-        f"{intent.message.bytes:,}",
-        intent.recipient.id,
-        intent.policy.rule,
-        message.status if message.digested else f"{message.status}, no digest",
-    ]
-
-
-def _print(columns: tuple[str, ...], rows: list[list[str]]) -> None:
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)

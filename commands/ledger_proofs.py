@@ -11,15 +11,16 @@ from ..security import consistency as growth
 from ..security import ledger_export
 from ..security import note as notes
 from ..security import proof as proofs
-from ..security import roster as rosters
 from ..security.checkpoint import Checkpoint
 from ..security.head import roster_log_key
 from ..security.ledger_audit import ledger_folder
 from ..security.merkle import leaf_hash
 from ..security.note import Note, VerifierKey
 from ..security.proof import Proof
+from . import roster_files
+from .ledger_show import LedgerPath
+from .roster_files import Founders, Rosters, Threshold
 
-LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or the folder 'ledger' in it.")]
 Out = Annotated[Path | None, typer.Option("--out", help="The file to make; without it, standard output.")]
 Key = Annotated[str | None, typer.Option("--key", metavar="VKEY", help="The log's key: name+id+base64.")]
 RosterFile = Annotated[Path | None, typer.Option("--roster", help="The roster that has the silo's log key.")]
@@ -51,10 +52,12 @@ def verify_proof(
     record: Annotated[str, typer.Option(metavar="LINE_OR_FILE", help="The record's line, or a file with it.")],
     key: Key = None,
     roster: RosterFile = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
 ) -> None:
     """Check that a record stands in a silo's ledger, as its log key signed it."""
     found = Proof.parse(_read(proof))
-    log = _log(found.checkpoint, key, roster)
+    log = _log(found.checkpoint, key, roster_files.read([roster] if roster else None, founder, threshold))
     line = record.encode() if record.lstrip().startswith("{") else read_bytes(Path(record))
     opened = proofs.verify(found, leaf_hash(line.removesuffix(b"\n")), log)
     typer.echo(f"proven: this is record {found.index} of {log.name}, under its checkpoint of {opened.checkpoint.size}")
@@ -76,10 +79,12 @@ def verify_consistency(
     old: Annotated[Path, typer.Option(help="The earlier checkpoint, which you hold.")],
     key: Key = None,
     roster: RosterFile = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
 ) -> None:
     """Check that a ledger only grew since a checkpoint that you hold."""
     found = growth.Consistency.parse(_read(proof))
-    log = _log(found.checkpoint, key, roster)
+    log = _log(found.checkpoint, key, roster_files.read([roster] if roster else None, founder, threshold))
     after = growth.verify(found, read_note(old), log)
     typer.echo(f"proven: {log.name} only grew, from {found.old_size} records to {after.size}")
 
@@ -100,10 +105,14 @@ def verify_export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The exported file.")],
     key: Key = None,
     roster: RosterFile = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
 ) -> None:
     """Check every record of an export against the checkpoint that the silo signed."""
     data = _read(file)
-    log = _log(ledger_export.checkpoint_of(data), key, roster)
+    log = _log(
+        ledger_export.checkpoint_of(data), key, roster_files.read([roster] if roster else None, founder, threshold)
+    )
     found = ledger_export.verify(data, log)
     what = "leaf hashes" if found.redacted else "records"
     which = f"of job {found.job!r}" if found.job is not None else "which are all"
@@ -120,11 +129,11 @@ def read_note(path: Path) -> Note:
         raise ProofError(f"{path}: {error}") from error
 
 
-def _log(note: Note, key: str | None, roster: Path | None) -> VerifierKey:
-    if key is not None and roster is None:
+def _log(note: Note, key: str | None, given: Rosters) -> VerifierKey:
+    if key is not None and given.newest is None:
         return VerifierKey.parse(key)
-    if key is None and roster is not None:
-        return roster_log_key(note, rosters.load(roster))
+    if key is None and given.newest is not None:
+        return roster_log_key(note, given.newest)
     raise LocalError("give the log's key, with either --key VKEY or --roster ROSTER")
 
 

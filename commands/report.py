@@ -11,6 +11,7 @@ import hashlib
 import unicodedata
 from dataclasses import replace
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ import jinja2
 from markupsafe import Markup
 
 from ..errors import LocalError, ProofError
-from ..security import ledger_audit, ledger_overview, ledger_view
-from ..security import roster as rosters
+from ..security import ledger_audit, ledger_overview, ledger_receipts, ledger_view
 from ..security.head import roster_log_key, stored
 from ..security.note import VerifierKey
 from ..security.records import Intent, Start
@@ -36,22 +36,26 @@ LONG, SHORT = 22, 18  # characters of a word that may not, and of one that must,
 def read(ledger: Path, made: str, sources: Sources, only: str = "") -> Page:
     """The page of a ledger, which is checked first; LocalError where there is none, or none of that job in it."""
     if not ledger.exists():
-        raise LocalError(f"{ledger}: there is no such ledger; name a silo's folder, or the folder 'ledger' in it")
+        raise LocalError(f"{ledger}: there is no such ledger; name a silo's folder")
     verified = ledger_audit.verify(ledger)
     if not verified.ok:
         return report_page.broken(verified, made, _claimed(ledger))
     view = ledger_overview.view(verified, ledger_view.records(ledger))
     if only and only not in view.jobs:
         raise LocalError(f"{ledger}: no record is of job {only!r}; its jobs: {', '.join(view.jobs) or 'none'}")
-    if sources.roster and rosters.digest(sources.roster) in {start.record.roster for start in view.starts}:
+    receipts = None
+    if roster := sources.named(view):
         try:
-            signed = ledger_audit.verify(ledger, key=_log_key(ledger, sources.roster))
+            signed = ledger_audit.verify(ledger, key=_log_key(ledger, roster))
         except ProofError as error:
             signed = replace(verified, problems=(str(error),))
+        if signed.ok:
+            receipts = ledger_receipts.check(islice(ledger_view.lines(ledger), verified.records), sources.rosters)
+            signed = replace(signed, problems=tuple(receipts.problems))
         if not signed.ok:
             return report_page.broken(signed, made, view.silo)
         view = replace(view, verified=replace(verified, signed=True))
-    return report_page.page(view, made, sources, only)
+    return report_page.page(view, made, sources, only, receipts)
 
 
 def _log_key(ledger: Path, roster: Roster) -> VerifierKey:

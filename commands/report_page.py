@@ -1,6 +1,5 @@
 """What stands on the ledger report: the model that the template draws, a pure function of ledger, files and date."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,13 +7,16 @@ from dataclasses import dataclass
 from ..security import roster as rosters
 from ..security.ledger_audit import Verified
 from ..security.ledger_overview import At, Session, View, parts
+from ..security.ledger_receipts import Receipts
 from ..security.ledger_view import Totals
 from ..security.records import Deny, Peer
 from ..security.roster import Roster
 from . import report_chart
+from . import report_rules as rules
 from . import report_tables as tables
 from .report_chart import Chart
-from .report_tables import JobFlows, JobRow, Listed, MessageRow, PolicySpan, TaintRow
+from .report_rules import PolicySpan, PolicyText
+from .report_tables import JobFlows, JobRow, Listed, MessageRow, TaintRow
 from .report_words import sentence
 
 MAX_CHARTS = 12
@@ -22,29 +24,27 @@ MAX_CHARTS = 12
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What was given beside the ledger; the page says whether they are what the ledger names."""
+    """What was given beside the ledger: rosters, and fingerprints of founders who must have signed them."""
 
-    policy: bytes | None = None
-    roster: Roster | None = None
+    rosters: tuple[Roster, ...] = ()
+    founders: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True, slots=True)
-class PolicyText:
-    """The policy file that was given; ``lines`` only where the ledger names its digest."""
-
-    digest: str
-    matches: bool
-    lines: tuple[str, ...]
+    def named(self, view: View) -> Roster | None:
+        """The roster that the newest start names, of those that are here."""
+        known = {rosters.digest(roster): roster for roster in self.rosters}
+        digests = (start.record.roster for start in reversed(view.starts))
+        return next((known[digest] for digest in digests if digest in known), None)
 
 
 @dataclass(frozen=True, slots=True)
 class RosterFacts:
-    """The roster that was given; members count only where the ledger names its digest."""
+    """The newest roster that was given and that the ledger names; else the first, of which nothing is used."""
 
     federation: str
     version: int
     digest: str
     matches: bool
+    vouchers: tuple[str, ...]  # founders whose keys the user named, and who signed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class Body:
     charts: tuple[Chart, ...]
     charts_left_out: int
     policies: tuple[PolicySpan, ...]
+    policy_texts: tuple[PolicyText, ...]
     unannounced: tuple[str, ...]
     rules: tuple[tuple[str, str, int], ...]
     denials: Listed[At[Deny]]
@@ -95,8 +96,8 @@ class Page:
     only: str  # the job that the page is restricted to; empty for all
     verified: Verified
     head: str  # SEQ:LEAF, empty for an empty ledger
-    policy: PolicyText | None
     roster: RosterFacts | None
+    receipts: Receipts | None  # None where none could be checked
     body: Body | None
 
 
@@ -105,37 +106,27 @@ def broken(verified: Verified, made: str, silo: str) -> Page:
     return Page(silo, made, "", verified, "", None, None, None)
 
 
-def page(view: View, made: str, sources: Sources, only: str = "") -> Page:
+def page(view: View, made: str, sources: Sources, only: str = "", receipts: Receipts | None = None) -> Page:
     """The page of a ledger that holds; ``made`` is the date to print, ``only`` the one job to report on."""
     shown = view.of(only) if only else view
-    known = {start.record.roster for start in view.starts}
-    facts = None
-    if sources.roster:
-        digest = rosters.digest(sources.roster)
-        facts = RosterFacts(sources.roster.federation, sources.roster.version, digest, digest in known)
-    members = sources.roster if facts and facts.matches else None
+    members, facts = sources.named(view), None
+    if roster := members or next(iter(sources.rosters), None):
+        digest = rosters.digest(roster)
+        facts = RosterFacts(
+            roster.federation, roster.version, digest, roster is members, rosters.signers(roster, sources.founders)
+        )
     head = f"{view.verified.records - 1}:{view.verified.head}" if view.verified.head else ""
-    return Page(
-        view.silo, made, only, view.verified, head, _policy(view, sources.policy), facts, _body(view, shown, members)
-    )
+    body = _body(view, shown, members, receipts)
+    return Page(view.silo, made, only, view.verified, head, facts, receipts, body)
 
 
-def _policy(view: View, data: bytes | None) -> PolicyText | None:
-    if data is None:
-        return None
-    digest = hashlib.sha256(data).hexdigest()
-    matches = digest in {start.record.policy for start in view.starts}
-    lines = data.decode(errors="replace").expandtabs(4).splitlines() if matches else []
-    return PolicyText(digest, matches, tuple(lines))
-
-
-def _body(whole: View, view: View, members: Roster | None) -> Body:
+def _body(whole: View, view: View, members: Roster | None, receipts: Receipts | None) -> Body:
     flows = tables.flow_table(view, control=view is whole)
     total = Totals()
     for group in flows:
         total.add(group.total)
     sessions, control = tables.session_table(view.sessions)
-    grouped, rows = tables.message_table(view.messages)
+    grouped, rows = tables.message_table(view.messages, receipts.good if receipts else None)
     days, charts, left_out = _charts(view)
     sent = {message.seq for message in view.messages}
     others = [message.intent.message.bytes for message in whole.messages if message.seq not in sent]
@@ -150,9 +141,10 @@ def _body(whole: View, view: View, members: Roster | None) -> Body:
         days=days,
         charts=charts,
         charts_left_out=left_out,
-        policies=tables.policy_table(whole.starts),
-        unannounced=tables.unannounced(view),
-        rules=tables.rule_table(view.messages),
+        policies=rules.policy_table(whole.policies),
+        policy_texts=rules.policy_texts(whole.policies),
+        unannounced=rules.unannounced(view),
+        rules=rules.rule_table(view.messages),
         denials=tables.newest(view.denials),
         jobs=tables.job_table(view),
         taints=tables.taint_table(view.messages),

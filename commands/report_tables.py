@@ -1,9 +1,9 @@
 """The tables of the ledger report: rows of plain values from what the ledger says. Pure functions."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Generic, TypeVar
 
 from ..files import canonical_json
@@ -13,6 +13,7 @@ from ..security.records import JobAccept, JobDecline, KeyRotate, Recovery, Start
 
 MAX_ROWS = 200  # of one table: five to fifteen pages of paper
 MAX_SPANS = 40  # of rounds in one cell
+MAX_COHORTS = 12  # of a job, one by one
 
 RowT = TypeVar("RowT")
 
@@ -25,9 +26,10 @@ class Listed(Generic[RowT]):
     left_out: int
 
 
-def newest(rows: Sequence[RowT]) -> Listed[RowT]:
-    """At most MAX_ROWS rows."""
-    return Listed(tuple(rows[-MAX_ROWS:]), max(0, len(rows) - MAX_ROWS))
+def newest(rows: Sequence[RowT], most: int | None = None) -> Listed[RowT]:
+    """At most so many rows, by default MAX_ROWS."""
+    most = MAX_ROWS if most is None else most
+    return Listed(tuple(rows[-most:]), max(0, len(rows) - most))
 
 
 def spans(numbers: Iterable[int]) -> str:
@@ -86,44 +88,6 @@ def taint_table(messages: Iterable[Message]) -> tuple[TaintRow, ...]:
     return tuple(TaintRow(job, taint, t.tensors, t.elements, t.bytes) for (job, taint), t in found.items())
 
 
-# Rules.
-
-
-@dataclass(slots=True)
-class PolicySpan:
-    """A policy file in force from one start of the agent to the next that had another one; empty ``until``: still."""
-
-    digest: str
-    since: str
-    until: str = ""
-    starts: int = 0
-
-
-def policy_table(starts: Sequence[At[Start]]) -> tuple[PolicySpan, ...]:
-    """Changes of the policy, oldest first."""
-    found: list[PolicySpan] = []
-    for start in starts:
-        if not found or found[-1].digest != start.record.policy:
-            if found:
-                found[-1].until = start.time
-            found.append(PolicySpan(start.record.policy, start.time))
-        found[-1].starts += 1
-    return tuple(found)
-
-
-def unannounced(view: View) -> tuple[str, ...]:
-    """Digests of policies by which something was decided and that no start of the agent names."""
-    used = [message.intent.policy.file for message in view.messages] + [d.record.policy for d in view.denials]
-    named = {start.record.policy for start in view.starts}
-    return tuple(digest for digest in dict.fromkeys(used) if digest not in named)
-
-
-def rule_table(messages: Iterable[Message]) -> tuple[tuple[str, str, int], ...]:
-    """Job, rule, and how many messages it let out; a message of several parts may take several rules."""
-    found = Counter((m.intent.job, rule) for m in messages for rule in m.intent.policy.rule.split(", "))
-    return tuple((job, rule, count) for (job, rule), count in found.items())
-
-
 # Jobs, rounds, sessions.
 
 
@@ -135,7 +99,7 @@ class JobRow:
     methods: tuple[str, ...]
     decisions: tuple[At[JobAccept] | At[JobDecline], ...]
     rounds: str  # in which something left
-    cohorts: tuple[tuple[str, str], ...]  # members, rounds
+    cohorts: "Cohorts | None"  # None where no message says which silos took part
     received_rounds: str
     received_bytes: int
     privacy: str  # what its last message says was spent
@@ -148,10 +112,6 @@ def job_table(view: View) -> tuple[JobRow, ...]:
 
 def _job_row(view: View, job: str) -> JobRow:
     later = [(message.intent.round, view.later.get(message.seq, {})) for message in view.messages]
-    cohorts: dict[str, list[int]] = {}
-    for number, fields in later:
-        if "cohort" in fields:
-            cohorts.setdefault(_told(fields["cohort"]), []).append(number)
     received = view.received.get(job, Counter())
     spent = [_told(fields["dp"]) for _, fields in later if "dp" in fields]
     return JobRow(
@@ -159,7 +119,7 @@ def _job_row(view: View, job: str) -> JobRow:
         methods=tuple(dict.fromkeys(message.intent.method for message in view.messages)),
         decisions=tuple(view.decisions),
         rounds=spans(number for number, _ in later),
-        cohorts=tuple((members, spans(numbers)) for members, numbers in cohorts.items()),
+        cohorts=_cohorts([(m.intent.round, m.intent.cohort) for m in view.messages if m.intent.cohort]),
         received_rounds=spans(received),
         received_bytes=sum(received.values()),
         privacy=spent[-1] if spent else "",
@@ -167,12 +127,37 @@ def _job_row(view: View, job: str) -> JobRow:
 
 
 def _told(value: Any) -> str:
-    """A value of a later ledger's field in words; names stand as they are."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return ", ".join(value)
-    return canonical_json(value).decode()
+    """A value of a later ledger's field in words; a text stands as it is."""
+    return value if isinstance(value, str) else canonical_json(value).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Cohorts:
+    """Which silos took part in the rounds of a job, this one among them."""
+
+    smallest: int  # silos
+    largest: int
+    changes: int  # rounds whose cohort was another one than the round's before in which this silo gave
+    sizes: tuple[tuple[int, str], ...]  # silos, rounds; empty where all are of one size
+    members: Listed[tuple[str, str]]  # names, rounds; the newest cohort last
+
+
+def _cohorts(told: Sequence[tuple[int, tuple[str, ...]]]) -> Cohorts | None:
+    if not told:
+        return None
+    sizes: dict[int, list[int]] = {}
+    members: dict[tuple[str, ...], list[int]] = {}
+    for number, cohort in told:
+        sizes.setdefault(len(cohort), []).append(number)
+        members[cohort] = [*members.pop(cohort, []), number]
+    rows = [(", ".join(cohort), spans(numbers)) for cohort, numbers in members.items()]
+    return Cohorts(
+        smallest=min(sizes),
+        largest=max(sizes),
+        changes=sum(before[1] != after[1] for before, after in pairwise(told)),
+        sizes=tuple((size, spans(numbers)) for size, numbers in sorted(sizes.items())) if len(sizes) > 1 else (),
+        members=newest(rows, MAX_COHORTS),
+    )
 
 
 def session_table(sessions: Sequence[Session]) -> tuple[Listed[Session], Totals]:
@@ -219,23 +204,24 @@ class MessageRow:
     receipt: str
 
 
-def message_table(messages: Sequence[Message]) -> tuple[bool, Listed[MessageRow]]:
-    """Whether messages are grouped by round, and the rows."""
+def message_table(
+    messages: Sequence[Message], receipts: Collection[int] | None = None
+) -> tuple[bool, Listed[MessageRow]]:
+    """Whether messages are grouped by round, and the rows; ``receipts`` are seqs of those whose receipt was checked."""
     if len(messages) <= MAX_ROWS:
-        return False, newest([_message_row([message]) for message in messages])
+        return False, newest([_message_row([message], receipts) for message in messages])
     rounds: dict[tuple[str, int], list[Message]] = {}
     for message in messages:
         rounds.setdefault((message.intent.job, message.intent.round), []).append(message)
-    return True, newest([_message_row(group) for group in rounds.values()])
+    return True, newest([_message_row(group, receipts) for group in rounds.values()])
 
 
-def _message_row(group: Sequence[Message]) -> MessageRow:
+def _message_row(group: Sequence[Message], receipts: Collection[int] | None) -> MessageRow:
     first, many = group[0], len(group) > 1
     sizes: Counter[str] = Counter()
     for message in group:
         sizes.update(parts(message))
     outcomes = Counter(m.status if m.digested else f"{m.status}, no digest" for m in group)
-    receipts = sum(message.receipt is not None for message in group)
     return MessageRow(
         seq=spans(message.seq for message in group),
         time=first.time,
@@ -246,5 +232,16 @@ def _message_row(group: Sequence[Message]) -> MessageRow:
         recipient=", ".join(dict.fromkeys(message.intent.recipient.id for message in group)),
         rules=tuple(dict.fromkeys(rule for message in group for rule in message.intent.policy.rule.split(", "))),
         outcome="; ".join(f"{count} {name}" if many else name for name, count in outcomes.items()),
-        receipt=f"{receipts} of {len(group)}" if many else "yes" if receipts else "no",
+        receipt=_receipts(group, receipts),
     )
+
+
+def _receipts(group: Sequence[Message], good: Collection[int] | None) -> str:
+    """How many of some messages have a receipt, and how many of these were checked; none is wrong on a page."""
+    held = [message.seq for message in group if message.receipt is not None]
+    checked = sum(seq in good for seq in held) if good is not None else 0
+    if len(group) > 1:
+        return f"{len(held)} of {len(group)}" + (f", {checked} checked" if held and good is not None else "")
+    if not held:
+        return "no"
+    return "holds" if checked else "not checked"

@@ -43,6 +43,7 @@ from .records import (
     Outcome,
     Payload,
     Peer,
+    PolicyChange,
     Record,
     Size,
     Start,
@@ -101,6 +102,11 @@ class Ledger:
         """The agent has started, with this software, roster digest and policy digest."""
         return self._append(Start(silo=self.silo, software=software, roster=roster, policy=policy))
 
+    def put_in_force(self, digest: str, text: str) -> Appended | None:
+        """From now on this policy decides; None where it is the one in force already."""
+        before = self._rules.policy
+        return self._append(PolicyChange(before=before, after=digest, text=text)) if digest != before else None
+
     def stop(self, reason: str) -> Appended:
         """The agent stops in good order."""
         return self._append(Stop(reason=reason))
@@ -130,10 +136,12 @@ class Ledger:
         releases: Sequence[Release],
         message_bytes: int,
         offset: int = 0,
+        cohort: Sequence[str] = (),
     ) -> Appended:
         """A message is about to leave; its ``seq`` is the ``ref`` of what follows.
 
-        ``message_bytes`` are those that go now: of the payload all but its first ``offset`` bytes.
+        ``message_bytes`` are those that go now: of the payload all but its first ``offset`` bytes. ``cohort`` are the
+        ids of the round's silos, sorted.
         """
         tensors = tuple(
             Tensor(part=r.part, kind=r.kind, name=r.name, dtype=r.dtype, shape=r.shape, bytes=r.nbytes, taint=r.taint)
@@ -156,6 +164,7 @@ class Ledger:
                 tensors=tensors,
                 message=Size(bytes=message_bytes),
                 offset=offset,
+                cohort=tuple(cohort),
             )
         )
 
@@ -312,5 +321,5 @@ def _message(lines: list[Line]) -> Unsettled:
 
 
 def _foreign(record: Mapping[str, Any], silo: str) -> str:
-    named = record.get("silo", silo)
+    named = record["silo"] if record["type"] in ("start", "egress.intent") else silo
     return "" if named == silo else f"the record is of silo {named!r}, this is {silo!r}"

@@ -20,6 +20,7 @@ from .records import checked
 from .segments import CHECKPOINT, SINGLE, Reading, segment
 
 LEDGER = "ledger"  # the folder inside a silo's folder
+STATE = "state"  # the silo's folder, beside its keys and configuration, as examples and the demo call it
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +162,8 @@ def _unsigned(note: Note) -> Checkpoint:
 
 
 def ledger_folder(path: Path) -> Path:
-    """The ledger's folder that a silo's folder, or itself, stands for; LocalError where there is none."""
-    for candidate in (path / LEDGER, path):
+    """The ledger's folder that a silo's folder, the one around it, or itself stands for; LocalError without one."""
+    for candidate in (path, path / LEDGER, path / STATE / LEDGER):
         if any((candidate / name).exists() for name in (CHECKPOINT, segment(candidate, 1).name, SINGLE)):
             return candidate
-    raise LocalError(f"{path}: no ledger in this folder; name a silo's folder, or the folder {LEDGER!r} in it")
+    raise LocalError(f"{path}: no ledger here, in {LEDGER!r} or in '{STATE}/{LEDGER}'; name a silo's folder")

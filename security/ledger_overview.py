@@ -24,13 +24,14 @@ from .records import (
     JobDecline,
     KeyRotate,
     Outcome,
+    PolicyChange,
     Record,
     Recovery,
     Start,
     Stop,
 )
 
-LATER = ("cohort", "dp")  # fields of an intent that some ledgers have, and how they are called there
+LATER = ("dp",)  # fields of an intent that some ledgers have, and how they are called there
 
 EventT = TypeVar("EventT", bound=Record)
 
@@ -71,6 +72,7 @@ class View:
     last: str = ""
     starts: list[At[Start]] = field(default_factory=list)
     events: list[At[Start] | At[Stop] | At[Recovery] | At[KeyRotate]] = field(default_factory=list)  # starts among them
+    policies: list[At[Start] | At[PolicyChange]] = field(default_factory=list)  # what names a policy in force
     decisions: list[At[JobAccept] | At[JobDecline]] = field(default_factory=list)
     denials: list[At[Deny]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -127,6 +129,7 @@ def _take(found: View, messages: dict[int, Message], sessions: dict[int, Session
         case Start():
             at = At(seq, time, record)
             found.starts.append(at)
+            found.policies.append(at)
             found.events.append(at)
         case Stop():
             found.events.append(At(seq, time, record))
@@ -134,6 +137,8 @@ def _take(found: View, messages: dict[int, Message], sessions: dict[int, Session
             found.events.append(At(seq, time, record))
         case Recovery():
             found.events.append(At(seq, time, record))
+        case PolicyChange():
+            found.policies.append(At(seq, time, record))
         case JobAccept():
             found.decisions.append(At(seq, time, record))
         case JobDecline():
@@ -143,16 +148,25 @@ def _take(found: View, messages: dict[int, Message], sessions: dict[int, Session
         case Intent():
             messages[seq] = Message(seq, time, record, False, "no outcome", None)
             found.later[seq] = {name: line.record[name] for name in LATER if line.record.get(name) is not None}
+        case ControlOpen():
+            sessions[seq] = Session(seq, time, record)
+        case Ingress():
+            found.received.setdefault(record.job, Counter())[record.round] += record.message.bytes
+        case Digest() | Outcome() | ControlClose():
+            _follow(messages, sessions, record)
+
+
+def _follow(
+    messages: dict[int, Message], sessions: dict[int, Session], record: Digest | Outcome | ControlClose
+) -> None:
+    """What became of a message or a session."""
+    match record:
         case Digest():
             messages[record.ref] = replace(messages[record.ref], digested=True)
         case Outcome():
             messages[record.ref] = replace(messages[record.ref], status=record.status, receipt=record.receipt)
-        case ControlOpen():
-            sessions[seq] = Session(seq, time, record)
         case ControlClose():
             sessions[record.ref] = replace(sessions[record.ref], closed=record)
-        case Ingress():
-            found.received.setdefault(record.job, Counter())[record.round] += record.message.bytes
 
 
 # What left, added up.

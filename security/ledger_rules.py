@@ -5,18 +5,24 @@ Pure functions of records as they are stored; records.py has their form.
 ====================  ==========================================================================
 record                may come
 ====================  ==========================================================================
-``egress.intent``     any time; its tensors fit into its message and the bytes before its offset, and these were
-                      declared by an earlier intent of that round
+``policy.change``     any time; its text has its digest, and it goes from the policy that is in force
+``policy.deny``       any time, by the policy in force
+``egress.intent``     any time, by the policy in force; its tensors fit into its message and the bytes before its
+                      offset, and these were declared by an earlier intent of that round; its cohort, if it has
+                      one, is sorted and has this silo
 ``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the whole payload
 ``egress.outcome``    once for an intent; ``sent`` only after its digest and with all its bytes
 ``control.open``      when no control session is open; a ``start`` abandons one that a crash left open
 ``control.close``     for the open session, within its caps
 all others            any time
 ====================  ==========================================================================
+
+A ledger from before policies were recorded has none in force until the first ``policy.change``; any may decide there.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 
@@ -36,6 +42,7 @@ class Rules:
     def __init__(self) -> None:
         self.intents: dict[int, OpenIntent] = {}
         self.control: tuple[int, Mapping[str, Any]] | None = None
+        self.policy: str | None = None  # digest of the policy in force; None in a ledger from before they were recorded
         self.declared: dict[tuple[str, int], int] = {}  # (job digest, round) → bytes of the payload declared so far
         self._tensors: tuple[object, list[tuple[str, str]], str, int] = (None, [], "", 0)
 
@@ -44,6 +51,10 @@ class Rules:
         match record["type"]:
             case "egress.intent":
                 return self._check_intent(record)
+            case "policy.change":
+                return self._check_change(record)
+            case "policy.deny":
+                return self._check_policy(record["policy"])
             case "egress.digest":
                 return self._check_digest(record)
             case "egress.outcome":
@@ -59,6 +70,8 @@ class Rules:
         match record["type"]:
             case "start":
                 self.control = None
+            case "policy.change":
+                self.policy = record["after"]
             case "egress.intent":
                 offset, size = record.get("offset", 0), record["message"]["bytes"]
                 self.intents[seq] = OpenIntent(self._read(record["tensors"])[0], size, offset)
@@ -73,7 +86,21 @@ class Rules:
             case "control.close":
                 self.control = None
 
+    def _check_change(self, record: Mapping[str, Any]) -> str:
+        if record["before"] != self.policy:
+            return f"policy.change goes from policy {record['before'] or 'none'}, in force is {self.policy or 'none'}"
+        if record["after"] != (digest := sha256(record["text"].encode()).hexdigest()):
+            return f"policy.change has a text of digest {digest}, and names {record['after']}"
+        return ""
+
+    def _check_policy(self, digest: str) -> str:
+        if self.policy in (None, digest):
+            return ""
+        return f"decided by policy {digest}, in force is {self.policy}"
+
     def _check_intent(self, record: Mapping[str, Any]) -> str:
+        if why := self._check_policy(record["policy"]["file"]):
+            return why
         _, twice, inside = self._read(record["tensors"])
         if twice:
             return f"intent names a tensor twice: {twice}"
@@ -83,6 +110,8 @@ class Rules:
             return f"tensors of {inside} bytes do not fit into the intent's message of {size} bytes{behind}"
         if not record["readers"]:
             return "intent names no reader; name at least its recipient"
+        if (cohort := record.get("cohort")) and (cohort != sorted(set(cohort)) or record["silo"] not in cohort):
+            return f"intent has cohort {', '.join(cohort)}, which is not sorted, has a silo twice, or lacks this one"
         before = self.declared.get((record["job_digest"], record["round"]), 0)
         if offset > before:
             return f"intent goes on at byte {offset}, of which earlier intents of its round declared {before}"

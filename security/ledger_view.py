@@ -13,7 +13,7 @@ from ..errors import LocalError
 from .chain import Line
 from .ledger_rules import Rules
 from .record_form import well_formed
-from .records import ControlClose, ControlOpen, Intent, Record, checked, parse_any, parse_record
+from .records import ControlClose, ControlOpen, Intent, PolicyChange, Record, checked, parse_any, parse_record
 from .segments import Reading
 
 MESSAGE = "(message)"  # bytes of a message that belong to no tensor
@@ -48,6 +48,20 @@ def messages(folder: Path) -> tuple[Message, ...]:
             case "egress.outcome":
                 found[record["ref"]] = replace(found[record["ref"]], status=record["status"], receipt=record["receipt"])
     return tuple(found.values())
+
+
+def jobs(folder: Path) -> tuple[str, ...]:
+    """Names of all jobs that any record is of; LocalError for a ledger that does not hold."""
+    return tuple(dict.fromkeys(line.record["job"] for line in lines(folder) if "job" in line.record))
+
+
+def policies(folder: Path) -> tuple[tuple[int, str, PolicyChange], ...]:
+    """Seq, time and record of each policy that came into force; LocalError for a ledger that does not hold."""
+    return tuple(
+        (line.seq, line.record["time"], parse_record(line, PolicyChange))
+        for line in lines(folder)
+        if line.record["type"] == "policy.change"
+    )
 
 
 @dataclass(slots=True)

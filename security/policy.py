@@ -39,11 +39,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from ..errors import LocalError
 from ..files import Strict, parse_toml, read_bytes
 from .globs import check_glob, matches
 from .release import ITEM_BYTES, Release
 
 UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
+MAX_FILE = 256 * 1024  # bytes; as a text in a record at most twice as many, which fit into its line (chain.py)
 DEFAULT_DENY = "default-deny"  # the rule that stands where none matches
 
 Dtype = Literal["float32", "float64", "int64", "uint32", "uint64"]
@@ -183,10 +185,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy and the SHA-256 (hex) of its file."""
+    """A policy, the SHA-256 (hex) of its file, and the text of the file, as it goes into the ledger."""
 
     file: PolicyFile
     digest: str
+    text: str
 
     def rule(self, method: str, part: str) -> Rule | None:
         """The first rule for a method and part, which alone decides."""
@@ -262,8 +265,11 @@ def load(path: Path) -> Policy:
 
 
 def parse(data: bytes, origin: str) -> Policy:
-    """Check the bytes of a policy file."""
-    return Policy(parse_toml(data, PolicyFile, origin), hashlib.sha256(data).hexdigest())
+    """Check the bytes of a policy file; LocalError for one that the ledger cannot hold, too."""
+    if len(data) > MAX_FILE:
+        raise LocalError(f"{origin}: {len(data)} bytes, at most {MAX_FILE} fit into the ledger; use globs, fewer rules")
+    file = parse_toml(data, PolicyFile, origin)
+    return Policy(file, hashlib.sha256(data).hexdigest(), data.decode())
 
 
 def _outside(key: str, values: Sequence[str], allowed: Sequence[str]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from ..errors import LocalError
 from ..files import MAX_SAFE_INTEGER, Strict
 from .chain import FRAME, Line
 from .identity import Hex32, Hex64
+from .policy import MAX_FILE
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
 Text = Annotated[str, Field(max_length=1024)]
@@ -131,13 +132,25 @@ class JobDecline(Strict):
     reasons: tuple[str, ...]
 
 
+class PolicyChange(Strict):
+    """Durable before anything leaves under the policy; ``before`` is null where the ledger has none before it.
+
+    ``{"after":"e3b0…","before":null,"text":"version = 1 …","type":"policy.change"}``: digests and text of the file.
+    """
+
+    type: Literal["policy.change"] = "policy.change"
+    before: Hex32 | None
+    after: Hex32
+    text: Annotated[str, Field(max_length=MAX_FILE)]
+
+
 class Intent(Strict):
     """Durable before byte 1 leaves; without an ``egress.digest`` all of it counts as left (rule 27).
 
     ``tensors`` are the whole payload, ``message`` is what goes of it now: all behind its first ``offset`` bytes, which
     the recipient has from an attempt whose connection broke (0: everything goes).
 
-    ``{"attempt":0,"form":"plain","job":"lung-3","job_digest":"ab12…","message":{"bytes":1800},
+    ``{"attempt":0,"cohort":["hospital-a","hospital-b"],"form":"plain","job":"lung-3","job_digest":"ab12…","message":{"bytes":1800},
     "method":"fedavg","offset":0,"policy":{"decision":"allow","file":"e3b0…","rule":"round-update"},"purpose":"update",
     "readers":["coordinator"],"recipient":{"id":"coordinator","spki":"9f86…"},"round":17,
     "rpc":"/staddle.Federation/Upload","silo":"hospital-a","tensors":[{…}],"type":"egress.intent"}``
@@ -159,6 +172,7 @@ class Intent(Strict):
     tensors: tuple[Tensor, ...]
     message: Size
     offset: Count = 0
+    cohort: tuple[Text, ...] = ()  # silos of the round, sorted, as the recipient told it; older records have none
 
     @property
     def leaving(self) -> tuple[tuple[Tensor, int], ...]:
@@ -315,6 +329,7 @@ Record = (
     | KeyRotate
     | JobAccept
     | JobDecline
+    | PolicyChange
     | Intent
     | Digest
     | Outcome

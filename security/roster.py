@@ -187,6 +187,40 @@ def verify(roster: Roster, pins: Pins) -> None:
         )
 
 
+def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> None:
+    """Check a roster for who has no pins: by fingerprints of founders' keys that came from elsewhere than the file.
+
+    ``least`` of them must have signed, by default all, and as many as the roster asks for. Without founders only the
+    file itself is checked: it has the signatures that it asks for, of founders that it names, and nothing vouches for
+    these. LocalError or PeerError if not.
+    """
+    if founders and len(set(founders)) < roster.threshold:
+        raise LocalError(
+            f"roster version {roster.version} asks for the signatures of {roster.threshold} founders; "
+            f"name as many with --founder, not {len(set(founders))}"
+        )
+    own = [entry.protocol_fingerprint for entry in roster.having(Role.FOUNDER)]
+    if founders and not set(founders).intersection(own):
+        raise LocalError(
+            f"roster version {roster.version} has no founder with {' or '.join(dict.fromkeys(founders))}; name the "
+            "fingerprint of a founder's protocol key, as staddle keys show prints it, or take the right roster"
+        )
+    named = founders or own
+    document = {"federation": roster.federation, "threshold": roster.threshold, "founders": named}
+    verify(roster, validate(document, Pins, "founders"))
+    signed = signers(roster, founders)
+    if len(signed) < (least := least or len(set(founders))):
+        raise LocalError(
+            f"roster version {roster.version} is signed by {', '.join(signed) or 'none'} of the {len(set(founders))} "
+            f"founders named here, {least} must; have the others sign, or say how many must with --threshold"
+        )
+
+
+def signers(roster: Roster, founders: Sequence[str]) -> tuple[str, ...]:
+    """Ids of those who signed and have one of these fingerprints; whether they did, ``verify`` says."""
+    return tuple(id_ for id_ in sorted(roster.signatures) if roster[id_].protocol_fingerprint in founders)
+
+
 def parse(data: bytes, origin: str) -> Roster:
     """Check the bytes of a roster file; says nothing about its signatures, ``verify`` does."""
     return parse_canonical(data, Roster, origin)

@@ -1,7 +1,7 @@
 """May this job run here? Numbered checks in running order, before anything trains and before anything is told."""
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..algorithms import sources
@@ -72,6 +72,24 @@ def check_member(job: Job, silo: str, roster: Roster) -> None:
     """Check (3) of ``admit``: we are one of the job's silos."""
     if silo not in job.silos:
         raise RefusedError(roster.coordinator.id, "JOB_INVALID", f"job {job.name!r} is not for silo {silo!r}")
+
+
+def checked_cohort(cohort: Sequence[str], job: Job, round_: int, silo: str, roster: Roster) -> tuple[str, ...]:
+    """The silos of a round, sorted; PeerError for a cohort that the coordinator cannot have drawn."""
+    where = f"asks for round {round_} of job {job.name!r} with a cohort"
+    # (1) Each is a silo of the job, and still of the roster.
+    known = {entry.id for entry in roster.silos}.intersection(job.silos)
+    for member in cohort:
+        if member not in known:
+            raise PeerError(
+                roster.coordinator.id, f"{where} that has {member[:64]!r}, no silo of the job and the roster"
+            )
+    # (2) None comes twice. (3) We are among them.
+    if len(set(cohort)) != len(cohort):
+        raise PeerError(roster.coordinator.id, f"{where} that has a silo twice")
+    if silo not in cohort:
+        raise PeerError(roster.coordinator.id, f"{where} of {len(cohort)} silos that lacks {silo!r}, this one")
+    return tuple(sorted(cohort))
 
 
 def outflows(job: Job, roster: Roster, policy: Policy) -> list[Outflow]:

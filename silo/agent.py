@@ -14,7 +14,7 @@ from ..proto import federation_pb2 as pb
 from ..security.identity import ID_PATTERN
 from ..security.policy import Policy
 from ..security.roster import Roster
-from .admission import Admitted, admit
+from .admission import Admitted, admit, checked_cohort
 from .config import SiloConfig
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
 from .session import (
@@ -222,6 +222,7 @@ class Agent:
 
     async def _round(self, admitted: Admitted, asked: Asked) -> None:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
+        cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
         payload = await asyncio.to_thread(folder.outbox, round_)
         if folder.finished or round_ >= job.length or (payload is None and round_ < folder.rounds_done):
             raise RefusedError(
@@ -237,7 +238,7 @@ class Agent:
             log.event("round.trained", job=job.name, round=round_, seconds=round(time.monotonic() - began, 3))
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # told again: we set the pace
-        await self._gate.give(admitted.declared, round_, payload)
+        await self._gate.give(admitted.declared, round_, payload, cohort)
         log.event("round.given", job=job.name, round=round_)
 
     def _work(self, admitted: Admitted) -> Work:
@@ -299,7 +300,7 @@ def _task(coordinator: str, task: pb.Task) -> Task | None:
             told: Task = Offered(job, digest.hex(), task.offer.signed_job)
         case "round":
             job, digest = task.round.job, task.round.job_digest
-            told = Asked(job, digest.hex(), task.round.round, task.round.counted)
+            told = Asked(job, digest.hex(), task.round.round, task.round.counted, tuple(task.round.cohort))
         case "finish":
             job, digest = task.finish.job, task.finish.job_digest
             told = Finished(job, digest.hex(), task.finish.round, task.finish.completed, task.finish.counted)

@@ -42,6 +42,7 @@ async def serve(config: SiloConfig) -> None:
         for left in config.directory.rglob(".*.tmp"):  # of a process that died while it wrote
             left.unlink()
         ledger.start(f"staddle {version('staddle')}", rosters.digest(roster), policy.digest)
+        ledger.put_in_force(policy.digest, policy.text)
         witness = Witness(ledger, roster, keys, config.directory / HEADS)
         gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness)
         agent = Agent(config, entry.id, roster, policy, gate)

@@ -20,7 +20,7 @@ a method can write anything into the tensors that it may give (docs/wire.md).
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -213,8 +213,13 @@ class Gate:
 
     # What a round gives.
 
-    async def give(self, declared: Declared, round_: int, payload: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Let one round's bundle out; DeniedError, LocalError or PeerError say what held it back, or went wrong."""
+    async def give(
+        self, declared: Declared, round_: int, payload: Mapping[str, Mapping[str, Tensor]], cohort: Sequence[str]
+    ) -> None:
+        """Let one round's bundle out; DeniedError, LocalError or PeerError say what held it back, or went wrong.
+
+        ``cohort`` are the ids of the round's silos, sorted.
+        """
         # (1) Exactly what the signed document declares; nobody else holds these copies.
         items = declared.items(round_)
         values = await asyncio.to_thread(exactly, items, payload)
@@ -230,7 +235,7 @@ class Gate:
         offset = self._outcomes.offset(declared.digest, round_, size)
         applied = await self._decide(declared, round_, items, values, offset)
         # (5) INTENT is durable.
-        intent = await asyncio.to_thread(self._intend, declared, round_, items, (offset, size), applied)
+        intent = await asyncio.to_thread(self._intend, declared, round_, items, (offset, size), applied, cohort)
         for kind, left in bytes_by_kind(items, offset).items():
             log.event("leaving", job=declared.job, round=round_, kind=kind, bytes=left, intent=intent)
         # (6) to (8): the bytes, the DIGEST record and the END frame.
@@ -291,7 +296,13 @@ class Gate:
         return Applied(file=self._policy.digest, rule=decision.rule, decision="allow")
 
     def _intend(
-        self, declared: Declared, round_: int, items: tuple[Item, ...], stretch: tuple[int, int], applied: Applied
+        self,
+        declared: Declared,
+        round_: int,
+        items: tuple[Item, ...],
+        stretch: tuple[int, int],
+        applied: Applied,
+        cohort: Sequence[str],
     ) -> int:
         offset, size = stretch
         return self._ledger.intent(
@@ -309,6 +320,7 @@ class Gate:
             releases=[release_of(item) for item in items],
             message_bytes=size - offset,
             offset=offset,
+            cohort=cohort,
         ).seq
 
     async def _frames(

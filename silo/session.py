@@ -41,12 +41,16 @@ class Offered:
 
 @dataclass(frozen=True)
 class Asked:
-    """A round to take part in; ``counted`` is one more than our last round that counted, 0 before the first."""
+    """A round to take part in; ``counted`` is one more than our last round that counted, 0 before the first.
+
+    ``cohort`` are the silos of the round as the coordinator says it, not checked yet.
+    """
 
     job: str
     digest: str
     round: int
     counted: int
+    cohort: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,16 @@ def start(**changes):
     return {"type": "start", "silo": "hospital-a", "software": "s 1", "roster": HASH, "policy": HASH, **changes}
 
 
+def change(text="version = 1\n", before=None, **changes):
+    after = hashlib.sha256(text.encode()).hexdigest()
+    return {"type": "policy.change", "before": before, "after": after, "text": text, **changes}
+
+
+def applied(record):
+    """What an intent under the policy of a ``policy.change`` says."""
+    return {"file": record["after"], "rule": "update", "decision": "allow"}
+
+
 def intent(**changes):
     record = {"type": "egress.intent", "silo": "hospital-a", "job": "j1", "job_digest": HASH, "method": "fedavg"}
     record |= {"round": 3, "attempt": 0, "purpose": "update", "rpc": "/staddle/Upload", "recipient": PEER, "offset": 0}

@@ -112,10 +112,11 @@ class Caller:
 
 
 class NoLedger:
-    """In place of a ledger: as many empty leaves as are wanted, and heads of them."""
+    """In place of a ledger: as many leaves as are wanted, all alike, and heads of them."""
 
-    def __init__(self, signer):
+    def __init__(self, signer, leaf=bytes(32)):
         self.signer = signer
+        self.leaf = leaf
         self.held = 0  # records of which the coordinator holds the head
         self.tree = Tree()
 
@@ -125,12 +126,12 @@ class NoLedger:
             return {**self.end(), "ledger_seq": seq}
         seq = self.held + 3 if seq is None else seq
         while len(self.tree) <= seq:
-            self.tree.append(bytes(32))
+            self.tree.append(self.leaf)
         held = self.held if held is None else held
         note = self.signer.sign(seq + 1, self.tree.root(seq + 1))
         proof = Consistency(held, self.tree.consistency_proof(min(held, seq + 1), seq + 1), note)
         inclusion = self.tree.inclusion_proof(seq, seq + 1)
-        return {"ledger_seq": seq, "ledger_leaf": bytes(32), "head": bytes(proof), "inclusion": inclusion}
+        return {"ledger_seq": seq, "ledger_leaf": self.leaf, "head": bytes(proof), "inclusion": inclusion}
 
 
 def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq=None, named=None):

@@ -257,7 +257,7 @@ class World:
         async def scenario():
             if not self.gate._session:
                 await self.gate.hello()
-            await self.gate.give(self.declared, round_, self.payload(round_) if payload is None else payload)
+            await self.gate.give(self.declared, round_, self.payload(round_) if payload is None else payload, SILOS)
 
         asyncio.run(scenario())
 

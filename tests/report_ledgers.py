@@ -1,5 +1,7 @@
 """Ledgers to report on, made by the writer itself."""
 
+import hashlib
+
 from ledgers import KEY, open_ledger
 
 from staddle.security.records import Applied, Payload, Peer, TensorDigest
@@ -13,7 +15,7 @@ max_bytes_per_round = "8MiB"\t# <b>é</b> & "more"
 [control]
 max_messages = 10
 max_bytes = 10
-""".encode()
+"""
 HASH = "ab" * 32
 OTHER = "cd" * 32
 PEER = Peer(id="coordinator", spki=HASH)
@@ -59,7 +61,7 @@ def give(ledger, job="lung-1", round_number=0, releases=RELEASES, status="sent",
     return ref
 
 
-def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY):
+def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY, receipt="5c1f"):
     """Three jobs, one of them declined; messages of every outcome, two policies, sessions open and closed."""
     with open_ledger(path, silo, key) as ledger:
         ledger.start("staddle 0.1.0", roster, OTHER)
@@ -77,17 +79,28 @@ def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY):
                 sender=PEER,
                 message=Payload(bytes=700, sha256=HASH),
             )
-            give(ledger, round_number=number)
+            give(ledger, round_number=number, receipt=receipt)
         give(ledger, round_number=6, status="cut")
         give(ledger, round_number=6, status="failed")
         give(ledger, round_number=7, status="unknown", message_bytes=BYTES + 30)
-        give(ledger, round_number=7, message_bytes=14, offset=170)
+        give(ledger, round_number=7, message_bytes=14, offset=170, receipt=receipt)
         ledger.control_close(control, 8, 512)
         ledger.job_accept("lung-3", OTHER, "operator-2")
         give(ledger, "lung-3", 0, RELEASES[2:], readers=["coordinator", "silo-b"], status="silent")
         ledger.policy_deny(job="lung-3", round_number=1, purpose="update", policy=policy, reasons=["too large", "NaN"])
         ledger.control_open("s2", PEER, 50, 400)
     return path
+
+
+def governed(path, *texts):
+    """One start and one message under each of these policies in turn; digests of the policies."""
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+    with open_ledger(path) as ledger:
+        for digest, text in zip(digests, texts, strict=True):
+            ledger.start("staddle 0.1.0", OTHER, digest)
+            ledger.put_in_force(digest, text)
+            give(ledger, policy=Applied(file=digest, rule="round-update", decision="allow"))
+    return digests
 
 
 def nasty(path):

@@ -359,6 +359,19 @@ def test_a_round_that_the_job_does_not_have_is_refused(world, tmp_path, number):
     assert [upload[1] for upload in hostile.uploads] == [0]
 
 
+COHORTS = {"stranger": [SILO, "mallory"], "twice": [SILO, "east", "east"], "without us": SILOS[1:], "none": []}
+
+
+@pytest.mark.parametrize("cohort", COHORTS.values(), ids=COHORTS)
+def test_a_round_with_a_cohort_that_cannot_be_is_refused_and_nothing_leaves(world, tmp_path, cohort):
+    script = [offer(world), round_of(world, 0, cohort=cohort), round_of(world, 0, cohort=SILOS[::-1])]
+    hostile = play(Hostile(world, script), tmp_path)
+    assert [answer for answer in hostile.answers if answer[0] == "FAILED"] == [("FAILED", 0, "DELIVERY")]
+    assert [upload[:2] for upload in hostile.uploads] == [("first", 0)]
+    intents = [record for record in records(tmp_path) if record["type"] == "egress.intent"]
+    assert [intent["cohort"] for intent in intents] == [sorted(SILOS)]
+
+
 def test_the_end_of_a_round_that_the_job_does_not_have_is_refused(world, tmp_path):
     script = [offer(world), *(finish(world, number) for number in (3, 2**32 - 1)), round_of(world, 0)]
     hostile = play(Hostile(world, script), tmp_path)

@@ -10,7 +10,8 @@ import grpc
 import pytest
 import safetensors
 import torch
-from raw_silo import SECONDS, Caller, frames_of, refused
+from ledgers import stored
+from raw_silo import SECONDS, Caller, NoLedger, frames_of, refused
 
 from staddle.algorithms.exchange import WEIGHT
 from staddle.commands import local_federation
@@ -21,6 +22,7 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.frames import Chunk
 from staddle.proto.wire import tensor_from
 from staddle.security import roster as rosters
+from staddle.security.head import Signer
 from staddle.security.identity import load_keys
 
 SILOS = ("north", "east", "south")
@@ -127,6 +129,49 @@ def test_a_weight_that_a_silo_may_have_keeps_every_value_finite(serving, weight)
                 await silo.give(fill=-3e38)
             await east.told("round")
             assert torch.frombuffer(bytearray(await east.delivered(1)), dtype=torch.float32).isfinite().all()
+
+    asyncio.run(scenario())
+
+
+# Ledgers.
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda north: NoLedger(north.ledger.signer, b"x" * 32).end(9, held=north.ledger.held),  # written anew
+        lambda north: NoLedger(north.ledger.signer).end(9, held=0),  # as if nothing were held
+        lambda north: NoLedger(north.ledger.signer).end(2, held=3),  # shorter
+        lambda north: NoLedger(north.ledger.signer).end(north.ledger.held - 1, held=north.ledger.held),  # the same
+        lambda north: {**north.ledger.end(), "inclusion": []},
+        lambda north: {**north.ledger.end(), "ledger_leaf": b"x" * 32},
+        lambda north: {**north.ledger.end(), "head": b""},
+        lambda north: NoLedger(Signer("staddle.example/local/east/egress", north.ledger.signer.key)).end(9, held=4),
+    ],
+    ids=["anew", "from nothing", "shorter", "the same", "no inclusion", "another leaf", "no head", "another silo's"],
+)
+def test_an_upload_under_a_head_that_does_not_extend_the_one_held_is_refused(serving, other):
+    async def scenario():
+        async with serving() as (north, east, south):
+            for silo in (north, east, south):
+                await silo.give()
+            for silo in (north, east, south):
+                assert (await silo.told("round")).round == 1
+            frames = frames_of(north, 1)
+            end = frames[-1].end
+            for name in ("head", "inclusion", "ledger_leaf"):
+                end.ClearField(name)
+            end.MergeFrom(tensor.End(**other(north)))
+            await refused(north.upload(frames, wary=True), "LEDGER", grpc.StatusCode.FAILED_PRECONDITION, "head")
+            assert serving.state().failed == {"north": "LEDGER"}
+            held = north.ledger.held
+            for silo in (east, south):
+                await silo.give(1)
+            await north.hello()
+            assert north.ledger.held == held
+            kept = [record for record in stored(serving.folder / "ledger") if record["type"] == "head.refused"]
+            signed = end.head and b"local/north/" in end.head
+            assert [record["silo"] for record in kept] == (["north"] if signed else [])
 
     asyncio.run(scenario())
 

@@ -1,4 +1,6 @@
 import json
+import re
+from hashlib import sha256
 
 import pytest
 import typer
@@ -135,6 +137,8 @@ def test_ledger_show_and_summary(tmp_path):
     assert "2 messages, 8,000 bytes" in shown
     assert "1 messages" in run("ledger", "show", silo, "--round", 2)
     assert "0 messages" in run("ledger", "show", silo, "--round", 2, "--job", "j1")
+    for more in ((), ("--json",), ("--round", 2)):
+        assert "no record is of job 'j3'; its jobs: j1, j2" in fails("ledger", "show", silo, "--job", "j3", *more)
     assert [m["outcome"] for m in json.loads(run("ledger", "show", silo, "--json"))] == ["sent", "no outcome"]
     assert "8,000 bytes in all" in run("ledger", "summary", silo)
     rows = json.loads(run("ledger", "summary", silo, "--json"))
@@ -142,6 +146,12 @@ def test_ledger_show_and_summary(tmp_path):
         ("j1", "model", 4000, 0),
         ("j2", "model", 4000, 4000),
     ]
+    assert "in force" not in run("ledger", "show", silo)  # an older ledger
+    digest = sha256(b"a policy").hexdigest()
+    with open_ledger(silo / "ledger") as log:
+        log.put_in_force(digest, "a policy")
+    for command in ("show", "summary"):
+        assert re.search(rf"policy {digest} in force from 20.*Z on \(record 5,", run("ledger", command, silo))
 
 
 def test_help_names_every_command():

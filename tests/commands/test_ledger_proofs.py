@@ -6,14 +6,17 @@ import re
 import pytest
 import typer
 from ledgers import FEDERATION, HASH, copied, full, intend, open_ledger, put_back, stored
+from report_ledgers import give
 from typer.testing import CliRunner
 
 from staddle.commands import ledger
-from staddle.errors import LocalError, ProofError
+from staddle.errors import LocalError, PeerError, ProofError
 from staddle.files import canonical_json
 from staddle.security import head, ledger_audit
 from staddle.security import roster as rosters
 from staddle.security.identity import Role, create_keys, load_keys
+from staddle.security.receipt import Receipt
+from staddle.security.records import Peer
 
 app = typer.Typer()
 app.add_typer(ledger.app, name="ledger")
@@ -27,7 +30,7 @@ def run(*arguments, code=0):
 
 def fails(*arguments):
     result = CliRunner().invoke(app, ["ledger", *(str(argument) for argument in arguments)])
-    assert isinstance(result.exception, LocalError | ProofError), (result.output, result.exception)
+    assert isinstance(result.exception, LocalError | PeerError | ProofError), (result.output, result.exception)
     return str(result.exception)
 
 
@@ -41,7 +44,7 @@ class World:
         for name in ("coordinator", "silo-a", "silo-b"):
             roster = rosters.add(roster, entries[name])
         self.roster = folder / "roster.json"
-        rosters.save(roster, self.roster)
+        rosters.save(rosters.sign(roster, load_keys(folder / "f")), self.roster)
         self.folder = folder
         self.silo = folder / "state"
         self.ledger = self.silo / "ledger"
@@ -87,6 +90,92 @@ def test_verify_says_who_signed_and_finds_what_another_partys_checkpoint_shows(w
     assert f"records were cut off: there are 1, and {note} holds a signed checkpoint of 17" in found
 
 
+def fingerprint(world, member="f"):
+    return load_keys(world.folder / member).entry.protocol_fingerprint
+
+
+def test_a_roster_is_checked_and_its_founders_if_they_are_named(world):
+    commands = [("verify", world.silo), ("summary", world.silo)]
+    commands += [("report", world.silo, "--out", world.folder / "page.html")]
+    proof = world.folder / "proof"
+    run("prove", 3, world.silo, "--out", proof)
+    (world.folder / "line").write_bytes(world.line(3))
+    commands.append(("verify-proof", proof, "--record", world.folder / "line"))
+    signed = world.roster.read_bytes()
+    for command in commands:
+        shown = run(*command, "--roster", world.roster, "--founder", fingerprint(world))
+        if command[0] in ("verify", "summary"):
+            assert "roster version 4: signed by f, whose keys were named" in shown
+            plain = run(*command, "--roster", world.roster)
+            assert "signed by founders that it names itself; for who vouches for it, give --founder" in plain
+        other = fails(*command, "--roster", world.roster, "--founder", fingerprint(world, "silo-b"))
+        assert f"has no founder with {fingerprint(world, 'silo-b')}; name the fingerprint" in other
+        assert "--founder and --threshold say who signed a roster" in fails(*command, "--founder", fingerprint(world))
+        more = ("--founder", fingerprint(world), "--threshold", 2)
+        assert "but 1 founders are named" in fails(*command, "--roster", world.roster, *more)
+        for old, new, said in (
+            (b'"version":4', b'"version":5', "its signature does not fit roster version 5"),
+            (b'"f":"', b'"silo-b":"', "silo-b: its signature does not fit roster version 4"),
+        ):
+            world.roster.write_bytes(signed.replace(old, new))
+            assert said in fails(*command, "--roster", world.roster)
+        rosters.save(rosters.load(world.roster).model_copy(update={"signatures": {}}), world.roster)
+        assert "signed: nobody; missing: f;" in fails(*command, "--roster", world.roster)
+        world.roster.write_bytes(signed)
+
+
+def test_receipts_are_checked_with_the_roster_of_their_time(world):
+    """A message and its receipt, then one whose receipt the coordinator signed for another round."""
+    roster, coordinator = rosters.load(world.roster), load_keys(world.folder / "coordinator")
+    peer = Peer(id="coordinator", spki=coordinator.entry.spki_sha256)
+
+    def send(opened, number, signed):
+        ref = give(opened, round_number=number, recipient=peer, status="silent")
+        message = opened.unsettled[-1]
+        fields = {"federation": FEDERATION, "roster": rosters.digest(roster), "silo": "silo-a", "job": HASH}
+        fields |= {"size": message.digest.message.bytes, "sha256": HASH, "round": signed}
+        receipt = Receipt(
+            **fields,
+            ledger_seq=message.place.seq,
+            ledger_leaf=message.place.leaf,
+            ledger_root=opened.root(message.place.seq + 1).hex(),
+        ).sign(coordinator)
+        opened.outcome(ref, "sent", message.intent.message.bytes, receipt.hex())
+
+    with world.open() as opened:
+        opened.start("staddle", rosters.digest(roster), HASH)
+        send(opened, 5, 5)
+    options = ("--roster", world.roster, "--founder", fingerprint(world))
+    page = world.folder / "page.html"
+    told = "1 receipts hold; 0 messages that were sent have none; 1 are under rosters that were not given"
+    assert told in run("verify", world.silo, *options)
+    assert told in run("summary", world.silo, *options)
+    document = json.loads(run("verify", world.silo, *options, "--json"))
+    assert document["receipts"] == {"good": 1, "without": 0, "unchecked": 1}
+    assert document["rosters"] == {"4": ["f"]}
+    run("report", world.silo, *options, "--out", page)
+    text = page.read_text()
+    assert f"Federation</dt><dd>{FEDERATION} (roster version 4, signed by f, whose keys were named" in text
+    assert "1 hold: the coordinator of the roster signed that it received just these bytes" in text
+    assert "under another roster than was given, and so not checked: 1" in text
+    assert (text.count("<td>holds</td>"), text.count("<td>not checked</td>")) == (1, 1)
+    run("report", world.silo, "--out", page)
+    assert "Receipts</dt><dd>not checked: no roster was given" in page.read_text()
+    with world.open() as opened:
+        send(opened, 6, 7)
+    said = "is not what 'coordinator' signs for the digest at seq"
+    shown = run("verify", world.silo, *options, code=1)
+    assert f"problem: the receipt at seq 23 {said} 22" in shown
+    assert "NOT VERIFIED" in shown
+    assert said in run("summary", world.silo, *options, code=1)
+    assert "does NOT hold" in run("report", world.silo, *options, "--out", page, code=1)
+    assert "This ledger does not hold" in page.read_text()
+    assert "NOT" not in run("verify", world.silo)  # without a roster nobody knows
+    result = CliRunner().invoke(app, ["ledger", "summary", *map(str, (world.silo, *options)), "--json"])
+    assert (result.exit_code, said in result.stderr) == (1, True)
+    assert {row["job"] for row in json.loads(result.stdout)} == {"j1", "j2", "lung-1", "(control)"}
+
+
 def test_verify_with_a_roster_refuses_another_silos_signature(world):
     files = copied(world.ledger)
     note = files["checkpoint"].decode()
@@ -116,7 +205,7 @@ def test_a_record_is_proven_to_who_has_the_key_alone(world):
     assert "either --key VKEY or --roster ROSTER" in fails("verify-proof", proof, "--record", line)
     assert "record 17 is not under the checkpoint, which has 17" in fails("prove", 17, world.silo)
     assert "exists already" in fails("prove", 1, world.silo, "--out", proof)
-    assert "no ledger in this folder" in fails("prove", 1, world.folder)
+    assert "no ledger here, in 'ledger' or in 'state/ledger'" in fails("prove", 1, world.folder / "silo-b")
 
 
 def test_growth_is_proven_to_who_holds_the_old_checkpoint(world):

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 import report_ledgers as ledgers
 import typer
-from ledgers import FEDERATION, first, open_ledger
+from ledgers import FEDERATION, first, open_ledger, stored
 from report_ledgers import CONTROL, HASH, LONG, NASTY, OTHER, POLICY, QUOTES, SCRIPT
 from typer.testing import CliRunner
 
@@ -136,15 +136,17 @@ def break_it(path):
 
 def pages(tmp_path):
     """One page of each sort."""
-    full, nasty, broken, empty = (tmp_path / name / "ledger" for name in ("full", "nasty", "broken", "empty"))
-    ledgers.full(full, policy=hashlib.sha256(POLICY).hexdigest())
+    names = ("full", "governed", "nasty", "broken", "empty")
+    full, governed, nasty, broken, empty = (tmp_path / name / "ledger" for name in names)
+    ledgers.full(full)
+    ledgers.governed(governed, *NASTY)
     ledgers.nasty(nasty)
     break_it(ledgers.full(broken))
     with open_ledger(empty, "silo-a"):
         pass
-    yield made(full, Sources(policy=POLICY))
-    yield made(full, Sources(policy=POLICY + b"#"), "lung-3")
-    yield from (made(nasty), made(broken), made(empty))
+    yield made(full)
+    yield made(full, only="lung-3")
+    yield from (made(governed), made(nasty), made(broken), made(empty))
 
 
 # The file.
@@ -196,9 +198,9 @@ def test_every_picture_has_a_name_and_a_description(path):
 
 def test_the_same_ledger_gives_the_same_bytes_whatever_the_day(path):
     ledgers.full(path)
-    one = made(path, Sources(policy=POLICY))
-    assert made(path, Sources(policy=POLICY)) == one
-    later = report.html(report.read(path, "2027-01-01 00:00 UTC", Sources(policy=POLICY)))
+    one = made(path)
+    assert made(path) == one
+    later = report.html(report.read(path, "2027-01-01 00:00 UTC", Sources()))
     assert later != one
     assert later.replace(b"2027-01-01 00:00 UTC", MADE.encode()) == one
 
@@ -331,7 +333,7 @@ def test_messages_are_listed_one_by_one(path):
                 "coordinator",
                 "round-update, metrics",
                 outcome,
-                "yes" if message.receipt else "no",
+                "not checked" if message.receipt else "no",
             ],
         ]
     assert rows[6][4] == "model\u00a0176, metrics\u00a08, (message)\u00a030"
@@ -343,7 +345,7 @@ def test_a_long_ledger_is_listed_by_round_and_its_newest_rounds(path, monkeypatc
     page = parsed(ledgers.full(path))
     rows = page.section("9. Every message")[1:]
     assert [(row[2], row[3], row[5], row[8], row[9]) for row in rows] == [
-        ("lung-1", "3", "184", "sent", "yes"),
+        ("lung-1", "3", "184", "sent", "not checked"),
         ("lung-1", "6", "368", "1 no outcome, no digest; 1 failed", "0 of 2"),
         ("lung-1", "7", "228", "1 unknown; 1 sent", "1 of 2"),
         ("lung-3", "0", "8", "no outcome", "no"),
@@ -420,24 +422,39 @@ def test_policies_rules_denials_jobs_and_taints(path):
     ]
     assert sessions[3][1:3] == ["58", "912"]
     assert [row[2] for row in sessions[5:]] == ["start", "stop", "start"]
-    assert "no start of the agent names. Ask" not in words(page)
+    assert "puts in force. Ask" not in words(page)
 
 
-def test_a_policy_that_no_start_names_is_pointed_out(path):
+def test_a_policy_that_no_record_puts_in_force_is_pointed_out(path):
     page = parsed(ledgers.full(path, policy=OTHER))  # messages are by another one
-    assert f"Decisions were made by a policy with digest {HASH}, which no start of the agent names" in words(page)
+    assert f"Decisions were made by a policy with digest {HASH}, which no record of the ledger puts in force" in words(
+        page
+    )
 
 
-def test_the_text_of_a_policy_is_shown_only_if_it_was_in_force(path):
-    ledgers.full(path, policy=hashlib.sha256(POLICY).hexdigest())
-    shown = [text(node) for node in parsed(path, Sources(policy=POLICY)).all("pre")]
-    assert shown[0] == POLICY.decode().expandtabs(4)
-    for other in (POLICY + b"\n", b"\xff\x00"):
-        assert report.read(path, MADE, Sources(policy=other)).policy.lines == ()
-        page = parsed(path, Sources(policy=other))
-        assert len(page.all("pre")) == 1
-        assert f"does not match: its digest is {hashlib.sha256(other).hexdigest()}" in words(page)
-    assert "No policy file was given" in words(parsed(path))
+def test_the_text_of_each_policy_in_force_stands_there_once_with_its_dates(path):
+    first, second = POLICY, SCRIPT
+    digests = ledgers.governed(path, first, second, first)
+    page = parsed(path)
+    assert [text(node) for node in page.all("pre")][:2] == [first.expandtabs(4), f"{second}\n"]
+    assert len(page.all("pre")) == 3  # the commands are the last
+    rows = page.section("5. The policy")[1:4]
+    assert [row[0] for row in rows] == digests
+    assert [row[3] for row in rows] == ["1", "1", "1"]
+    times = [record["time"][:19].replace("T", " ") for record in stored(path) if record["type"] == "start"]
+    said = words(page)
+    assert f"In force from {times[0]} to {times[1]}, {times[2]} to the last record, digest {digests[0]}" in said
+    assert f"In force from {times[1]} to {times[2]}, digest {digests[1]}" in said
+    assert "not in this ledger" not in said
+    assert "puts in force. Ask" not in said
+
+
+def test_an_older_ledger_has_no_text_of_its_policies(path):
+    page = parsed(ledgers.full(path))
+    said = words(page)
+    assert len(page.all("pre")) == 1
+    for digest in (HASH, OTHER):
+        assert f"digest {digest}. Its text is not in this ledger" in said
 
 
 def test_the_roster_gives_names_only_if_the_ledger_names_it(path, tmp_path):
@@ -446,14 +463,16 @@ def test_the_roster_gives_names_only_if_the_ledger_names_it(path, tmp_path):
     roster = rosters.new(FEDERATION, entries[:1], 1)
     for entry in entries[1:]:
         roster = rosters.add(roster, entry)
-    ledgers.full(path, roster=rosters.digest(roster), key=load_keys(tmp_path / "silo-a").log)
-    page = parsed(path, Sources(roster=roster))
-    assert f"Federation {FEDERATION} (roster version 3)" in words(page)
+    ledgers.full(path, roster=rosters.digest(roster), key=load_keys(tmp_path / "silo-a").log, receipt=None)
+    page = parsed(path, Sources((roster,)))
+    assert f"Federation {FEDERATION} (roster version 3, signed by the founders that it names, and nothing" in words(
+        page
+    )
     assert "signed by the log key that the roster has for this silo" in words(page)
     assert ["coordinator", "Org <coordinator>", HASH, "has ANOTHER key there"] in page.section("3. What left")
     assert "for coordinator (Org <coordinator>): model" in words(page)
     older = rosters.remove(roster, "silo-a")
-    page = parsed(path, Sources(roster=older))
+    page = parsed(path, Sources((older,)))
     assert f"Federation {FEDERATION}" not in words(page)
     assert "whose key signed it was not checked" in words(page)
     assert "Org <" not in words(page)
@@ -468,7 +487,7 @@ def test_a_checkpoint_that_another_key_signed_is_an_alarm(path, tmp_path):
         roster = rosters.add(rosters.new(federation, entries[:1], 1), entries[1])
         shutil.rmtree(path, ignore_errors=True)
         ledgers.full(path, roster=rosters.digest(roster))  # signed by the tests' own key
-        page = parsed(path, Sources(roster=roster))
+        page = parsed(path, Sources((roster,)))
         assert "This ledger does not hold" in words(page)
         assert "checkpoint" in words(page)
         assert "3. What left" not in words(page)
@@ -490,19 +509,39 @@ def test_fields_of_later_ledgers_are_shown(path):
 
     def later(line):
         number = line.record.get("round", 0)
-        more = {"method": "fedavg", "cohort": ["a", "b"] if number < 3 else ["a", SCRIPT], "dp": {"eps": f"{number}.5"}}
+        more = {"method": "fedavg", "dp": {"eps": f"{number}.5"}}
         return replace(line, record={**line.record, **more})
 
     records = [(later(line), record) for line, record in ledger_view.records(path)]
     view = ledger_overview.view(verified, records)
     page = Parsed(report.html(report_page.page(view, MADE, Sources())))
-    row = page.section("6. Jobs")[1]
-    assert row[0] == "lung-1method fedavg"
-    assert row[2] == f"0–3, 6–7cohort a, b: rounds 0–2cohort a, {SCRIPT}: rounds 3, 6–7"
+    assert page.section("6. Jobs")[1][0] == "lung-1method fedavg"
     said = words(page)
     assert f"Job lung-1, by its last message: {canonical_json({'eps': '7.5'}).decode()}" in said
     assert "No differential privacy is recorded" not in said
-    assert "is not recorded in this ledger" not in said
+
+
+def test_cohorts_by_size_and_by_name(path, monkeypatch):
+    assert "is not recorded in this ledger" in words(parsed(ledgers.full(path)))
+    with open_ledger(path) as ledger:
+        for number, cohort in enumerate(("abc", "abc", "ab", "abc", "abd", "abd", "ab")):
+            members = sorted({"silo-a", *cohort})
+            ledgers.give(ledger, "lung-4", number, cohort=members)
+        ledgers.give(ledger, "lung-5", 0, cohort=["silo-a"])
+    page = parsed(path)
+    four, five = (row[2] for row in page.section("6. Jobs")[4:])
+    assert four == (
+        "0–6cohorts of 3 to 4 silos, this one among them; changes: 4"
+        "3 silos: rounds 2, 6"
+        "4 silos: rounds 0–1, 3–5"
+        "cohort a, b, c, silo-a: rounds 0–1, 3"
+        "cohort a, b, d, silo-a: rounds 4–5"
+        "cohort a, b, silo-a: rounds 2, 6"
+    )
+    assert five == "0cohorts of 1 silos, this one among them; changes: 0cohort silo-a: rounds 0"
+    assert "is not recorded in this ledger" not in words(page)
+    monkeypatch.setattr(report_tables, "MAX_COHORTS", 1)
+    assert "rounds 2, 6other cohorts, not listed: 2" in parsed(path).section("6. Jobs")[4][2]
 
 
 # Ledgers that are not as they should be.
@@ -547,13 +586,12 @@ def run(*arguments):
 
 
 def test_the_command_writes_one_file(path, tmp_path, monkeypatch):
-    ledgers.full(path, policy=hashlib.sha256(POLICY).hexdigest())
-    (tmp_path / "policy.toml").write_bytes(POLICY)
+    ledgers.full(path)
     out = tmp_path / "page.html"
-    result = run("report", tmp_path / "silo", "--out", out, "--job", "lung-1", "--policy", tmp_path / "policy.toml")
+    result = run("report", tmp_path / "silo", "--out", out, "--job", "lung-1")
     assert result.exit_code == 0, result.exception
     assert f"{out}: verified, 8 messages, 1,332 bytes, head 37:{ledger_audit.verify(path).head}" in result.output
-    assert "Its text:" in words(Parsed(out.read_bytes()))
+    assert "this page is of job lung-1 only" in words(Parsed(out.read_bytes()))
     assert out.stat().st_mode & 0o077 == 0
     monkeypatch.chdir(tmp_path)
     assert run("report", path).exit_code == 0

@@ -29,7 +29,7 @@ def test_demo_trains_compares_and_verifies(tmp_path):
     assert len(re.findall(r"ledger verified \(\d+ records\)", done.stdout)) == 3
     for n in (1, 2, 3):
         assert verify(ledger_folder(folder / f"silo-{n}" / "state")).ok
-    shown = staddle("ledger", "show", str(folder / "silo-1" / "state"), "--job", "demo-fedper")
+    shown = staddle("ledger", "show", str(folder / "silo-1"), "--job", "demo-fedper")
     assert shown.returncode == 0
     assert "extractor" in shown.stdout
     assert "classifier" not in shown.stdout  # FedPer keeps it

@@ -119,7 +119,11 @@ def check_ledgers(running):
                     for part in job.up(round_):
                         declared[part.name] = declared.get(part.name, 0) + sum(spec.nbytes for spec in part.wire)
             assert {part: total.bytes for (name, part), total in left.items() if name == job.name} == declared
-        assert all(m.status == "sent" and m.receipt for m in messages(path))
+        jobs = {job.name: job for job in running.jobs}
+        for message in messages(path):
+            assert (message.status, bool(message.receipt)) == ("sent", True)
+            intent = message.intent
+            assert intent.cohort == tuple(sorted(jobs[intent.job].cohort(intent.round)))
 
 
 def test_a_job_that_our_code_reads_differently_does_not_start(start, document):

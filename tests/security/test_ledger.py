@@ -1,4 +1,5 @@
 import re
+from hashlib import sha256
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +29,7 @@ from staddle.security import ledger_audit, ledger_view
 from staddle.security.ledger_audit import ledger_folder
 from staddle.security.ledger_view import CONTROL, MESSAGE
 from staddle.security.merkle import Tree
+from staddle.security.records import Applied
 from staddle.security.segments import Reading
 
 
@@ -94,6 +96,7 @@ def test_intent_holds_what_the_rules_ask_for(path):
         "policy": {"file": HASH, "rule": "update", "decision": "allow"},
         "message": {"bytes": BYTES},
         "offset": 0,
+        "cohort": [],
         "tensors": [
             {
                 "part": r.part,
@@ -135,6 +138,9 @@ def test_writer_refuses_what_the_verifier_would(path):
             (lambda: intend(ledger, releases=RELEASES[:1] * 2), "names a tensor twice"),
             (lambda: intend(ledger, message_bytes=BYTES - 1), "do not fit into"),
             (lambda: intend(ledger, readers=[]), "no reader"),
+            (lambda: intend(ledger, cohort=["silo-b", "silo-a"]), "cohort silo-b, silo-a, which is not sorted"),
+            (lambda: intend(ledger, cohort=["silo-a", "silo-a"]), "has a silo twice"),
+            (lambda: intend(ledger, cohort=["silo-b", "silo-c"]), "lacks this one"),
             (lambda: intend(ledger, message_bytes=BYTES - 9, offset=8), "of 175 bytes behind 8"),
             (lambda: intend(ledger, message_bytes=0, offset=BYTES + 1), f"at byte {BYTES + 1}, of which .* {BYTES}"),
             (lambda: intend(ledger, round_number=4, message_bytes=BYTES - 8, offset=8), "at byte 8, of which .* 0"),
@@ -240,12 +246,49 @@ def test_what_is_unsettled_is_known_after_a_restart_too(path):
         assert ledger.unsettled == (second,)
 
 
-def test_a_ledger_without_offsets_is_read(path):
+def test_a_policy_is_durable_and_alone_decides_from_then_on(path, monkeypatch):
+    texts = ["version = 1\n", "version = 1\r\n# \u00e9 \u2028"]
+    digests = [sha256(text.encode()).hexdigest() for text in texts]
+    applied = [Applied(file=digest, rule="update", decision="allow") for digest in digests]
+    with open_ledger(path) as ledger:
+        intend(ledger)  # a ledger that has no such record yet
+        synced = []
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fdatasync", synced.append)
+            assert ledger.put_in_force(digests[0], texts[0])
+        assert len(synced) == 1
+        for other in ({}, {"policy": applied[1]}):
+            with pytest.raises(LocalError, match=f"decided by policy .*, in force is {digests[0]}"):
+                intend(ledger, **other)
+        with pytest.raises(LocalError, match=f"decided by policy .*, in force is {digests[0]}"):
+            ledger.policy_deny(job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"])
+        intend(ledger, policy=applied[0])
+    with open_ledger(path) as ledger:
+        assert ledger.put_in_force(digests[0], texts[0]) is None
+        with pytest.raises(LocalError, match=f"a text of digest {digests[0]}, and names {digests[1]}"):
+            ledger.put_in_force(digests[1], texts[0])
+        assert ledger.put_in_force(digests[1], texts[1])
+        intend(ledger, policy=applied[1])
+    assert ledger_audit.verify(path).ok
+    changes = [record for record in stored(path) if record["type"] == "policy.change"]
+    assert [(c["before"], c["after"], c["text"]) for c in changes] == [
+        (None, digests[0], texts[0]),
+        (digests[0], digests[1], texts[1]),
+    ]
+    assert [change.text for _, _, change in ledger_view.policies(path)] == texts
+    raw(path, body(changes[1]))
+    problems = ledger_audit.verify(path).problems
+    assert len(problems) == 1
+    assert f"goes from policy {digests[0]}, in force is {digests[1]}" in problems[0]
+
+
+def test_a_ledger_without_offsets_and_cohorts_is_read(path):
     full(path)
-    old = {key: value for key, value in body(stored(path)[5]).items() if key != "offset"}
+    old = {key: value for key, value in body(stored(path)[5]).items() if key not in ("offset", "cohort")}
     raw(path, old)
     assert ledger_audit.verify(path).ok
-    assert ledger_view.messages(path)[-1].intent.offset == 0
+    intent = ledger_view.messages(path)[-1].intent
+    assert (intent.offset, intent.cohort) == (0, ())
 
 
 def test_broken_chain_is_a_problem_not_an_exception(path):
@@ -369,8 +412,11 @@ def test_failed_disk_blocks_the_ledger(path, monkeypatch):
 def test_ledger_is_found_by_the_silos_folder_or_its_own(path, tmp_path):
     full(path)
     assert ledger_folder(path.parent) == ledger_folder(path) == path
-    with pytest.raises(LocalError, match="no ledger in this folder"):
+    with pytest.raises(LocalError, match=r"no ledger here, in 'ledger' or in 'state/ledger'; name a silo's folder"):
         ledger_folder(tmp_path)
+    path.parent.rename(tmp_path / "state")  # as the demo lays a silo's folder out
+    for place in (tmp_path, tmp_path / "state", tmp_path / "state" / "ledger"):
+        assert ledger_folder(place) == tmp_path / "state" / "ledger"
     found = ledger_audit.verify(tmp_path / "gone")
     assert not found.ok
 

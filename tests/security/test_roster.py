@@ -206,6 +206,38 @@ def test_step_6_signatures_by_founders_that_we_do_not_pin_do_not_count(made, tmp
         rosters.verify(roster, made.pins)
 
 
+def fingerprints(keys, *ids):
+    return [keys[id_].entry.protocol_fingerprint for id_ in ids]
+
+
+def test_without_pins_the_founders_who_are_named_must_all_have_signed_or_as_many_as_is_said(made, keys):
+    for named, least in ((("f1", "f2"), 0), (("f2", "f1"), 2), (("f1", "f2", "f3"), 2)):
+        rosters.verify_by(made.roster, fingerprints(keys, *named), least)
+    assert rosters.signers(made.roster, fingerprints(keys, "f3", "f2")) == ("f2",)
+    for named, least, said in (
+        (("f1", "f2", "f3"), 0, "signed by f1, f2 of the 3 founders named here, 3 must; .* --threshold"),
+        (("f1",), 0, "asks for the signatures of 2 founders; name as many with --founder, not 1"),
+        (("f1", "f1"), 1, "name as many with --founder, not 1"),
+        (("f1", "f3"), 1, "needs signatures by 2 pinned founders; signed: f1; missing: f3"),
+    ):
+        with pytest.raises(LocalError, match=said):
+            rosters.verify_by(made.roster, fingerprints(keys, *named), least)
+    with pytest.raises(LocalError, match=r"founders\.1 = 'f2'"):
+        rosters.verify_by(made.roster, [*fingerprints(keys, "f1"), "f2"])
+    with pytest.raises(LocalError, match=r"version 5 has no founder with SHA256:.* or x; name the fingerprint"):
+        rosters.verify_by(made.roster, [keys["f1"].entry.tls_fingerprint, "x"])
+
+
+def test_without_any_founder_named_the_file_must_have_the_signatures_that_it_asks_for(made, keys):
+    rosters.verify_by(made.roster)
+    assert rosters.signers(made.roster, ()) == ()
+    with pytest.raises(LocalError, match="needs signatures by 2 pinned founders; signed: f2"):
+        rosters.verify_by(rosters.sign(made.unsigned, keys["f2"]))
+    for changes in ({"version": 9}, {"federation": "heart"}):
+        with pytest.raises(PeerError, match="f1: its signature does not fit"):
+            rosters.verify_by(made.roster.model_copy(update=changes))
+
+
 def test_each_flipped_bit_of_a_roster_file_is_refused(made):
     data = canonical_json(made.roster.model_dump(mode="json"))
     for at in range(0, len(data), 37):

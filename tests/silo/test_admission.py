@@ -10,15 +10,16 @@ from staddle.algorithms.data import _draw
 from staddle.algorithms.job import DERIVED, Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.sources import Npz
-from staddle.errors import RefusedError
+from staddle.errors import PeerError, RefusedError
 from staddle.files import canonical_json
 from staddle.security import roster as rosters
 from staddle.security.envelope import sign_document
 from staddle.security.identity import load_keys
 from staddle.security.labels import JOB, ROSTER
-from staddle.silo.admission import admit
+from staddle.silo.admission import admit, checked_cohort
 from staddle.silo.config import SiloConfig, Weights
 
+SILOS = ("silo-a", "silo-b", "silo-c")
 KEY = bytes(32)
 BAD_DATA = "nowhere.npz"
 NAMES = ["benign", "malignant", "other"]
@@ -63,6 +64,37 @@ def signed_by(made):
         return canonical_json(sign_document(document, roster or made.roster, keys, label))
 
     return call
+
+
+def test_a_cohort_is_sorted(made):
+    cohort = ["silo-c", "silo-a"]
+    assert checked_cohort(cohort, made.jobs["simple"], 1, "silo-a", made.roster) == ("silo-a", "silo-c")
+    assert cohort == ["silo-c", "silo-a"]
+
+
+@pytest.mark.parametrize(
+    ("cohort", "said"),
+    [
+        (["silo-a", "silo-b", "silo-x"], "has 'silo-x', no silo of the job and the roster"),
+        (["silo-a", "coordinator"], "has 'coordinator', no silo"),
+        (["silo-a", "silo-b", "silo-c"], "has 'silo-c', no silo"),  # of the roster, and the job is not for it
+        (["silo-a", ""], "has '', no silo"),
+        (["silo-a", "x" * 3_000_000], f"has '{'x' * 64}', no silo"),
+        (["silo-a", "silo-b", "silo-a"], "has a silo twice"),
+        (["silo-b"], "of 1 silos that lacks 'silo-a', this one"),
+        ([], "of 0 silos that lacks 'silo-a', this one"),
+    ],
+)
+def test_a_cohort_that_cannot_have_been_drawn_is_refused(made, cohort, said):
+    job = made.job("for-two", silos=SILOS[:2])
+    with pytest.raises(PeerError, match=f"asks for round 3 of job 'for-two' with a cohort (that )?{said}"):
+        checked_cohort(cohort, job, 3, "silo-a", made.roster)
+
+
+def test_a_silo_that_left_the_roster_is_in_no_cohort(made):
+    roster = rosters.remove(made.roster, "silo-b")
+    with pytest.raises(PeerError, match="has 'silo-b', no silo of the job and the roster"):
+        checked_cohort(["silo-a", "silo-b"], made.jobs["simple"], 0, "silo-a", roster)
 
 
 def denying(made):

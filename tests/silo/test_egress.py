@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from ledgers import first, stored
-from recording_gate import RECORDS, SESSION, SILO, World, kinds, records
+from recording_gate import RECORDS, SESSION, SILO, SILOS, World, kinds, records
 
 from staddle.errors import LocalError, PeerError, RefusedError
 from staddle.proto import federation_pb2 as pb
@@ -72,6 +72,7 @@ def test_a_round_leaves_as_declared_and_recorded(world, small_chunks):
 
     found = stored(world.path)
     assert kinds(found) == ["control.open", "egress.intent", "egress.digest", "egress.outcome"]
+    assert found[1]["cohort"] == list(SILOS)
     assert (found[3]["status"], found[3]["bytes_sent"]) == ("sent", first.manifest.size)
     assert found[3]["receipt"] == world.receipt(client).signature.hex()
     assert world.audited().open_intents == ()
@@ -504,7 +505,7 @@ def test_9_a_cancelled_upload_is_unknown(world, small_chunks):
             return await real(slowed(), size)
 
         world.client.upload = stuck
-        task = asyncio.create_task(world.gate.give(world.declared, 0, world.payload()))
+        task = asyncio.create_task(world.gate.give(world.declared, 0, world.payload(), SILOS))
         await reached.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -27,7 +27,7 @@ from staddle.silo.session import (
 )
 
 OFFER = Offered("j", "ab", b"{}")
-ASKED = Asked("j", "ab", 3, 2)
+ASKED = Asked("j", "ab", 3, 2, ("a", "b"))
 FINISHED = Finished("j", "ab", 4, completed=True, counted=4)
 WORK = {OFFER: Decide(OFFER), ASKED: TakePart(ASKED), FINISHED: Conclude(FINISHED)}
 OFFLINE = SessionState("offline", 2)

@@ -12,7 +12,9 @@ from lone_verifier import (
     PEER,
     SIZE,
     TENSORS,
+    applied,
     chained,
+    change,
     closing,
     digest,
     intent,
@@ -269,7 +271,21 @@ def test_witnesses_must_have_cosigned_what_others_hold(tool, tmp_path):
         assert found[0] == status, found
 
 
+ONE, TWO = change("one"), change('two "\\ \n\té\u2028')
+ANOTHER = {**TWO, "before": ONE["after"]}
+DENY = {"type": "policy.deny", "job": "j1", "round": 3, "purpose": "update", "policy": ONE["after"], "reasons": ["no"]}
 BROKEN = [
+    [change(after=HASH)],
+    [change(before=HASH)],
+    [ONE, TWO],
+    [ONE, {**ANOTHER, "before": HASH}],
+    [{**ONE, "text": "on"}],
+    [ONE, intent()],
+    [ONE, ANOTHER, intent(policy=applied(ONE))],
+    [ONE, ANOTHER, DENY],
+    [intent(cohort=["hospital-b", "hospital-a"])],
+    [intent(cohort=["hospital-a", "hospital-a"])],
+    [intent(cohort=["hospital-b"])],
     [intent(tensors=[TENSORS[0], TENSORS[0]], message={"bytes": 320})],
     [intent(message={"bytes": SIZE - 1})],
     [intent(readers=[])],
@@ -301,6 +317,11 @@ BROKEN = [
     [intent(silo="hospital-b")],
 ]
 SOUND = [
+    [intent(), ONE, intent(policy=applied(ONE)), DENY],
+    [ONE, ANOTHER, intent(policy=applied(TWO)), {**ONE, "before": TWO["after"]}, intent(policy=applied(ONE)), DENY],
+    [ONE, intent(policy=applied(ONE)), start(policy=TWO["after"]), digest(2), intent(policy=applied(ONE))],
+    [change("\n" * 2**18)],
+    [intent(), intent(cohort=[]), intent(cohort=["hospital-a"]), intent(cohort=["hospital-a", "hospital-b", "x"])],
     [intent(), intent(offset=SIZE)],
     [intent(), intent(offset=SIZE, message={"bytes": 0})],
     [intent(), digest(1), outcome(1, status="unknown", bytes_sent=0)],
@@ -341,7 +362,19 @@ def swapped(old, new):
     return line.replace(old, new, 1)
 
 
+def swapped_policy(old, new):
+    """A record of a policy, misspelt."""
+    line = chained([start(), change()])[-1]
+    assert line.count(old) == 1, (old, line)
+    return line.replace(old, new)
+
+
 HOSTILE = [
+    swapped_policy(b'"before":null', b'"before":""'),
+    swapped_policy(b'"before":null,', b""),
+    swapped_policy(b'"text":"version = 1\\n"', b'"text":null'),
+    swapped_policy(b'"text":"version = 1\\n"', b'"text":"version = 1\\u000a"'),
+    swapped_policy(b'"text":"version = 1\\n"', b'"text":"' + b"a" * (2**18 + 1) + b'"'),
     b"",
     b"{}",
     b"[]",
@@ -351,6 +384,11 @@ HOSTILE = [
     b"\xef\xbb\xbf" + swapped(b"{", b"{"),
     b"[" * 100_000,
     b'{"a":' * 100_000,
+    swapped(b'"attempt":0', b'"attempt":0,"cohort":null'),
+    swapped(b'"attempt":0', b'"attempt":0,"cohort":"hospital-a"'),
+    swapped(b'"attempt":0', b'"attempt":0,"cohort":[1]'),
+    swapped(b'"attempt":0', b'"attempt":0,"cohort":["hospital-a"],"cohort":["hospital-a"]'),
+    swapped(b'{"attempt":0', b'{"cohort":["hospital-a"],"attempt":0'),
     swapped(b'"attempt":0', b'"attempt":0.0'),
     swapped(b'"attempt":0', b'"attempt":0e0'),
     swapped(b'"attempt":0', b'"attempt":-0'),

@@ -1,11 +1,15 @@
 """Keys and receipts: rosters and receipts of the package, through the one file."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from lone_verifier import chained, digest, intent, leaf, outcome, start, store
 
+from staddle.commands import roster_files
+from staddle.errors import LocalError
 from staddle.files import canonical_json
+from staddle.security import ledger_receipts, ledger_view
 from staddle.security import roster as rosters
 from staddle.security.head import log_key
 from staddle.security.identity import Role, create_keys, entry_payload, load_keys
@@ -163,7 +167,18 @@ def world(tool, keys, roster, path, tmp_path):
             folder = store(tmp_path / "ledger", [lines])
             status, self.out = tool("receipts", folder, "--roster", path, *more)
             assert status in (0, 1)
+            assert (status == 0) == self.package_says(folder, ["--roster", path, *more])
             return status == 0
+
+        def package_says(self, folder, options):
+            """The same by the package, which tells receipts of another roster apart from wrong ones."""
+            given = {name: [b for a, b in pairwise(options) if a == name] for name in ("--roster", "--founder")}
+            try:
+                read = roster_files.read(given["--roster"], given["--founder"], None)
+                found = ledger_receipts.check(ledger_view.lines(folder), read.each)
+            except LocalError:
+                return False
+            return not found.problems and not found.unchecked
 
     return World()
 

@@ -1,0 +1,143 @@
+"""``staddle ledger show`` and ``summary``: what left a silo, message by message and added up."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import LocalError
+from ..security import ledger_receipts, ledger_view
+from ..security.ledger_audit import ledger_folder
+from ..security.ledger_view import Group, Message, Totals
+from . import roster_files
+from .roster_files import Founders, RosterFiles, Threshold
+
+LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or its folder 'state' or 'ledger'.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put these commands beside the others of ``staddle ledger``."""
+    app.command("show")(show)
+    app.command("summary")(summary)
+
+
+def show(
+    path: LedgerPath,
+    round_number: Annotated[int | None, typer.Option("--round", help="Only this round.")] = None,
+    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
+    part: Annotated[str | None, typer.Option(help="Only messages with tensors of this part.")] = None,
+    recipient: Annotated[str | None, typer.Option(help="Only what went to this member.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show every message that left, or counts as left."""
+    folder = ledger_folder(path)
+    if job is not None and job not in (jobs := ledger_view.jobs(folder)):
+        raise LocalError(f"{folder}: no record is of job {job!r}; its jobs: {', '.join(jobs) or 'none'}")
+    rows = [
+        message
+        for message in ledger_view.messages(folder)
+        if round_number in (None, message.intent.round)
+        and job in (None, message.intent.job)
+        and (part is None or part in _parts(message))
+        and recipient in (None, message.intent.recipient.id)
+    ]
+    if as_json:
+        typer.echo(json.dumps([_document(message) for message in rows]))
+        return
+    columns = ("seq", "time", "job", "round", "part", "tensors", "bytes", "recipient", "rule", "outcome")
+    _print(columns, [_row(message) for message in rows])
+    typer.echo(f"{len(rows)} messages, {sum(message.intent.message.bytes for message in rows):,} bytes")
+    _tell_policies(folder)
+
+
+GROUPS: Sequence[Group] = ("job", "method", "part", "recipient")
+
+
+def summary(
+    path: LedgerPath,
+    roster: RosterFiles = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
+    as_json: Json = False,
+) -> None:
+    """Add up what left, by job, method, part and recipient; with --roster check the receipts too.
+
+    A message without digest counts with all bytes that it declared. Exit code 1 if a receipt is not what the
+    coordinator signed.
+    """
+    folder = ledger_folder(path)
+    given = roster_files.read(roster, founder, threshold)
+    receipts = ledger_receipts.check(ledger_view.lines(folder), given.each) if given.each else None
+    for problem in receipts.problems if receipts else []:
+        typer.echo(f"problem: {problem}", err=True)
+    totals = ledger_view.summary(folder, GROUPS)
+    if as_json:
+        typer.echo(json.dumps([{**dict(zip(GROUPS, key, strict=True)), **asdict(t)} for key, t in totals.items()]))
+    else:
+        _tell_totals(folder, totals)
+        if receipts:
+            typer.echo(f"{given.told}\n{receipts.told}")
+    if receipts and receipts.problems:
+        raise typer.Exit(1)
+
+
+def _tell_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None:
+    columns = (*GROUPS, "messages", "tensors", "elements", "bytes", "of these assumed")
+    cells = [
+        [*key, *(f"{n:,}" for n in (t.messages, t.tensors, t.elements, t.bytes, t.assumed))]
+        for key, t in totals.items()
+    ]
+    _print(columns, cells)
+    typer.echo(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
+    _tell_policies(folder)
+
+
+def _tell_policies(folder: Path) -> None:
+    for seq, time, change in ledger_view.policies(folder):
+        typer.echo(f"policy {change.after} in force from {time} on (record {seq}, with its text)")
+
+
+def _parts(message: Message) -> list[str]:
+    return list(dict.fromkeys(tensor.part for tensor in message.intent.tensors)) or [ledger_view.MESSAGE]
+
+
+def _document(message: Message) -> dict[str, Any]:
+    return {
+        "seq": message.seq,
+        "time": message.time,
+        **message.intent.model_dump(mode="json"),
+        "digested": message.digested,
+        "outcome": message.status,
+        "receipt": message.receipt,
+    }
+
+
+def _row(message: Message) -> list[str]:
+    intent = message.intent
+    return [
+        str(message.seq),
+        message.time,
+        intent.job,
+        str(intent.round),
+        ", ".join(_parts(message)),
+        str(len(intent.tensors)),
+        f"{intent.message.bytes:,}",
+        intent.recipient.id,
+        intent.policy.rule,
+        message.status if message.digested else f"{message.status}, no digest",
+    ]
+
+
+def _print(columns: tuple[str, ...], rows: list[list[str]]) -> None:
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console()
+    (console if console.is_terminal else Console(width=200)).print(table)

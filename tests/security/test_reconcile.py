@@ -1,0 +1,181 @@
+"""A silo's ledger beside the coordinator's: what agrees, what a crash explains, and what only an alteration does."""
+
+import pytest
+from ledgers import DIGESTS, FEDERATION, HASH, KEY, OTHER_KEY, PEER, copied, open_ledger, payload, put_back
+from ledgers import intend as intend_in
+
+from staddle.errors import LocalError
+from staddle.security.head import Signer
+from staddle.security.receiving_ledger import ReceivingLedger
+from staddle.security.reconcile import reconcile
+from staddle.security.records import Payload, Received
+
+SIZE = payload().bytes
+
+
+class World:
+    """Both ledgers, with as many uploads and deliveries as are asked for."""
+
+    def __init__(self, folder):
+        self.ours, self.theirs = folder / "silo", folder / "coordinator"
+        self.silo = open_ledger(self.ours)
+        self.silo.start("staddle", HASH, HASH)
+        self.coordinator = ReceivingLedger.open(self.theirs, "coordinator", FEDERATION, OTHER_KEY)
+        self.coordinator.serving("coordinator", "staddle", HASH)
+
+    def intend(self, round_):
+        return intend_in(self.silo, round_number=round_)
+
+    def digest(self, ref):
+        return self.silo.digest(ref, DIGESTS, payload())
+
+    def receive(self, round_, sealed, receipt="5c" * 64, **changes):
+        fields = {
+            "silo": "silo-a",
+            "job": "j1",
+            "job_digest": HASH,
+            "round": round_,
+            "message": payload(),
+            "ledger_seq": sealed.place.seq,
+            "ledger_leaf": sealed.place.leaf,
+            "checkpoint": bytes(sealed.checkpoint).decode(),
+            "receipt": receipt,
+        }
+        self.coordinator.received(Received(**{**fields, **changes}))
+        return receipt
+
+    def upload(self, round_, **changes):
+        ref = self.intend(round_)
+        sealed = self.digest(ref)
+        receipt = self.receive(round_, sealed, **changes)
+        self.silo.outcome(ref, "sent", SIZE, receipt)
+        return sealed
+
+    def deliver(self, round_, delivered=True, noted=True):
+        message = Payload(bytes=round_ + 1, sha256=HASH)
+        if delivered:
+            self.coordinator.delivered("silo-a", "j1", HASH, round_, message)
+        if noted:
+            self.silo.ingress(job="j1", round_number=round_, purpose="delivery", rpc="/x", sender=PEER, message=message)
+
+    def found(self, roster=None):
+        self.silo.checkpoint()
+        return reconcile(self.ours, self.theirs, roster)
+
+
+@pytest.fixture
+def world(tmp_path):
+    found = World(tmp_path)
+    yield found
+    found.silo.close()
+    found.coordinator.close()
+
+
+def test_ledgers_that_agree(world):
+    for round_ in range(3):
+        world.upload(round_)
+        world.deliver(round_)
+    found = world.found()
+    assert (found.silo, found.coordinator) == ("silo-a", "coordinator")
+    assert (found.uploads, found.bytes, found.deliveries) == (3, 3 * SIZE, 3)
+    assert (found.gaps, found.differences) == ((), ())
+
+
+def test_what_a_crash_or_a_lost_connection_leaves_is_a_gap(world):
+    world.intend(0)  # cut short
+    unsent = world.intend(1)
+    world.digest(unsent)
+    world.silo.outcome(unsent, "unknown", SIZE)  # refused, or cut before END
+    lost = world.intend(2)
+    world.receive(2, world.digest(lost))  # the receipt was lost
+    world.deliver(3, noted=False)
+    world.deliver(4, delivered=False)
+    found = world.found()
+    assert found.differences == ()
+    assert found.uploads == 1
+    assert sorted(gap.split(": ", 1)[1] for gap in found.gaps) == [
+        "cut short, counts as left (job 'j1', round 0)",
+        "delivered, and the silo has not noted it",
+        "not received (184 bytes of job 'j1', round 1, unknown)",
+        "noted by the silo, not by the coordinator",
+        "received, and the silo has no receipt (184 bytes of job 'j1', round 2, without outcome)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 7},
+        {"job_digest": "cd" * 32},
+        {"message": Payload(bytes=SIZE, sha256="cd" * 32)},
+        {"message": Payload(bytes=SIZE - 1, sha256=HASH)},
+        {"ledger_leaf": "cd" * 32},
+        {"ledger_seq": 1},
+    ],
+)
+def test_what_was_received_and_the_silo_says_otherwise_is_a_difference(world, changes):
+    world.upload(0, **changes)
+    differences = world.found().differences
+    assert any("the coordinator received" in each for each in differences)
+    assert any("the silo has a receipt, and the coordinator received no such upload" in each for each in differences)
+
+
+def test_a_ledger_that_was_written_anew_after_it_gave_is_a_difference(world):
+    world.upload(0)
+    before = copied(world.ours)
+    second = world.upload(1)
+    world.silo.close()
+    put_back(world.ours, before)
+    world.silo = open_ledger(world.ours)
+    world.deliver(5)
+    (said,) = [each for each in world.found().differences if "round 1" in each]
+    assert f"from record {second.place.seq} of the silo's ledger" in said
+    assert "has no such record" in said
+
+
+def test_another_head_than_the_silos_is_a_difference(world):
+    signer = Signer.of(FEDERATION, "silo-a", KEY)
+    sealed = world.upload(0)
+    ref = world.intend(1)
+    other = world.digest(ref)
+    note = signer.sign(other.place.seq + 1, bytes(32))
+    world.receive(1, other, checkpoint=bytes(note).decode())
+    (said,) = world.found().differences
+    assert said.startswith(f"record {other.place.seq}: the silo signed another head")
+    assert sealed.place.seq < other.place.seq
+
+
+def test_receipts_that_differ_are_a_difference(world):
+    ref = world.intend(0)
+    world.receive(0, world.digest(ref))
+    world.silo.outcome(ref, "sent", SIZE, "77" * 64)
+    assert "is not the one that the coordinator recorded" in world.found().differences[0]
+
+
+def test_a_receipt_for_nothing_that_was_received_is_a_difference(world):
+    ref = world.intend(0)
+    world.digest(ref)
+    world.silo.outcome(ref, "sent", SIZE, "77" * 64)
+    assert "the coordinator received no such upload" in world.found().differences[0]
+
+
+def test_a_head_that_was_refused_is_a_difference(world):
+    sealed = world.upload(0)
+    world.coordinator.refused("silo-a", sealed.checkpoint, "it was rolled back")
+    assert "the silo signed a head that the coordinator refused" in world.found().differences[0]
+    assert "it was rolled back" in world.found().differences[0]
+
+
+def test_what_the_coordinator_has_of_other_silos_is_not_compared(world):
+    world.upload(0)
+    sealed = world.upload(1)
+    world.receive(9, sealed, silo="silo-b")
+    world.coordinator.delivered("silo-b", "j1", HASH, 3, payload())
+    assert (world.found().differences, world.found().gaps) == ((), ())
+
+
+def test_ledgers_of_others_are_refused(world, tmp_path):
+    with pytest.raises(LocalError, match="is no coordinator's ledger"):
+        reconcile(world.ours, world.ours)
+    with pytest.raises(LocalError, match="names no silo"):
+        reconcile(world.theirs, world.theirs)

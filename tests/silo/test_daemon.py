@@ -1,0 +1,79 @@
+import asyncio
+import os
+from hashlib import sha256
+
+import pytest
+import torch
+from ledgers import stored
+
+from staddle.algorithms.data import Dataset
+from staddle.commands import local_federation
+from staddle.errors import LocalError
+from staddle.security import ledger_audit
+from staddle.security.policy import MAX_FILE
+from staddle.silo import config as configs
+from staddle.silo import daemon
+
+SILO = "silo-a"
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A silo of a federation of its own."""
+    files = local_federation.make(tmp_path / "local", (SILO,))
+    shard = Dataset(torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 0, 1]))
+    local_federation.write_silo(files, SILO, "127.0.0.1:1", shard, [])
+    return configs.load(files.silo_config(SILO))
+
+
+@pytest.fixture
+def serve(config, monkeypatch):
+    """Start the daemon with an agent that ends at once; the records on the disk when it could begin to send."""
+    seen = []
+
+    class Agent:
+        def __init__(self, *_):
+            pass
+
+        def stop(self):
+            pass
+
+        async def run(self):
+            seen.append(stored(config.directory / "ledger"))
+            return ""
+
+    monkeypatch.setattr(daemon, "Agent", Agent)
+
+    def run():
+        asyncio.run(daemon.serve(config))
+        return seen[-1]
+
+    umask = os.umask(0o077)
+    yield run
+    os.umask(umask)  # the daemon sets its own
+
+
+def test_a_policy_is_in_the_ledger_before_anything_can_leave_under_it(config, serve):
+    found = serve()
+    text = config.policy.read_bytes().decode()
+    digest = sha256(text.encode()).hexdigest()
+    assert [record["type"] for record in found] == ["start", "policy.change"]
+    assert found[0]["policy"] == digest
+    assert [found[1][name] for name in ("before", "after", "text")] == [None, digest, text]
+    assert [record["type"] for record in serve()[2:]] == ["stop", "start"]  # the same policy: nothing to say
+    config.policy.write_text(f"{text}# \u00e9\n")
+    changed = serve()[-1]
+    assert (changed["type"], changed["before"], changed["text"]) == ("policy.change", digest, f"{text}# \u00e9\n")
+    assert ledger_audit.verify(config.directory / "ledger").ok
+
+
+def test_a_policy_that_no_record_can_hold_is_refused_at_the_start(config, serve):
+    text = config.policy.read_text()
+    config.policy.write_text(text + '#"\t' * ((MAX_FILE - len(text)) // 3))  # each needs an escape: the longest line
+    assert serve()[-1]["type"] == "policy.change"
+    config.policy.write_text(text + "#" * (MAX_FILE + 1 - len(text)))
+    with pytest.raises(
+        LocalError, match=f"{config.policy}: {MAX_FILE + 1} bytes, at most {MAX_FILE} fit into the ledger"
+    ):
+        serve()
+    assert [record["type"] for record in stored(config.directory / "ledger")] == ["start", "policy.change", "stop"]
