@@ -233,6 +233,11 @@ class Policy:
             whole += self._too_long(method, releases, norms)
         return Decision(verdicts, tuple(whole))
 
+    @property
+    def bounds_norms(self) -> bool:
+        """Whether a rule bounds the norm of a part, so that the norms are wanted."""
+        return any(rule.max_norm is not None for rule in self.file.allow)
+
     def _too_long(self, method: str, releases: Sequence[Release], norms: Mapping[str, float]) -> Iterator[str]:
         for part in dict.fromkeys(release.part for release in releases):
             rule = self.rule(method, part)

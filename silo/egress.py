@@ -91,6 +91,7 @@ class Gate:
         self._roster = roster
         self._session = b""
         self._attended = 0  # witness tasks of this session
+        self._denied: tuple[str, int, tuple[str, ...]] | None = None  # job digest, round and reasons of the last denial
         self._hold = 0.0
         self._control = Control(ledger, policy.file.control, self._coordinator)
         self._outcomes = Outcomes(ledger, roster)
@@ -280,18 +281,21 @@ class Gate:
             readers_of(self._roster),
             sent=self._ledger.sent(declared.digest, round_) - offset,  # the policy adds the whole message
             attempts=self._ledger.attempts(declared.digest, round_),
-            norms=norms(items, values),
+            norms=await asyncio.to_thread(norms, items, values) if self._policy.bounds_norms else None,
         )
         if not decision.allow:
-            await asyncio.to_thread(
-                lambda: self._ledger.policy_deny(
-                    job=declared.job,
-                    round_number=round_,
-                    purpose="update",
-                    policy=self._policy.digest,
-                    reasons=decision.reasons,
+            denied = (declared.digest, round_, decision.reasons)
+            if denied != self._denied:  # asked again and again, the same answer is recorded once
+                await asyncio.to_thread(
+                    lambda: self._ledger.policy_deny(
+                        job=declared.job,
+                        round_number=round_,
+                        purpose="update",
+                        policy=self._policy.digest,
+                        reasons=decision.reasons,
+                    )
                 )
-            )
+            self._denied = denied
             raise DeniedError("the policy holds this round back: " + "; ".join(decision.reasons))
         return Applied(file=self._policy.digest, rule=decision.rule, decision="allow")
 

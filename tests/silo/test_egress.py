@@ -171,6 +171,26 @@ def test_4_a_denial_leaves_no_frame_and_a_record(made, tmp_path):
     assert world.audited().ok
 
 
+def test_4_the_same_denial_again_and_again_is_recorded_once(made, tmp_path):
+    deny = made.policy(made.jobs["simple"], replace={'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'})
+    world = World(made, tmp_path, deny)
+    for round_ in (0, 0, 0, 1, 1, 0):
+        with pytest.raises(DeniedError):
+            world.give(round_=round_)
+    denied = [record["round"] for record in stored(world.path) if record["type"] == "policy.deny"]
+    assert denied == [0, 1, 0]
+
+
+def test_4_norms_are_computed_where_a_rule_asks(made, tmp_path, monkeypatch):
+    asked = []
+    real = egress.norms
+    monkeypatch.setattr(egress, "norms", lambda *values: asked.append(1) or real(*values))
+    limit = {'name = "fedper-extractor"': 'name = "fedper-extractor"\nmax_norm = 1e9'}
+    for number, replaced in enumerate(({}, limit)):
+        World(made, tmp_path / str(number), made.policy(made.jobs["simple"], replace=replaced)).give()
+        assert len(asked) == number
+
+
 @pytest.mark.parametrize(("most", "may"), [(100.0, True), (0.5, False)])
 def test_4_a_part_that_is_too_long_does_not_leave(made, tmp_path, most, may):
     limit = {'name = "fedper-extractor"': f'name = "fedper-extractor"\nmax_norm = {most}'}

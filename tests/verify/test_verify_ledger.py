@@ -32,7 +32,10 @@ from staddle.errors import LocalError, ProofError
 from staddle.security import ledger_audit, ledger_view, note
 from staddle.security.head import Signer
 from staddle.security.ledger import Ledger
+from staddle.security.merkle import EMPTY_ROOT
 from staddle.security.note import Kind, VerifierKey, cosign
+from staddle.security.receiving_ledger import ReceivingLedger
+from staddle.security.records import Payload, Received
 
 KEY, OTHER, WITNESS = (Ed25519PrivateKey.from_private_bytes(bytes(range(n, n + 32))) for n in (0, 32, 64))
 PUBLIC = VerifierKey(ORIGIN, Kind.ED25519, KEY.public_key().public_bytes_raw())
@@ -56,6 +59,7 @@ RECORDS = [
     {"type": "job.decline", "job": "j3", "job_digest": HASH, "signer": "operator-1", "reasons": ["x" * 2000]},
     {"type": "recovery", "dropped_bytes": 7, "last_good_seq": -1},
     {"type": "key.rotate", "old": str(PUBLIC), "new": "x"},
+    {"type": "witness", "by": "hospital-b", "size": 3, "root": HASH},
     STOP,
 ]
 LINES = chained(RECORDS)
@@ -104,8 +108,8 @@ def test_what_is_said_of_a_ledger(tool, tmp_path):
     status, found = tool.json("ledger", folder, "--key", PUBLIC, "--checkpoint", held)
     assert (status, found["holds"]) == (0, True)
     assert [check["verdict"] for check in found["checks"]] == ["PASS"] * 6
-    assert (found["records"], found["signed"], found["held"]) == (17, 12, 5)
-    assert "the first 12 of 17 records are those that the holder of the key signed" in found["shown"]
+    assert (found["records"], found["signed"], found["held"]) == (18, 12, 5)
+    assert "the first 12 of 18 records are those that the holder of the key signed" in found["shown"]
     assert "cut no records off and wrote none anew behind the first 5;" in found["not_shown"]
     assert found["checks"][5]["found"].startswith("3 messages; 2 have no digest, and count as left")
     status, out = tool("ledger", folder, "--key", PUBLIC)
@@ -253,7 +257,7 @@ def test_a_checkpoint_of_another_key_or_log_or_with_more_in_it_is_found(same):
     ):
         assert not same([LINES], note_), note_
         assert not same([LINES], signed(LINES, KEY), [note_]) or note_.count(b"\n") == 6  # others may add to theirs
-    beyond = signed(LINES, KEY).replace(b"\n17\n", b"\n18\n")
+    beyond = signed(LINES, KEY).replace(b"\n18\n", b"\n19\n")
     assert not same([LINES], beyond)
     assert not same([LINES], signed(LINES, KEY), key=VerifierKey(ORIGIN, Kind.ED25519, bytes(32)))
 
@@ -516,3 +520,29 @@ def test_the_oracle_itself():
     assert json.loads(SMALL[1])["prev"] == leaf(SMALL[0]).hex()
     assert spelt({"b": 1, "a": [True]}) == b'{"a":[true],"b":1}'
     assert b64encode(root([leaf(line) for line in SMALL])) in signed(SMALL, KEY)
+
+
+def test_a_coordinators_ledger_holds_too(tool, tmp_path):
+    with ReceivingLedger.open(tmp_path / "ledger", "coordinator", "lung", KEY) as ledger:
+        ledger.serving("coordinator", "staddle", HASH)
+        for silo in ("silo-a", "silo-b"):
+            head = Signer.of("lung", silo, OTHER).sign(0, EMPTY_ROOT)
+            ledger.received(
+                Received(
+                    silo=silo,
+                    job="j1",
+                    job_digest=HASH,
+                    round=3,
+                    message=Payload(bytes=184, sha256=HASH),
+                    ledger_seq=4,
+                    ledger_leaf=HASH,
+                    checkpoint=bytes(head).decode(),
+                    receipt="5c" * 64,
+                )
+            )
+            ledger.delivered(silo, "j1", HASH, 3, Payload(bytes=184, sha256=HASH))
+            ledger.refused(silo, head, "rolled back")
+        ledger.stop("asked to stop")
+    status, out = tool("ledger", tmp_path / "ledger", "--key", Signer.of("lung", "coordinator", KEY).public)
+    assert status == 0, out
+    assert "the first 8 of 8 records" in out
