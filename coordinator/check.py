@@ -34,6 +34,7 @@ def check(path: Path) -> Report:
         return report
     _, roster = preflight.identity(report, config.keys, config.roster, config.trust, Role.COORDINATOR)
     known = report.look("database", partial(_database, config))
+    report.look("ledger", partial(preflight.ledger, config.directory, config.trust.federation, config.keys))
     uploads = 0
     for job in config.jobs:
         if roster is None or known is None:

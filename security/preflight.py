@@ -12,7 +12,9 @@ from typing import TypeVar
 from ..errors import LocalError, StaddleError
 from . import roster as rosters
 from .certificate import utc_now, validity
+from .head import own_log_key
 from .identity import Keys, Role, load_keys
+from .ledger_audit import LEDGER, verify
 from .roster import Pins, Roster
 
 LEAST_FREE = 1024**3  # bytes
@@ -137,3 +139,15 @@ def size(count: int) -> str:
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
     return f"{count} bytes"
+
+
+def ledger(directory: Path, federation: str, keys: Path) -> tuple[bool, str]:
+    """The ledger in a daemon's folder holds, under its own log key; or there is none yet."""
+    folder = directory / LEDGER
+    if not folder.exists() or not any(folder.iterdir()):
+        return True, f"{folder}: none yet; it is begun at the first start"
+    found = verify(folder, key=own_log_key(federation, keys))
+    if not found.ok:
+        raise LocalError(f"{folder}: {found.problems[0]}; run: staddle ledger verify {folder}")
+    signed = f"signed up to {found.checkpoint}"
+    return True, f"{folder}: {found.records} records hold, {signed}, head {found.records - 1}:{found.head}"

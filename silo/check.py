@@ -9,15 +9,12 @@ from ..algorithms.data import Dataset
 from ..algorithms.data_images import Images
 from ..algorithms.job import Job
 from ..algorithms.sources import check_present, load, where
-from ..errors import LocalError
 from ..files import read_bytes
 from ..proto.channel import checked_address
 from ..proto.wire import given_items
 from ..security import policy as policies
 from ..security import preflight
-from ..security.head import own_log_key
 from ..security.identity import Keys, Role
-from ..security.ledger_audit import LEDGER, verify
 from ..security.policy import Policy
 from ..security.preflight import Report
 from ..security.roster import Roster
@@ -41,7 +38,7 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> Report:
     report.look("data", partial(_data, config))
     for own in config.weights:
         report.look("weights", partial(_weights, own))
-    report.look("ledger", partial(_ledger, config))
+    report.look("ledger", partial(preflight.ledger, config.directory, config.trust.federation, config.keys))
     largest = 0
     for job in jobs:
         if keys is None or roster is None or policy is None:
@@ -96,17 +93,6 @@ def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
 def _weights(own: configs.Weights) -> tuple[bool, str]:
     with own.file.open("rb"):
         return True, f"{own.file}: for part {own.part!r} of jobs {', '.join(own.jobs)}"
-
-
-def _ledger(config: SiloConfig) -> tuple[bool, str]:
-    folder = config.directory / LEDGER
-    if not folder.exists() or not any(folder.iterdir()):
-        return True, f"{folder}: none yet; the agent begins it"
-    found = verify(folder, key=own_log_key(config.trust.federation, config.keys))
-    if not found.ok:
-        raise LocalError(f"{folder}: {found.problems[0]}; run: staddle ledger verify {folder}")
-    signed = f"signed up to {found.checkpoint}"
-    return True, f"{folder}: {found.records} records hold, {signed}, head {found.records - 1}:{found.head}"
 
 
 def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloConfig) -> tuple[Job, str]:

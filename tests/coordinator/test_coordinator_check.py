@@ -14,9 +14,10 @@ from staddle.coordinator.check import check
 from staddle.coordinator.server import running
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
+from staddle.security.receiving_ledger import ReceivingLedger
 
 SILOS = ["a", "b"]
-NAMES = ["configuration", "keys", "roster", "member", "clock", "database", "job", "disk", "listen"]
+NAMES = ["configuration", "keys", "roster", "member", "clock", "database", "ledger", "job", "disk", "listen"]
 
 
 def job(name, **changes):
@@ -187,3 +188,15 @@ def test_the_disk_holds_a_round_of_every_job(federation, failed, monkeypatch):
     assert failed() == {}
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 * 2**30 - 1))
     assert "3.0 GiB needed (a round of each job); make room" in failed()["disk"]
+
+
+def test_a_ledger_that_was_changed_is_found(federation, failed):
+    folder = federation.state("coordinator") / "ledger"
+    keys = load_keys(federation.folder / "coordinator" / "keys")
+    with ReceivingLedger.open(folder, "coordinator", federation.name, keys.log) as ledger:
+        ledger.serving("coordinator", "staddle", "ab" * 32)
+        ledger.stop("asked to stop")
+    assert failed() == {}
+    path = folder / "seg-00000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"asked", b"ASKED"))
+    assert "run: staddle ledger verify" in failed()["ledger"]
