@@ -22,7 +22,7 @@ from ..security.ledger_audit import Verified
 from ..security.note import Note, VerifierKey
 from ..security.roster import Roster
 from ..security.segments import CHECKPOINT
-from . import ledger_proofs, ledger_reconcile, ledger_show, roster_files
+from . import ledger_proofs, ledger_received, ledger_reconcile, ledger_show, roster_files
 from .ledger_proofs import read_note
 from .ledger_show import Json, LedgerPath
 from .roster_files import Founders, RosterFiles, Threshold
@@ -134,7 +134,9 @@ def report(
     given = roster_files.read(roster, founder, threshold)
     sources = report_page.Sources(given.each, given.founders)
     made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    page = reports.read(ledger_audit.ledger_folder(path), made, sources, job or "")
+    folder = ledger_audit.ledger_folder(path)
+    ledger_received.check_silos(folder)
+    page = reports.read(folder, made, sources, job or "")
     write_atomic(out, reports.html(page))
     if page.body is None:
         typer.echo(f"{out}: the ledger does NOT hold, and the page says why")

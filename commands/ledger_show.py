@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..errors import LocalError
 from ..security import ledger_receipts, ledger_view
 from ..security.ledger_audit import ledger_folder
 from ..security.ledger_view import Group, Message, Totals
-from . import roster_files
+from . import ledger_received, roster_files
 from .roster_files import Founders, RosterFiles, Threshold
+from .tables import print_table
 
 LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or its folder 'state' or 'ledger'.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -36,8 +34,16 @@ def show(
     recipient: Annotated[str | None, typer.Option(help="Only what went to this member.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show every message that left, or counts as left."""
+    """Show every message that left, or counts as left; of a coordinator's ledger, what it received and delivered.
+
+    There --recipient is the silo that gave or got it.
+    """
     folder = ledger_folder(path)
+    if ledger_received.is_coordinators(folder):
+        if part is not None:
+            raise LocalError("--part: a coordinator's ledger does not name parts; see the silo's")
+        ledger_received.show(folder, job, round_number, recipient, as_json=as_json)
+        return
     if job is not None and job not in (jobs := ledger_view.jobs(folder)):
         raise LocalError(f"{folder}: no record is of job {job!r}; its jobs: {', '.join(jobs) or 'none'}")
     rows = [
@@ -52,7 +58,7 @@ def show(
         typer.echo(json.dumps([_document(message) for message in rows]))
         return
     columns = ("seq", "time", "job", "round", "part", "tensors", "bytes", "recipient", "rule", "outcome")
-    _print(columns, [_row(message) for message in rows])
+    print_table(columns, [_row(message) for message in rows])
     typer.echo(f"{len(rows)} messages, {sum(message.intent.message.bytes for message in rows):,} bytes")
     _tell_policies(folder)
 
@@ -73,6 +79,7 @@ def summary(
     coordinator signed.
     """
     folder = ledger_folder(path)
+    ledger_received.check_silos(folder)
     given = roster_files.read(roster, founder, threshold)
     receipts = ledger_receipts.check(ledger_view.lines(folder), given.each) if given.each else None
     for problem in receipts.problems if receipts else []:
@@ -94,7 +101,7 @@ def _tell_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None
         [*key, *(f"{n:,}" for n in (t.messages, t.tensors, t.elements, t.bytes, t.assumed))]
         for key, t in totals.items()
     ]
-    _print(columns, cells)
+    print_table(columns, cells)
     typer.echo(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
     _tell_policies(folder)
 
@@ -133,11 +140,3 @@ def _row(message: Message) -> list[str]:
         intent.policy.rule,
         message.status if message.digested else f"{message.status}, no digest",
     ]
-
-
-def _print(columns: tuple[str, ...], rows: list[list[str]]) -> None:
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)

@@ -9,7 +9,7 @@ from ..security.ledger_audit import Verified
 from ..security.ledger_overview import At, Session, View, parts
 from ..security.ledger_receipts import Receipts
 from ..security.ledger_view import Totals
-from ..security.records import Deny, Peer
+from ..security.records import Deny, Peer, Witness
 from ..security.roster import Roster
 from . import report_chart
 from . import report_rules as rules
@@ -81,6 +81,7 @@ class Body:
     sessions: Listed[Session]
     control: Totals
     events: Listed[tuple[int, str, str, str]]
+    witnesses: tuple[At[Witness], ...]  # by member: the last head that it said to hold
     grouped: bool
     messages: Listed[MessageRow]
     message_count: int
@@ -151,6 +152,7 @@ def _body(whole: View, view: View, members: Roster | None, receipts: Receipts | 
         sessions=sessions,
         control=control,
         events=tables.event_table(view),
+        witnesses=tuple(whole.witnesses[by] for by in sorted(whole.witnesses)),
         grouped=grouped,
         messages=rows,
         message_count=len(view.messages),

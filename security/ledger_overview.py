@@ -29,6 +29,7 @@ from .records import (
     Recovery,
     Start,
     Stop,
+    Witness,
 )
 
 LATER = ("dp",)  # fields of an intent that some ledgers have, and how they are called there
@@ -78,6 +79,7 @@ class View:
     messages: list[Message] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     received: dict[str, Counter[int]] = field(default_factory=dict)  # by job: bytes delivered to the silo, by round
+    witnesses: dict[str, At[Witness]] = field(default_factory=dict)  # by member: the last head that it said to hold
     later: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by seq: fields of LATER that a message has
 
     @property
@@ -139,6 +141,8 @@ def _take(found: View, messages: dict[int, Message], sessions: dict[int, Session
             found.events.append(At(seq, time, record))
         case PolicyChange():
             found.policies.append(At(seq, time, record))
+        case Witness():
+            found.witnesses[record.by] = At(seq, time, record)
         case JobAccept():
             found.decisions.append(At(seq, time, record))
         case JobDecline():

@@ -114,6 +114,21 @@ def test_a_ledger_that_does_not_hold_is_not_compared(world):
     assert "staddle ledger verify" in str(result.exception)
 
 
+def test_what_a_coordinators_ledger_shows(world):
+    folder = world.folder / "coordinator"
+    said = run("show", folder)
+    assert said.count(" received ") == 2
+    assert "received: 2, 368 bytes" in said
+    one = json.loads(run("show", folder, "--round", 1, "--json"))
+    assert [(record["type"], record["silo"], record["round"]) for record in one] == [("received", SILO, 1)]
+    assert json.loads(run("show", folder, "--recipient", "nobody", "--json")) == []
+    for command, why in ((("summary", folder), "is the coordinator's ledger"), (("report", folder), "is the coord")):
+        result = CliRunner().invoke(app, ["ledger", *map(str, command)])
+        assert why in str(result.exception)
+    result = CliRunner().invoke(app, ["ledger", "show", str(folder), "--part", "model"])
+    assert "does not name parts" in str(result.exception)
+
+
 def test_the_coordinators_ledger_is_verified_and_goes_on_under_new_keys_like_a_silos(world, tmp_path):
     folder = world.folder / "coordinator"
     assert "verified: 3 records" in run("verify", folder, "--roster", world.folder / "roster.json")

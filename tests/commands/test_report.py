@@ -20,6 +20,7 @@ from staddle.errors import LocalError
 from staddle.files import canonical_json
 from staddle.security import ledger_audit, ledger_overview, ledger_view
 from staddle.security import roster as rosters
+from staddle.security.checkpoint import Checkpoint
 from staddle.security.identity import Role, create_keys, load_keys
 
 MADE = "2026-11-21 17:30 UTC"
@@ -614,3 +615,18 @@ def test_the_command_writes_nothing_for_what_is_no_ledger(tmp_path):
         assert isinstance(result.exception, LocalError)
         assert str(place) in str(result.exception)
     assert not out.exists()
+
+
+def test_who_holds_a_head_of_the_ledger_is_said(tmp_path):
+    ledgers.full(tmp_path / "one")
+    assert "no member has said yet that it holds a head of this ledger" in words(parsed(tmp_path / "one"))
+    with open_ledger(tmp_path / "two") as ledger:
+        for _ in range(3):
+            ledger.start("staddle 0.1.0", OTHER, HASH)
+            head = Checkpoint.parse(ledger.checkpoint().text)
+            ledger.witness("coordinator", head)
+        ledger.witness("silo-b", head)
+    said = words(parsed(tmp_path / "two"))
+    assert re.search(
+        r"Held by others coordinator: the first 5 records, said 20\d\d-.*; silo-b: the first 5 records", said
+    )
