@@ -35,9 +35,9 @@ METRICS = Part(
     Kind.METRIC,
     Sum("total"),
     (
-        TensorSpec("correct.delivered", "int64", ()),  # test records right with the model as delivered
-        TensorSpec("correct.trained", "int64", ()),  # the same after local training
-        TensorSpec("tested", "int64", ()),  # test records
+        TensorSpec("correct.delivered", "int64", (), 0.0),  # test records right with the model as delivered
+        TensorSpec("correct.trained", "int64", (), 0.0),  # the same after local training
+        TensorSpec("tested", "int64", (), 0.0),  # test records
     ),
 )
 

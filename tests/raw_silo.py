@@ -141,6 +141,8 @@ def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq
         torch.full(i.spec.shape, weight if i.spec.name == WEIGHT else fill, dtype=torch.float64).to(
             DTYPES[i.spec.dtype]
         )
+        if i.spec.dtype != "int64"
+        else torch.zeros(i.spec.shape, dtype=torch.int64)
         for i in items
     ]
     for item, value in zip(items, values, strict=True):

@@ -449,3 +449,17 @@ def test_a_fetch_during_a_publication_leaves_no_old_value_behind(serving, monkey
                 assert set(values.tolist()) == {0.75}
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("named", ["correct.delivered", "correct.trained", "tested"])
+def test_a_negative_count_is_refused(serving, named):
+    """It would take from the sums of the others."""
+
+    async def scenario():
+        async with serving() as (north, east, south):
+            await refused(north.give(named={named: -1}, wary=True), "BOUNDS", INVALID, f"metrics/{named} holds a value")
+            for silo in (east, south):
+                await silo.give()
+            assert (await east.told("round")).round == 1
+
+    asyncio.run(scenario())
