@@ -31,7 +31,7 @@ from ..security.checkpoint import Checkpoint
 from ..security.head import Held, log_key
 from ..security.identity import Id, Keys, Role
 from ..security.ledger import Ledger
-from ..security.note import Note
+from ..security.note import Note, VerifierKey
 
 HEADS = "heads.json"  # in the silo's state
 MAX_HEAD_BYTES = 4096  # of a checkpoint that somebody passes on: an origin, two numbers and one signature
@@ -137,22 +137,23 @@ class Witness:
 
     async def coordinator_head(self, data: bytes) -> None:
         """The coordinator's ledger has grown; what does not extend the head that we hold is kept beside it."""
-        coordinator = self._roster.coordinator
-        key = log_key(self._roster.federation, coordinator.id, coordinator.log_key)
+        coordinator = self._roster.coordinator.id
+        key = self._key(coordinator)
         try:
             proof = consistency.Consistency.parse(data)
             note = _parsed(bytes(proof.checkpoint))
             checkpoints.verify(note, key)
         except ProofError as error:
-            log.problem("head.ignored", holder=coordinator.id, why=str(error))
+            log.problem("head.ignored", holder=coordinator, why=str(error))
             return
         try:
-            consistency.verify_from(self._held(coordinator.id), proof, key)
+            consistency.verify_from(self._held(coordinator), proof, key)
         except ProofError as error:
-            log.problem("ledger.forked", member=coordinator.id, why=f"its ledger was rolled back or altered: {error}")
-            await self._keep(forks={coordinator.id: bytes(note).decode()})
+            if coordinator not in self._heads.forks:  # said once; the evidence stays
+                log.problem("ledger.forked", member=coordinator, why=f"its ledger was rolled back or altered: {error}")
+                await self._keep(forks={coordinator: bytes(note).decode()})
             return
-        await self._keep(heads={coordinator.id: bytes(note).decode()})
+        await self._keep(heads={coordinator: bytes(note).decode()})
 
     async def relayed(self, heads: Sequence[bytes]) -> None:
         """Heads of other silos; the largest of each is kept, and the evidence where two are of one size and differ."""
@@ -164,8 +165,7 @@ class Witness:
                 _, silo = checkpoints.owner(Checkpoint.parse(note.text).origin)
                 if silo not in self._silos():
                     raise ProofError(f"checkpoint is of {silo!r}, which is no other silo of the roster")
-                key = log_key(self._roster.federation, silo, self._roster[silo].log_key)
-                new = checkpoints.verify(note, key).checkpoint
+                new = checkpoints.verify(note, self._key(silo)).checkpoint
             except ProofError as error:
                 log.problem("head.ignored", holder=self._roster.coordinator.id, why=str(error))
                 continue
@@ -205,8 +205,15 @@ class Witness:
         return {entry.id for entry in self._roster.entries if entry.role is Role.SILO} - {self._ledger.silo}
 
     def _held(self, member: str) -> Checkpoint | None:
+        """The head that we hold of this member's ledger; None where it was of one under an earlier log key."""
         text = self._heads.heads.get(member)
-        return Checkpoint.parse(notes.parse(text.encode()).text) if text else None
+        try:
+            return checkpoints.verify(notes.parse(text.encode()), self._key(member)).checkpoint if text else None
+        except ProofError:
+            return None
+
+    def _key(self, member: str) -> VerifierKey:
+        return log_key(self._roster.federation, member, self._roster[member].log_key)
 
     async def _keep(self, heads: dict[str, str] | None = None, forks: dict[str, str] | None = None) -> None:
         if heads or forks:

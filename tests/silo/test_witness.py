@@ -8,6 +8,7 @@ from ledgers import copied, put_back, stored
 from recording_gate import SILO, World
 
 from staddle.errors import LocalError, PeerError
+from staddle.files import canonical_json
 from staddle.proto import federation_pb2 as pb
 from staddle.security import note as notes
 from staddle.security import roster as rosters
@@ -335,6 +336,20 @@ def test_a_head_that_the_coordinator_did_not_sign_is_ignored(world, caplog):
     given(world, signed.replace(b"coordinator/egress\n4", b"coordinator/egress\n5"), 0)
     assert "head.ignored" in caplog.messages
     assert heads_file(world)["heads"] == {}
+
+
+def test_a_head_under_an_earlier_log_key_is_no_fork_of_the_ledger_that_began_under_a_new_one(world, caplog):
+    run(world.gate.hello())
+    for member, before in ((OTHER, keys_of(world, "silo-c")), ("coordinator", keys_of(world, OTHER))):
+        heads = heads_file(world)
+        heads["heads"][member] = head_of(world, member, 3, b"before", before).decode()
+        (world.path.parent / "heads.json").write_bytes(canonical_json(heads))
+        world.restart()
+    relayed(world, head_of(world, OTHER, 3))
+    assert given(world, growth_of(world, 0, 2), 0) == 0
+    assert "ledger.forked" not in caplog.messages
+    assert heads_file(world)["heads"][OTHER] == head_of(world, OTHER, 3).decode()
+    assert given(world, growth_of(world, 2, 3), 1) == 2
 
 
 def test_heads_that_cannot_be_read_are_refused_at_the_start(world):
