@@ -33,29 +33,27 @@ from ..algorithms.job import Job
 from ..errors import LocalError, PeerError, StaddleError
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
-from ..proto.channel import FETCH, PROTOCOL_MAX, PROTOCOL_MIN, UPLOAD, checked_address
+from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, UPLOAD, checked_address
 from ..proto.frames import Frame
-from ..proto.stream import Digester, Digests, Inbound, chunks
-from ..proto.wire import Item, delivered_items, to_wire
+from ..proto.stream import Digester, chunks
+from ..proto.wire import Item, to_wire
 from ..security import roster as rosters
 from ..security.identity import Keys
 from ..security.ledger import Ledger
 from ..security.policy import Policy
 from ..security.records import Applied, Payload, Peer, TensorDigest
+from . import delivery
 from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
 from .control import Control
 from .declared import Declared
 from .outcomes import Outcomes, Settled, Status
 from .payload import (
-    Buffer,
-    announced,
     bytes_by_kind,
     exactly,
     miscounted,
     norms,
     readers_of,
     release_of,
-    unpack,
 )
 from .witness import Witness
 
@@ -180,37 +178,12 @@ class Gate:
 
     async def fetch(self, job: Job, round_: int) -> dict[str, dict[str, Tensor]]:
         """What the coordinator delivers to us at the start of a round, checked and recorded as ingress."""
-        peer = self._roster.coordinator.id
         request = pb.FetchRequest(
             session=self._session, job=job.name, job_digest=bytes.fromhex(job.digest), round=round_
         )
         self._count(request)
-        buffer = Buffer()
-
-        def check(manifest: tensor.Manifest) -> tuple[Item, ...]:
-            items = announced(peer, job, round_, manifest)
-            buffer.reserve(manifest.size)
-            return items
-
-        inbound = Inbound(peer, check, buffer.write)
-        largest = sum(item.spec.nbytes for item in delivered_items(job.down(round_)))
-        async for frame in self._client.fetch(request, largest):
-            inbound.feed(frame)
-        _, digests = inbound.finish()
-        delivered = unpack(peer, inbound, buffer.bytes)
-        if delivered:
-            await asyncio.to_thread(self._record_ingress, job, round_, len(buffer.bytes), digests)
-        return delivered
-
-    def _record_ingress(self, job: Job, round_: int, size: int, digests: Digests) -> None:
-        self._ledger.ingress(
-            job=job.name,
-            round_number=round_,
-            purpose="delivery",
-            rpc=FETCH,
-            sender=self._coordinator,
-            message=Payload(bytes=size, sha256=digests.total.hex()),
-        )
+        frames = self._client.fetch(request, delivery.largest(job, round_))
+        return await delivery.take(self._ledger, self._coordinator, job, round_, frames)
 
     # What a round gives.
 
