@@ -80,7 +80,7 @@ class Group(Strict):
 
 def scale_exponent(ring: int, silos: int, clip_exponent: int, weights: str) -> int:
     """The e that a cohort of ``silos`` uses; LocalError if the ring is too small for so large a clip."""
-    bound = (2 ** (ring - 1) - 1 - silos) // (1 if weights == "public" else silos)  # 2^(e + clip_exponent) <= bound
+    bound = ((1 << ring - 1) - 1 - silos) // (1 if weights == "public" else silos)  # 2^(e + clip_exponent) <= bound
     exponent = bound.bit_length() - 1 - clip_exponent
     if bound < 1 or exponent < 0:
         raise LocalError(
