@@ -44,7 +44,7 @@ class Group(Strict):
     rows: Positive = 1  # private weights: one per row; else 1
     ring: Ring = 32
     clip_exponent: Annotated[int, Field(strict=True, ge=-64, le=62)]
-    scale_exponent: Annotated[int, Field(strict=True, ge=0, le=126)]
+    scale_exponent: Annotated[int, Field(strict=True, ge=0, le=126)] = 0  # follows from the size of the cohort
     weights: Literal["public", "private", "equal"]
     weight_most: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0  # private: what no silo's weight exceeds
     weight_least: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0  # private: the declared minimum
