@@ -3,6 +3,8 @@
 ``RefusedError(peer, code, why)`` carries one, where the fault is a peer's; the state machines turn it into their end.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 from ..errors import RefusedError
@@ -35,3 +37,12 @@ def check(holds: bool, peer: str, code: Code, why: str) -> None:
     """RefusedError unless it holds."""
     if not holds:
         raise RefusedError(peer, code, why)
+
+
+@contextmanager
+def passed_on() -> Iterator[None]:
+    """Blame the coordinator for what it passed on and could have seen itself: a signature that does not hold."""
+    try:
+        yield
+    except RefusedError as error:
+        raise RefusedError(COORDINATOR, error.code, f"passed on from {error.peer!r}: {error.why}") from None
