@@ -1,7 +1,8 @@
 """The first half of a secure sum: fresh keys of each silo, and shares of its two secrets, dealt to all others.
 
-A silo draws three seeds of 32 bytes an attempt: of the key that shares are sealed with, of the key that it agrees on
-masks with, and of the mask that it has to itself. It deals shares of the last two, because the coordinator needs the
+A silo draws four seeds of 32 bytes an attempt: of the key that shares are sealed with, of the key that it agrees on
+masks with, of the mask that it has to itself, and of all that it draws while dealing. It deals shares of the second and
+third, because the coordinator needs the
 one if the silo is lost and the other if it is not. Its signature is over a Merkle root (merkle.py) of one leaf a
 holder, so that all see one word of the dealer, and each holder its own portion alone.
 """
@@ -12,8 +13,9 @@ from dataclasses import dataclass, field
 
 from ..errors import ProofError, RefusedError
 from .labels import SECAGG_DEALING, SECAGG_KEYS, SECAGG_SEED, framed
+from .masks import Keystream
 from .merkle import HASH_BYTES, Hashes, Tree, leaf_hash, verify_inclusion
-from .pairwise import KEY_BYTES, TAG_BYTES, agree, public_key, seal, seal_key, unseal
+from .pairwise import TAG_BYTES, agree, public_key, seal, seal_key, unseal
 from .secagg_fault import COORDINATOR, Code, check
 from .shamir import SALT_BYTES, SHARE_BYTES, Draw, commitment, is_share, split
 from .signers import Sign, Signers
@@ -25,11 +27,23 @@ SEALED_BYTES = 2 * (SHARE_BYTES + SALT_BYTES) + TAG_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """A silo's three secrets of one attempt, 32 bytes each; printing them shows nothing."""
+    """A silo's secrets of one attempt, 32 bytes each; printing them shows nothing."""
 
     seal: bytes = field(repr=False)
     mask: bytes = field(repr=False)
     own: bytes = field(repr=False)
+    dealing: bytes = field(repr=False)
+
+    def drawing(self) -> Draw:
+        """Coefficients and salts, from the AES-256-CTR stream of ``dealing``: the same ones in a replay."""
+        stream = Keystream(self.dealing, 0)
+
+        def draw(n: int) -> bytes:
+            made = bytearray(n)
+            stream.fill(memoryview(made))
+            return bytes(made)
+
+        return draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +64,7 @@ class KeyBundle:
         return framed(self.payload(ctx), self.signature)
 
     def check(self, ctx: bytes, signers: Signers) -> None:
-        """RefusedError unless the silo signed these keys for this attempt."""
-        sized = len(self.seal) == len(self.mask) == KEY_BYTES
-        check(sized, self.silo, Code.KEYS, f"its keys have {len(self.seal)} and {len(self.mask)} bytes, not 32")
+        """RefusedError unless these are keys, and the silo signed them for this attempt."""
         signed = signers.by_silo(self.silo, SECAGG_KEYS, self.payload(ctx), self.signature)
         check(signed, self.silo, Code.KEYS, "the signature over its keys does not fit this attempt")
         for key in (self.seal, self.mask):
@@ -84,7 +96,8 @@ class HeldShare:
 
     def fits(self, ctx: bytes, dealer: str, holder: str, kind: bytes, committed: bytes) -> bool:
         """Whether it is the share that the dealer committed to."""
-        return is_share(self.share) and commitment(ctx, dealer, holder, kind, self.salt, self.share) == committed
+        sized = is_share(self.share) and len(self.salt) == SALT_BYTES
+        return sized and commitment(ctx, dealer, holder, kind, self.salt, self.share) == committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +167,9 @@ def deal(
     threshold: int,
     holders: Mapping[str, int],
     sign: Sign,
-    draw: Draw,
 ) -> tuple[Dealing, tuple[Portion, ...], Held]:
     """Split both seeds among U1; what is sent, and what the dealer keeps for itself."""
-    numbers = [holders[bundle.silo] for bundle in bundles]
+    numbers, draw = [holders[bundle.silo] for bundle in bundles], seeds.drawing()
     own, pair = (split(seed, threshold, numbers, draw) for seed in (seeds.own, seeds.mask))
     kept, portions = None, []
     for bundle in bundles:
@@ -230,7 +242,6 @@ def open_delivery(delivery: Delivery, ctx: bytes, bundles: Sequence[KeyBundle], 
     public = bundles[members.index(dealer)].seal
     key = seal_key(agree(seal_seed, public, dealer), ctx, dealer, holder)
     plain = unseal(key, ctx, dealer, holder, portion.sealed)
-    check(len(plain) == SEALED_BYTES - TAG_BYTES, dealer, Code.SHARES, f"sealed {len(plain)} bytes for {holder!r}")
     # (3) Both shares fit their commitments.
     half = SHARE_BYTES + SALT_BYTES
     shares = [HeldShare(p[:SHARE_BYTES], p[SHARE_BYTES:]) for p in (plain[:half], plain[half:])]

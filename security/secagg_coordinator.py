@@ -62,6 +62,8 @@ from .signers import Sign, Signers
 
 Stage: TypeAlias = Literal["keys", "shares", "masked", "survivors", "reveal", "opening", "done", "ended"]
 
+WATCHED: tuple[Stage, ...] = ("keys", "shares", "masked", "survivors", "reveal")  # a deadline closes them
+
 
 @dataclass(frozen=True)
 class CoordinatorState:
@@ -122,7 +124,7 @@ def advance(state: CoordinatorState, event: Event) -> Step:
             return _abandoned(state, note)
         case Failed(silo, code) if silo in state.spec.cohort and silo not in state.failed:
             return _close_if_complete(replace(state, failed={**state.failed, silo: code}))
-        case Deadline(stage) if stage == state.stage:
+        case Deadline(stage) if stage == state.stage and stage in WATCHED:
             return _close(state)
         case Opened(sha256) if state.stage == "opening":
             return replace(state, stage="done"), (TellResult(state.u3, sha256),)

@@ -130,7 +130,7 @@ def begin(
     """Enter an attempt; RefusedError says why this silo does not, and then nothing is remembered or sent."""
     spec = receive(document, signature, frame, party.terms, party.signers, party.silo)
     memory = memory.entered(spec, notes, party.signers)
-    ctx, seeds = spec.context(), Seeds(*(party.draw(KEY_BYTES) for _ in range(3)))
+    ctx, seeds = spec.context(), Seeds(*(party.draw(KEY_BYTES) for _ in range(4)))
     bundle = make_bundle(ctx, party.silo, seeds.seal, seeds.mask, party.sign)
     return SiloState("keys", party, spec, ctx, memory, seeds, bundle), (Remember(memory), SendKeys(bundle))
 
@@ -198,9 +198,7 @@ def _deal(state: SiloState, bundles: tuple[KeyBundle, ...]) -> Step:
     _check_size(state, members, "U1", Code.KEYS)
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
     holders = {member: spec.holder(member) for member in members}
-    dealing, portions, kept = deal(
-        state.ctx, h_u1, bundles, silo, seeds, spec.threshold, holders, party.sign, party.draw
-    )
+    dealing, portions, kept = deal(state.ctx, h_u1, bundles, silo, seeds, spec.threshold, holders, party.sign)
     state = replace(state, stage="shares", bundles=bundles, h_u1=h_u1, dealing=dealing, held={silo: kept})
     return state, (SendShares(dealing, portions),)
 
