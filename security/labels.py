@@ -28,6 +28,8 @@ SECAGG_CANARY = b"staddle/secagg/canary/1"  # hashed: the words that show whethe
 SECAGG_SEAL = b"staddle/secagg/seal/1"  # HKDF: key under which shares travel from one silo to another
 SECAGG_PAIR = b"staddle/secagg/pair/1"  # HKDF: key of the mask that two silos share
 SECAGG_SELF = b"staddle/secagg/self/1"  # HKDF: key of the mask that one silo has to itself
+SECAGG_TAG = b"staddle/secagg/tag/1"  # HKDF: key of the coefficients of linear tags, from the group key
+SECAGG_PAD = b"staddle/secagg/pad/1"  # HKDF: key of one silo's pads over its tags
 
 LEAF = b"\x00"  # RFC 6962 section 2.1: hash of a leaf; signed nowhere, so not framed
 NODE = b"\x01"  # RFC 6962 section 2.1: hash of two subtrees
@@ -55,6 +57,8 @@ HASHED = (
     SECAGG_SEAL,
     SECAGG_PAIR,
     SECAGG_SELF,
+    SECAGG_TAG,
+    SECAGG_PAD,
 )
 
 

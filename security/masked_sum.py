@@ -33,6 +33,7 @@ from .labels import SECAGG_CANARY, framed
 from .masks import Mask, Term, negated
 from .round_spec import RoundSpec
 from .secagg_fault import COORDINATOR, Code
+from .tags import Tagger
 
 LAST_CANARIES = 4
 
@@ -119,23 +120,26 @@ def check_given(spec: RoundSpec, given: Sequence[Given], *, saturate: bool = Fal
     return tuple(check_values(g, each.values, saturate=saturate) for g, each in zip(spec.groups, given, strict=True))
 
 
-def masked_chunks(spec: RoundSpec, silo: str, given: Sequence[Given], terms: Sequence[Term]) -> Iterator[Words]:
+def masked_chunks(
+    spec: RoundSpec, silo: str, given: Sequence[Given], terms: Sequence[Term], tagger: Tagger | None = None
+) -> Iterator[Words]:
     """The chunks that a silo sends, each valid until the next is asked for; ``given`` has passed ``check_given``.
 
-    Holds one chunk and one piece of a stream, whatever the size of the upload.
+    ``tagger`` takes in the numbers before they are masked. Holds one chunk and one piece of a stream, whatever the size
+    of the upload.
     """
     ctx = spec.context()
-    mask, buffer = None, np.empty(0)
+    masks = [Mask(terms, index, group.ring) for index, group in enumerate(spec.groups)]
+    buffer = np.empty(spec.chunk_bytes, np.uint8)
     for chunk in chunks(spec):
         group = spec.groups[chunk.group]
-        if chunk.number == 0:
-            mask = Mask(terms, chunk.group, group.ring)
-            buffer = np.empty(chunk.words, WORD[group.ring])
-        words = buffer[: chunk.words]
-        _write_body(spec, silo, group, given[chunk.group], chunk, words[: chunk.body])
+        words = buffer.view(WORD[group.ring])[: chunk.words]
+        body = words[: chunk.body]
+        _write_body(spec, silo, group, given[chunk.group], chunk, body)
         words[chunk.body :] = canaries(ctx, chunk, group.ring)
-        if mask is not None:
-            mask.add_to(words)
+        if tagger is not None:
+            tagger.add(chunk.group, body)
+        masks[chunk.group].add_to(words)
         yield words
 
 
@@ -193,6 +197,11 @@ class Accumulator:
                 why = f"canaries of chunk {chunk.number} of group {group.name!r} do not come out; the sum is discarded"
                 raise RefusedError(COORDINATOR, Code.SUM, why)
         return tuple(self._opened(index, group, survivors) for index, group in enumerate(self.spec.groups))
+
+    def numbers(self) -> Iterator[tuple[int, Words]]:
+        """Once open: the integers of the sum by group, piece by piece; what silos check tags against."""
+        for chunk in self._chunks:
+            yield chunk.group, self._words[chunk.group][chunk.first : chunk.first + chunk.body]
 
     def _opened(self, index: int, group: Group, survivors: Sequence[str]) -> Opened:
         numbers = np.empty(group.body)
