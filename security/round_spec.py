@@ -5,7 +5,7 @@ Canonical JSON, here broken and cut; ``ctx = SHA-256(framed(CONTEXT, document))`
     {"attempt":0,"chunk_bytes":1048576,"cohort":["a","b","c","d"],"colluders":1,"counts":[],"exchange":"sum",
      "federation":"lung","groups":[{"clip_exponent":3,"elements":62006,"name":"model",…}],"job":"j1","job_digest":"5c1f…",
      "key_epoch":0,"min_cohort":3,"model_digest":"e3b0…","prg":1,"protocol":"staddle-secagg/1","purpose":"update",
-     "recipient":"coordinator","roster":"9f86…","round":17,"schema_digest":"9a0b…","threshold":3}
+     "recipient":"coordinator","roster":"9f86…","round":17,"schema_digest":"9a0b…","tagged":false,"threshold":3}
 
 A silo knows all of it but the cohort and the attempt (``Frame``), so it makes the document itself and compares.
 """
@@ -55,6 +55,7 @@ class RoundSpec(Strict):
     model_digest: Hex32
     schema_digest: Hex32
     prg: Literal[1]  # AES-256-CTR
+    tagged: Annotated[bool, Field(strict=True)]  # uploads carry linear tags: tags.py
     chunk_bytes: Annotated[int, Field(strict=True, ge=CHUNK_STEP, le=1 << 22, multiple_of=CHUNK_STEP)]
 
     @model_validator(mode="after")
@@ -106,6 +107,7 @@ class Frame:
     colluders: int = 1
     chunk_bytes: int = 1 << 20
     prg: int = AES_256_CTR
+    tagged: bool = False
     counts: tuple[tuple[str, int], ...] = field(default=())  # declared, by silo
 
     def instance(self) -> str:

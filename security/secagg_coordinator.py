@@ -25,7 +25,6 @@ from typing import Literal, TypeAlias
 from ..errors import RefusedError
 from .dealing import PAIR, SELF, Dealing, KeyBundle, Portion, check_portions, deliver, distinct_keys, seed_commitment
 from .labels import SECAGG_SPEC
-from .masked_sum import upload_bytes
 from .masks import Term, pair_term
 from .pairwise import agree, pair_key, public_key, self_key
 from .round_spec import RoundSpec, Terms, check_cohort, check_survivors
@@ -59,6 +58,7 @@ from .secagg_fault import Code, check
 from .secagg_messages import Abandon, Header, Reveal, Sets, Survival, kinds_to_reveal, set_digest
 from .shamir import join, weights_at_zero
 from .signers import Sign, Signers
+from .tags import combine
 
 Stage: TypeAlias = Literal["keys", "shares", "masked", "survivors", "reveal", "opening", "done", "ended"]
 
@@ -127,7 +127,7 @@ def advance(state: CoordinatorState, event: Event) -> Step:
         case Deadline(stage) if stage == state.stage and stage in WATCHED:
             return _close(state)
         case Opened(sha256) if state.stage == "opening":
-            return replace(state, stage="done"), (TellResult(state.u3, sha256),)
+            return replace(state, stage="done"), (TellResult(state.u3, sha256, _tags(state)),)
         case OpenFailed(why) if state.stage == "opening":
             return _end(state, Code.SUM, "", why)
         case _:
@@ -166,7 +166,7 @@ def _take(state: CoordinatorState, event: Event) -> Step:
             dealings = {**state.dealings, dealing.dealer: dealing}
             return replace(state, dealings=dealings, portions={**state.portions, dealing.dealer: portions}), ()
         case Uploaded(header, length, sha256):
-            header.check(ctx, state.h_u2, upload_bytes(state.spec), signers)
+            header.check(ctx, state.h_u2, state.spec, signers)
             same = (length, sha256) == (header.length, header.sha256)
             check(same, header.silo, Code.UPLOAD, "its upload is not the one whose digest it signed")
             return replace(state, headers={**state.headers, header.silo: header}), ()
@@ -296,6 +296,13 @@ def _open(state: CoordinatorState) -> Step:
             shared = agree(secret, state.bundles[survivor].mask, survivor)
             terms.append(pair_term(survivor, dealer, pair_key(shared, ctx, survivor, dealer, spec.prg, state.h_u2)))
     return replace(state, stage="opening"), (Open(tuple(terms), state.u3),)
+
+
+def _tags(state: CoordinatorState) -> bytes:
+    """The survivors' tags together, which go down with the result."""
+    if not state.spec.tagged:
+        return b""
+    return combine({silo: state.headers[silo].tags for silo in state.u3}, len(state.spec.groups))
 
 
 def _is_secret(state: CoordinatorState, dealer: str, kind: bytes, secret: bytes) -> bool:

@@ -143,10 +143,11 @@ class TellNotes:
 
 @dataclass(frozen=True)
 class TellResult:
-    """Send the digest of the result to the survivors."""
+    """Send the digest of the result, and the survivors' tags together, to the survivors."""
 
     silos: tuple[str, ...]
     sha256: bytes
+    tags: bytes
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,12 @@ from dataclasses import dataclass
 
 from .dealing import PAIR, SELF, Held, HeldShare, Portion
 from .labels import SECAGG_ABANDON, SECAGG_REVEAL, SECAGG_SET, SECAGG_SURVIVORS, SECAGG_UPLOAD, framed
+from .masked_sum import upload_bytes
 from .merkle import HASH_BYTES
+from .round_spec import RoundSpec
 from .secagg_fault import Code, check
 from .signers import Sign, Signers
+from .tags import decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,13 @@ class Header:
         """All of it, for H(U3)."""
         return framed(self.payload(ctx), self.signature)
 
-    def check(self, ctx: bytes, h_u2: bytes, length: int, signers: Signers) -> None:
-        """RefusedError unless the silo signed an upload of this length, masked for the same U2 as ours."""
-        right = self.length == length and len(self.sha256) == HASH_BYTES
-        check(right, self.silo, Code.UPLOAD, f"its upload has {self.length} bytes, not {length}")
+    def check(self, ctx: bytes, h_u2: bytes, spec: RoundSpec, signers: Signers) -> None:
+        """RefusedError unless the silo signed an upload of the right length and tags, for the same U2 as ours."""
+        due, groups = upload_bytes(spec), len(spec.groups) if spec.tagged else 0
+        right = self.length == due and len(self.sha256) == HASH_BYTES
+        check(right, self.silo, Code.UPLOAD, f"its upload has {self.length} bytes, not {due}")
+        tags = decoded(self.tags, groups)
+        check(tags is not None, self.silo, Code.UPLOAD, f"its tags, {len(self.tags)} bytes, are not {groups} numbers")
         signed = signers.by_silo(self.silo, SECAGG_UPLOAD, self.payload(ctx), self.signature)
         check(signed, self.silo, Code.UPLOAD, "the signature over its upload does not fit this attempt")
         check(self.h_u2 == h_u2, self.silo, Code.UPLOAD, "masked for another set of silos than ours")

@@ -37,7 +37,6 @@ from .dealing import (
     make_bundle,
     open_delivery,
 )
-from .masked_sum import upload_bytes
 from .masks import Term, pair_term
 from .pairwise import KEY_BYTES, agree, pair_key, self_key
 from .round_spec import Frame, RoundSpec, Terms, check_survivors, receive
@@ -165,8 +164,9 @@ def _advance(state: SiloState, event: Event) -> Step:
             return _reveal(state, survivals)
         case NotesTold() if state.stage == "revealed":
             return state, ()
-        case ResultTold(sha256) if state.stage in ("signed", "revealed"):
-            return _wiped(state, "done"), (Finish(sha256),)
+        case ResultTold(sha256, tags) if state.stage in ("signed", "revealed"):
+            survivors = tuple(header.silo for header in state.headers)
+            return _wiped(state, "done"), (Finish(sha256, tags, survivors),)
         case Stopped(why):
             return _end(state, Code.STOPPED, "", why)
         case _:
@@ -237,11 +237,10 @@ def _finish_upload(state: SiloState, streamed: Streamed) -> Step:
     """All chunks are made: sign what they were. Masks hide one payload, so a second one ends the attempt."""
     early = state.stage in ("keys", "shares")
     check(not early, state.silo, Code.ORDER, f"streamed an upload in stage {state.stage!r}")
-    due = upload_bytes(state.spec)
-    check(streamed.length == due, state.silo, Code.UPLOAD, f"streamed {streamed.length} bytes, not {due}")
     header = make_header(
         state.ctx, state.silo, state.h_u2, streamed.length, streamed.sha256, streamed.tags, state.party.sign
     )
+    header.check(state.ctx, state.h_u2, state.spec, state.party.signers)
     if state.header is not None:
         check(header == state.header, state.silo, Code.UPLOAD, "streamed two different payloads under one mask")
         return state, ((SendHeader(header),) if state.stage == "uploaded" else ())
@@ -255,10 +254,9 @@ def _sign_survivors(state: SiloState, headers: tuple[Header, ...]) -> Step:
     # (1) U3 are members of U2, each once and in order.
     _check_members(survivors, [dealing.dealer for dealing in state.dealings], Code.SURVIVORS)
     # (2) Each signed its upload, masked for the same U2.
-    due = upload_bytes(spec)
     with passed_on():
         for header in headers:
-            header.check(ctx, state.h_u2, due, party.signers)
+            header.check(ctx, state.h_u2, spec, party.signers)
     # (3) Ours is the one that we sent.
     check(state.header in headers, COORDINATOR, Code.SURVIVORS, f"does not name the upload of {state.silo!r}")
     # (4) The sum over them may be opened.

@@ -49,9 +49,10 @@ class NotesTold:
 
 @dataclass(frozen=True)
 class ResultTold:
-    """The sum is open; SHA-256 of what came down."""
+    """The sum is open; SHA-256 of what came down, and the survivors' tags together, where there are some."""
 
     sha256: bytes
+    tags: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,11 @@ class SendAbandon:
 
 @dataclass(frozen=True)
 class Finish:
-    """The sum is open; the ledger takes the digest."""
+    """The sum is open: the ledger takes the digest, and ``Tagger.check`` of these tags and survivors the integers."""
 
     sha256: bytes
+    tags: bytes
+    survivors: tuple[str, ...]
 
 
 @dataclass(frozen=True)

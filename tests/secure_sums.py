@@ -17,6 +17,9 @@ from staddle.security.labels import framed
 from staddle.security.round_spec import Frame, Terms, specify
 from staddle.security.secagg_memory import Memory
 from staddle.security.signers import Signers
+from staddle.security.tags import Tagger
+
+GROUP_KEY = b"what the coordinator lacks".ljust(32)
 
 
 class Drawn:
@@ -147,7 +150,7 @@ class Run:
             c.TellKeys: lambda: s.KeysTold(effect.bundles),
             c.TellSurvivors: lambda: s.SurvivorsTold(effect.headers),
             c.TellNotes: lambda: s.NotesTold(effect.survivals),
-            c.TellResult: lambda: s.ResultTold(effect.sha256),
+            c.TellResult: lambda: s.ResultTold(effect.sha256, effect.tags),
             c.AskAbandon: s.AbandonAsked,
         }
         match effect:
@@ -155,10 +158,13 @@ class Run:
                 self.memories[who] = memory
             case s.Upload(terms):
                 masked_sum.check_given(self.spec, self.given[who])
-                made = [w.tobytes() for w in masked_sum.masked_chunks(self.spec, who, self.given[who], terms)]
+                ctx = self.spec.context()
+                tagger = Tagger(GROUP_KEY, ctx, len(self.spec.groups)) if self.spec.tagged else None
+                made = [w.tobytes() for w in masked_sum.masked_chunks(self.spec, who, self.given[who], terms, tagger)]
                 data = b"".join(made)
                 self.uploads[who] = made
-                self.queue.append((who, s.Streamed(len(data), hashlib.sha256(data).digest())))
+                tags = tagger.padded(GROUP_KEY, ctx, who) if tagger else b""
+                self.queue.append((who, s.Streamed(len(data), hashlib.sha256(data).digest(), tags)))
             case s.SendHeader(header):
                 data = b"".join(self.uploads[who])
                 self.queue.append(("coordinator", c.Uploaded(header, len(data), hashlib.sha256(data).digest())))
@@ -182,6 +188,7 @@ class Run:
             accumulator.add(self.uploads[silo])
         try:
             self.opened = accumulator.open(terms, survivors)
+            self.numbers = [(index, words.copy()) for index, words in accumulator.numbers()]
         except RefusedError as error:
             self.queue.append(("coordinator", c.OpenFailed(error.why)))
             return

@@ -1,3 +1,4 @@
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -210,3 +211,19 @@ def test_two_uploads_of_the_same_values_are_unrelated():
         counts = np.bincount(found.view(np.uint8), minlength=256)
         expected = found.nbytes / 256
         assert abs(((counts - expected) ** 2 / expected).sum() - 255) < 4.5 * (2 * 255) ** 0.5
+
+
+def test_a_silo_holds_a_chunk_whatever_the_size_of_its_upload():
+    size = 4_000_000  # 16 MB
+    spec = specify(frame(groups=(group("g", size),), chunk_bytes=1 << 20), FOUR, 0)
+    values = [Given(np.ones(size, np.float32))]
+    terms = terms_of(FOUR[0], FOUR, *keys(FOUR, Drawn(0)))
+    tracemalloc.start()
+    try:
+        masked_sum.check_given(spec, values)
+        sent = sum(words.nbytes for words in masked_sum.masked_chunks(spec, FOUR[0], values, terms))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sent == masked_sum.upload_bytes(spec)
+    assert peak < 3 << 20

@@ -45,7 +45,7 @@ def test_what_the_coordinator_specifies_the_silo_accepts():
 
 def test_the_context_is_known_and_binds_every_field():
     spec = specify(frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR)), FOUR, 0)
-    assert spec.context().hex() == "a7c3928fb01e40231718419265dec12a4b36fb7e1a0cf1b1b84893059980b0e8"
+    assert spec.context().hex() == "385b7d8940483750256e18fd47d59cd0682042476fa8081828bc3237714078b5"
     others = {
         "federation": "other",
         "roster": "ee" * 32,
@@ -66,6 +66,7 @@ def test_the_context_is_known_and_binds_every_field():
         "model_digest": "ee" * 32,
         "schema_digest": "ee" * 32,
         "chunk_bytes": 128,
+        "tagged": True,
     }
     assert set(others) | {"protocol", "prg"} == set(RoundSpec.model_fields)  # those two have one value
     found = {validate(altered(spec, **{name: value}), RoundSpec, "x").context() for name, value in others.items()}
@@ -108,6 +109,7 @@ def test_1_what_is_no_specification():
         ({"round": -1}, "round"),
         ({"round": "3"}, "round"),
         ({"round": True}, "round"),
+        ({"tagged": 1}, "tagged"),
         ({"chunk_bytes": 63}, "chunk_bytes"),
         ({"chunk_bytes": 72}, "chunk_bytes"),
         ({"chunk_bytes": 1 << 23}, "chunk_bytes"),
@@ -191,6 +193,7 @@ def test_4_public_weights_that_concentrate_are_refused():
         ("key_epoch", 1),
         ("min_cohort", 2),
         ("chunk_bytes", 128),
+        ("tagged", True),
         ("groups", (group(clip_exponent=4),)),
         ("groups", (group(elements=21),)),
         ("groups", (group(ring=64),)),

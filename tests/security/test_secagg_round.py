@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from secure_sums import Run, attempt, frame, group, names, ones
+from secure_sums import GROUP_KEY, Run, attempt, frame, group, names, ones, signer
 
+from staddle.errors import RefusedError
 from staddle.security import fixedpoint, masked_sum
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo_events as s
 from staddle.security.round_spec import specify
+from staddle.security.secagg_messages import make_header
+from staddle.security.tags import Tagger
 
 FOUR = names(4)
 STEPS = ["SendKeys", "SendShares", "Upload", "SendHeader", "SendSurvival", "SendReveal"]
@@ -145,13 +148,13 @@ def test_a_transcript_with_fixed_seeds_is_known():
         "reveal": hashlib.sha256(run.state.reveals[names(5)[0]].payload(ctx, run.state.h_u3)).digest(),
     }
     assert {name: digest.hex() for name, digest in found.items()} == {
-        "context": "dac044cdee21dc70dac14a2de3088957b77500c6e7b6274a27e3b2abf62409a2",
-        "keys": "681316d62e0aefb3e2bc13b0a5bcfe47823b036b5dd80426f057c8f01e219ddd",
-        "shares": "049245a491b34da00e64bf0b8289116018057f410f3ea99aef127b152079ba92",
-        "portions": "45f0a250c9d9c7a62cfd46fc63d74e121e673d2de0bf4d5ef4c5fdbb5428c5b0",
-        "upload": "fe83d64d2147f204643a574bab0db7bbf537e768d4e558c2b77216d4122c983a",
-        "headers": "9856dfec9edbb4b22cf0c1869c45c3c7a5dfcb827144daf8e4810d6b066bf5a1",
-        "reveal": "b2f20789fd6a4524cda5289a75158c564d2d680060d1223dc5bfe4ab58d0bb6e",
+        "context": "4a9d75c9613a4c9ae33f86c50eaba7f4e0e8766619f838d26ff4ca9c60e6165c",
+        "keys": "c0cf873811b6d27c327e82d9660b0a2ffefac0db77b41423af417b1594da73be",
+        "shares": "8ae349a2e865b8e2fd0a8cb9221fef7e0db7d9f9153e8624553339a611d17f77",
+        "portions": "125214cacf7ee6d1cb72e2e1f3f2352fc839458cacaba7eecfc4a4d7b945f022",
+        "upload": "824870f7290c7c1d41c36a686fea47b9ff1129bab0b5bc53a12c5ce00b8a1ac3",
+        "headers": "9d66220caadf266784f2815795ae7c0511cc69a12b851aa574532c1b79327a98",
+        "reveal": "f9c5b1aaf5f32c800cefb4e61e43aa204abe66c66f24c2ddb6b7e90cd7e47fe2",
     }
     assert run.opened[0].total.tolist() == [10 / 16] * 20
 
@@ -182,3 +185,37 @@ def test_two_attempts_at_once_are_isolated():
                 run.deliver(*run.queue.pop(0))
     assert first.opened[0].total.tolist() == second.opened[0].total.tolist()
     assert first.uploads[FOUR[0]] != second.uploads[FOUR[0]]
+
+
+def test_silos_check_the_tags_of_a_tagged_sum():
+    own = frame(tagged=True, groups=(group(), group("b", 5, ring=64)))
+    values = {silo: [*ones(FOUR)[silo], *ones(FOUR, 5)[silo]] for silo in FOUR}
+    run = Run(specify(own, FOUR, 0), values, own=own, drops={FOUR[1]: "SendHeader"}).finish()
+    (finish,) = run.effects(s.Finish, FOUR[0])
+    assert finish.survivors == (FOUR[0], FOUR[2], FOUR[3])
+    for shift in (0, 1):
+        tagger = Tagger(GROUP_KEY, run.state.ctx, 2)
+        for index, words in run.numbers:
+            tagger.add(index, words + words.dtype.type(shift))
+        if shift:
+            with pytest.raises(RefusedError) as caught:
+                tagger.check(finish.tags, GROUP_KEY, run.state.ctx, finish.survivors)
+            assert (caught.value.peer, caught.value.code) == ("coordinator", "SUM")
+        else:
+            tagger.check(finish.tags, GROUP_KEY, run.state.ctx, finish.survivors)
+
+
+@pytest.mark.parametrize("tags", [b"", bytes(7), bytes(16), b"\xff" * 8])
+def test_an_upload_without_its_tags_is_refused(tags):
+    own = frame(tagged=True)
+
+    def alter(silo, effect):
+        if silo != FOUR[1] or not isinstance(effect, s.SendHeader):
+            return effect
+        header = effect.header
+        ctx, sign = attempt(tagged=True).context(), signer(silo)
+        return s.SendHeader(make_header(ctx, silo, header.h_u2, header.length, header.sha256, tags, sign))
+
+    run = Run(specify(own, FOUR, 0), ones(FOUR), own=own, alter=alter).finish()
+    assert [(e.silo, e.code) for e in run.effects(c.Refuse)] == [(FOUR[1], "UPLOAD")]
+    assert run.opened[0].total[0] == (1 + 3 + 4) / 16
