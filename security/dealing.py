@@ -224,25 +224,25 @@ def deliver(dealing: Dealing, portions: Sequence[Portion]) -> tuple[Delivery, ..
     return tuple(Delivery(dealing, portion, tree.inclusion_proof(i)) for i, portion in enumerate(portions))
 
 
-def open_delivery(delivery: Delivery, ctx: bytes, bundles: Sequence[KeyBundle], holder: str, seal_seed: bytes) -> Held:
-    """Check and open what another silo dealt to ``holder``; the dealing itself is checked before.
-
-    Blames the coordinator for what it could have seen itself, the dealer for what is sealed.
-    """
-    dealer, portion = delivery.dealing.dealer, delivery.portion
-    members = [bundle.silo for bundle in bundles]
-    # (1) The dealer signed this portion, for us.
+def check_delivery(delivery: Delivery, members: Sequence[str], holder: str) -> None:
+    """RefusedError, for the coordinator, unless the dealer signed this portion for ``holder``, one of U1."""
+    portion, dealing = delivery.portion, delivery.dealing
     check(portion.holder == holder, COORDINATOR, Code.SHARES, f"brought {holder!r} a portion for {portion.holder!r}")
     try:
-        verify_inclusion(portion.leaf(), members.index(holder), len(members), delivery.dealing.root, delivery.proof)
+        verify_inclusion(portion.leaf(), members.index(holder), len(members), dealing.root, delivery.proof)
     except ProofError as error:
-        why = f"brought a portion for {holder!r} that is not what {dealer!r} signed: {error}"
+        why = f"brought a portion for {holder!r} that is not what {dealing.dealer!r} signed: {error}"
         raise RefusedError(COORDINATOR, Code.SHARES, why) from None
-    # (2) It opens.
-    public = bundles[members.index(dealer)].seal
+
+
+def open_delivery(delivery: Delivery, ctx: bytes, bundles: Sequence[KeyBundle], holder: str, seal_seed: bytes) -> Held:
+    """Open what another silo dealt to ``holder``; the delivery is checked before. RefusedError names the dealer."""
+    dealer, portion = delivery.dealing.dealer, delivery.portion
+    # (1) It opens.
+    (public,) = (bundle.seal for bundle in bundles if bundle.silo == dealer)
     key = seal_key(agree(seal_seed, public, dealer), ctx, dealer, holder)
     plain = unseal(key, ctx, dealer, holder, portion.sealed)
-    # (3) Both shares fit their commitments.
+    # (2) Both shares fit their commitments.
     half = SHARE_BYTES + SALT_BYTES
     shares = [HeldShare(p[:SHARE_BYTES], p[SHARE_BYTES:]) for p in (plain[:half], plain[half:])]
     held = Held(*shares)

@@ -32,6 +32,7 @@ from .dealing import (
     Held,
     KeyBundle,
     Seeds,
+    check_delivery,
     deal,
     distinct_keys,
     make_bundle,
@@ -218,7 +219,10 @@ def _open_shares(state: SiloState, deliveries: tuple[Delivery, ...]) -> Step:
     check(state.dealing in dealings, COORDINATOR, Code.SHARES, f"does not pass on what {silo!r} dealt")
     # (4) Enough are left.
     _check_size(state, dealers, "U2", Code.SHARES)
-    # (5) All portions open, and fit what their dealers committed to.
+    # (5) All portions are those that their dealers signed for us.
+    for delivery in deliveries:
+        check_delivery(delivery, [bundle.silo for bundle in state.bundles], silo)
+    # (6) They open, and fit what their dealers committed to.
     others = [delivery for delivery in deliveries if delivery.dealing.dealer != silo]
     opened = {d.dealing.dealer: open_delivery(d, ctx, state.bundles, silo, seeds.seal) for d in others}
     h_u2 = set_digest(b"U2", ctx, [dealing.encoded(ctx) for dealing in dealings])

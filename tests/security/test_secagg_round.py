@@ -1,10 +1,13 @@
 """Whole attempts: who drops out where, in whatever order messages come; the sum is the plain one, or there is none."""
 
 import hashlib
+import hmac
 from dataclasses import fields, is_dataclass
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_sums import GROUP_KEY, Run, attempt, frame, group, names, ones, signer
@@ -13,7 +16,7 @@ from staddle.errors import RefusedError
 from staddle.security import fixedpoint, masked_sum
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo_events as s
-from staddle.security.round_spec import specify
+from staddle.security.round_spec import Terms, specify
 from staddle.security.secagg_messages import make_header
 from staddle.security.tags import Tagger
 
@@ -185,6 +188,56 @@ def test_two_attempts_at_once_are_isolated():
                 run.deliver(*run.queue.pop(0))
     assert first.opened[0].total.tolist() == second.opened[0].total.tolist()
     assert first.uploads[FOUR[0]] != second.uploads[FOUR[0]]
+
+
+def test_an_upload_is_what_a_slow_oracle_makes_of_the_seeds():
+    """Keys and masks by hand: HMAC for HKDF, single AES blocks for counter mode, Python's own integers for the ring."""
+    run = Run(attempt(5), ones(names(5))).finish()
+    spec, ctx = run.spec, run.state.ctx
+    seeds = {silo: run.before[silo, "SharesTold"][0].seeds for silo in names(5)}
+
+    def framed(*pieces):
+        return b"".join(len(piece).to_bytes(8, "big") + piece for piece in pieces)
+
+    def hkdf(secret, info):
+        return hmac.digest(hmac.digest(ctx, secret, "sha256"), info + b"\x01", "sha256")
+
+    def stream(key, n):
+        block = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update
+        made = b"".join(block(i.to_bytes(16, "big")) for i in range(n // 4 + 1))
+        return [int.from_bytes(made[4 * i : 4 * i + 4], "little") for i in range(n)]
+
+    def private(silo):
+        return X25519PrivateKey.from_private_bytes(seeds[silo].mask)
+
+    me, words = names(5)[2], 25
+    expected = [round(3 / 16 * 2.0 ** spec.groups[0].scale_exponent)] * 20
+    for chunk, at, size in ((0, 15, 1), (1, 21, 4)):
+        pattern = framed(b"staddle/secagg/canary/1", ctx, bytes(8), chunk.to_bytes(8, "big"))
+        digest = hashlib.sha256(pattern).digest()
+        expected[at:at] = [int.from_bytes(digest[4 * i : 4 * i + 4], "little") for i in range(size)]
+    info = framed(b"staddle/secagg/self/1", b"\x01", me.encode(), run.state.h_u2)
+    total = [a + b for a, b in zip(expected, stream(hkdf(seeds[me].own, info), words), strict=True)]
+    for other in names(5):
+        if other != me:
+            low, high = sorted((me, other))
+            info = framed(b"staddle/secagg/pair/1", b"\x01", low.encode(), high.encode(), run.state.h_u2)
+            key = hkdf(private(me).exchange(private(other).public_key()), info)
+            sign = 1 if other > me else -1
+            total = [a + sign * b for a, b in zip(total, stream(key, words), strict=True)]
+    sent = np.frombuffer(b"".join(run.uploads[me]), "<u4").tolist()
+    assert sent == [word % 2**32 for word in total]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_two_or_three_silos_only_where_no_colluder_is_assumed(n):
+    own = frame(colluders=0, min_cohort=n)
+    spec, silos = specify(own, names(n), 0), names(n)
+    run = Run(spec, ones(silos), own=own, terms=Terms(n, n, 0)).finish()
+    assert run.opened[0].total[0] == sum(range(1, n + 1)) / 16
+    for step in STEPS:  # no dropout tolerance below four
+        run = Run(spec, ones(silos), own=own, terms=Terms(n, n, 0), drops={silos[0]: step}).finish()
+        assert (run.opened, run.ends["coordinator"].code) == (None, "TOO_FEW")
 
 
 def test_silos_check_the_tags_of_a_tagged_sum():
