@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import LocalError, RefusedError
 from .fixedpoint import (
@@ -63,22 +64,38 @@ class Chunk:
         return self.body + self.canaries
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Opened:
-    """The sum of one group over the survivors.
+    """The sum of one group over the survivors, still as words; its numbers are made when they are asked for.
 
-    ``total``: Σ w x, [elements] float64; ``weight``: Σ w, [rows]. Public weights w are the declared counts, private
-    ones what the silos gave, equal ones 1.
+    ``weight`` is Σ w, [rows] float64. Public weights w are the declared counts, private ones what the silos gave, equal
+    ones 1.
     """
 
-    total: Reals
+    elements: int
+    ring: int
+    exponent: int
+    unit: float  # what a weight of 1 in the ring stands for
     weight: Reals
+    pieces: tuple[tuple[int, Words], ...]  # first element, words
 
-    def mean(self) -> Reals:
-        """Σ w x / Σ w, [elements], row by row; rows without weight are zeros."""
-        rows = self.total.reshape(len(self.weight), -1)
-        divisor = np.where(self.weight > 0, self.weight, np.inf)
-        return np.asarray(rows / divisor[:, None], np.float64).reshape(-1)
+    @property
+    def total(self) -> Reals:
+        """Σ w x, [elements] float64."""
+        made = np.empty(self.elements)
+        for start, words in self.pieces:
+            made[start : start + words.size] = dequantise(words, self.ring, self.exponent) * self.unit
+        return made
+
+    def mean(self, dtype: npt.DTypeLike = np.float32) -> Floats:
+        """Σ w x / Σ w, [elements], row by row; rows without weight are zeros. No temporary of that size."""
+        made = np.empty(self.elements, dtype)
+        factor = np.divide(self.unit, self.weight, out=np.zeros_like(self.weight), where=self.weight > 0)
+        columns = self.elements // len(factor)
+        for start, words in self.pieces:
+            rows = np.arange(start, start + words.size) // columns if len(factor) > 1 else 0
+            made[start : start + words.size] = dequantise(words, self.ring, self.exponent) * factor[rows]
+        return made
 
 
 def chunks(spec: RoundSpec) -> Iterator[Chunk]:
@@ -204,19 +221,20 @@ class Accumulator:
             yield chunk.group, self._words[chunk.group][chunk.first : chunk.first + chunk.body]
 
     def _opened(self, index: int, group: Group, survivors: Sequence[str]) -> Opened:
-        numbers = np.empty(group.body)
-        exponent = weight_exponent(group.ring, len(self.spec.cohort)) if group.weights == "private" else 0
+        pieces, weights = [], np.empty(group.body - group.elements)
         for chunk in self._chunks:
             if chunk.group == index:
                 body = self._words[index][chunk.first : chunk.first + chunk.body]
                 split = min(max(group.elements - chunk.start, 0), chunk.body)
-                into = numbers[chunk.start : chunk.start + chunk.body]
-                into[:split] = dequantise(body[:split], group.ring, group.scale_exponent)
-                into[split:] = dequantise(body[split:], group.ring, exponent)
-        total, weight = numbers[: group.elements], numbers[group.elements :]
+                pieces.append((chunk.start, body[:split]))
+                if split < chunk.body:
+                    at = chunk.start + split - group.elements
+                    exponent = weight_exponent(group.ring, len(self.spec.cohort))
+                    weights[at : at + chunk.body - split] = dequantise(body[split:], group.ring, exponent)
+        unit, weight = 1.0, np.array([len(survivors)], np.float64)
         if group.weights == "private":
-            return Opened(total * group.weight_most, weight * group.weight_most)
-        if group.weights == "public":
+            unit, weight = float(group.weight_most), weights * group.weight_most
+        elif group.weights == "public":
             counted = sum(self.spec.counts[self.spec.cohort.index(silo)] for silo in survivors)
-            return Opened(total * sum(self.spec.counts), np.array([counted], np.float64))
-        return Opened(total, np.array([len(survivors)], np.float64))
+            unit, weight = float(sum(self.spec.counts)), np.array([counted], np.float64)
+        return Opened(group.elements, group.ring, group.scale_exponent, unit, weight, tuple(pieces))

@@ -117,8 +117,14 @@ def test_every_mode_and_ring_gives_the_plain_sum(data):
 
 
 def test_the_mean_is_row_by_row_and_zero_without_weight():
-    sums = masked_sum.Opened(np.array([2.0, 4.0, 9.0, 9.0]), np.array([2.0, 0.0]))
-    assert sums.mean().tolist() == [1.0, 2.0, 0.0, 0.0]
+    words = np.array([2, 4, 9, 9], "<u4")
+    for pieces in (((0, words),), ((0, words[:1]), (1, words[1:3]), (3, words[3:]))):
+        sums = masked_sum.Opened(4, 32, 1, 3.0, np.array([2.0, 0.0]), pieces)
+        assert sums.total.tolist() == [3.0, 6.0, 13.5, 13.5]
+        assert sums.mean().tolist() == [1.5, 3.0, 0.0, 0.0]
+        assert (sums.mean().dtype, sums.mean(np.float64).dtype) == (np.float32, np.float64)
+        whole = masked_sum.Opened(4, 32, 1, 3.0, np.array([4.0]), pieces)
+        assert whole.mean().tolist() == [0.75, 1.5, 3.375, 3.375]
 
 
 def test_any_chunk_size_gives_the_same_sum():
@@ -227,3 +233,22 @@ def test_a_silo_holds_a_chunk_whatever_the_size_of_its_upload():
         tracemalloc.stop()
     assert sent == masked_sum.upload_bytes(spec)
     assert peak < 3 << 20
+
+
+def test_the_coordinator_holds_the_sum_and_the_mean():
+    size = 2_000_000
+    spec = specify(frame(groups=(group("g", size),), chunk_bytes=1 << 20), FOUR, 0)
+    values = [Given(np.full(size, 0.5, np.float32))]
+    uploads = {s: upload(spec, s, values, [Term(bytes([i]) * 32)]) for i, s in enumerate(FOUR)}
+    tracemalloc.start()
+    try:
+        accumulator = Accumulator(spec)
+        for silo in FOUR:
+            accumulator.add(uploads[silo])
+        (sums,) = accumulator.open([Term(bytes([i]) * 32) for i in range(4)], FOUR)
+        found = sums.mean()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (found == 0.5).all()
+    assert peak < 2 * 4 * size + (5 << 20)

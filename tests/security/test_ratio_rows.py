@@ -53,5 +53,5 @@ def test_a_count_round_and_then_the_ratio():
     assert found.weight.tolist() == pytest.approx([sum(counts[s][r] for s in left) * (r != 1) for r in range(4)])
     expected = sum(np.repeat(counts[s], 3) * values[s] for s in left) / np.repeat(sum(counts[s] for s in left), 3)
     expected[3:6] = 0
-    assert found.mean() == pytest.approx(expected, abs=1e-9)
+    assert found.mean(np.float64) == pytest.approx(expected, abs=1e-9)
     assert isinstance(found, masked_sum.Opened)

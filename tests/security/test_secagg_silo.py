@@ -481,3 +481,24 @@ def test_public_weights_are_checked_again_on_the_survivors():
     ran = Run(specify(heavy, FIVE, 0), ones(FIVE), own=heavy, drops={FIVE[1]: "SendHeader"}, terms=Terms(4)).finish()
     assert (ran.opened, ran.ends["coordinator"].code) == (None, "TOO_FEW")
     assert [effect for _, effect in ran.sent if isinstance(effect, c.TellSurvivors)] == []
+
+
+def test_a_retry_without_some_silos_shows_their_difference_to_nobody():
+    """Signed: no other attempt of the round, none from the model. Uploaded only: none without the others' word."""
+    ran = Run(attempt(5), ones(FIVE), drops={FIVE[1]: "SendHeader"}).finish()
+    assert ran.opened is not None
+    smaller = [
+        specify(frame(), FIVE[:4], 1),
+        specify(frame(round=4), FIVE[:4], 0),
+        specify(frame(model_digest="ee" * 32), FIVE[:4], 1),
+    ]
+    own = [frame(), frame(round=4), frame(model_digest="ee" * 32)]
+    for silo, code in ((ME, "ATTEMPT"), (FIVE[1], "ABANDON")):
+        for spec, mine in zip(smaller, own, strict=True):
+            with pytest.raises(RefusedError) as caught:
+                entered(spec, own=mine, memory=ran.memories[silo], silo=silo)
+            assert (caught.value.peer, caught.value.code) == ("coordinator", code)
+    fresh = specify(frame(round=4, model_digest="ee" * 32), FIVE[:4], 0)
+    for silo in (ME, FIVE[1]):
+        state, _ = entered(fresh, own=frame(round=4, model_digest="ee" * 32), memory=ran.memories[silo], silo=silo)
+        assert state.stage == "keys"
