@@ -27,6 +27,7 @@ from .secagg_fault import COORDINATOR, Code, check
 from .signers import Signers
 
 MOST_SILOS = 1000
+LONGEST_SHOWN = 400  # characters of a field in an error
 CHUNK_STEP = 64  # bytes: any ring's words, and the four canaries of a last chunk
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)]
@@ -180,7 +181,12 @@ def receive(document: bytes, signature: bytes, frame: Frame, terms: Terms, signe
         raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
     for name in RoundSpec.model_fields:
         theirs, ours = getattr(spec, name), getattr(own, name)
-        check(theirs == ours, COORDINATOR, Code.SPEC, f"specifies {name} {theirs!r}, this silo expects {ours!r}")
+        check(
+            theirs == ours,
+            COORDINATOR,
+            Code.SPEC,
+            f"specifies {name} {_shown(theirs)}, this silo expects {_shown(ours)}",
+        )
     return spec
 
 
@@ -236,6 +242,11 @@ def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:
         if others * others < (min_cohort - 1) * others_squared:
             return f"they count as {others * others / others_squared:.2f} equal ones, fewer than {min_cohort - 1}"
     return ""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
 
 
 def _agree(holds: bool, why: str) -> None:

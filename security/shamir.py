@@ -9,6 +9,7 @@ A dealer commits to each share, so that a wrong one names who gave it::
     commitment = SHA-256(framed("staddle/secagg/share/1", ctx, dealer, holder, kind, salt, share))
 
 The salt, 32 random bytes, travels with the share: a share of a short polynomial could else be guessed from its hash.
+Python's integers take a time that depends on their values; whoever can time this process closely is not kept out.
 """
 
 import hashlib

@@ -54,6 +54,7 @@ def test_chunks_are_those_of_the_docstring():
         assert list(chunks(specify(frame(groups=(group(elements=elements),)), FOUR, 0))) == expected
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 400), min_size=1, max_size=4), st.sampled_from([64, 128, 256]), st.sampled_from([32, 64])
 )

@@ -53,6 +53,7 @@ def test_the_stream_is_what_openssl_enc_makes(group):
     assert stream(KEY, group, 100_000) == made
 
 
+@settings(deadline=None)
 @given(st.integers(0, 3), st.lists(st.integers(1, 300), min_size=1, max_size=8), st.sampled_from([32, 64]))
 def test_any_cut_gives_the_same_words(group, cuts, ring):
     terms = [Term(KEY), Term(bytes(32), negative=True)]
@@ -73,7 +74,7 @@ def test_long_masks_are_those_of_their_pieces(ring):
     assert (words(Mask([Term(KEY)], 2, ring), n, ring) == expected).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_masks_of_all_cancel_and_what_is_left_is_removed(data):
     ring, n = data.draw(st.sampled_from([32, 64])), data.draw(st.integers(2, 8))

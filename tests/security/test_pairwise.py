@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle.errors import RefusedError
@@ -83,6 +83,7 @@ def test_keys_are_those_of_the_docstring():
     )
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_what_is_sealed_opens(plain):
     sealed = pairwise.seal(A, CTX, "a", "b", plain)
