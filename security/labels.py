@@ -12,10 +12,54 @@ JOB = b"staddle/job/1"  # an operator over a job file
 RECEIPT = b"staddle/receipt/1"  # the coordinator over what it received
 HEAD = b"staddle/head/1"  # a silo over the head that it holds of another one's ledger
 
+SECAGG_CONTEXT = b"staddle/secagg/context/1"  # ctx of an attempt at a secure sum: everything else there is bound to it
+SECAGG_SPEC = b"staddle/secagg/spec/1"  # the coordinator over the specification of an attempt
+SECAGG_KEYS = b"staddle/secagg/keys/1"  # a silo over its two keys of an attempt
+SECAGG_DEALING = b"staddle/secagg/dealing/1"  # a silo over the shares that it deals
+SECAGG_UPLOAD = b"staddle/secagg/upload/1"  # a silo over its masked upload
+SECAGG_SURVIVORS = b"staddle/secagg/survivors/1"  # a silo over the one set of survivors
+SECAGG_REVEAL = b"staddle/secagg/reveal/1"  # a silo over the shares that it reveals
+SECAGG_ABANDON = b"staddle/secagg/abandon/1"  # a silo: it will never help to unmask this attempt
+
+SECAGG_SHARE = b"staddle/secagg/share/1"  # hashed: a dealer's commitment to a share
+SECAGG_SEED = b"staddle/secagg/seed/1"  # hashed: a dealer's commitment to its self-mask seed
+SECAGG_SET = b"staddle/secagg/set/1"  # hashed: H(U), a set of signed messages
+SECAGG_CANARY = b"staddle/secagg/canary/1"  # hashed: the words that show whether masks came off
+SECAGG_SEAL = b"staddle/secagg/seal/1"  # HKDF: key under which shares travel from one silo to another
+SECAGG_PAIR = b"staddle/secagg/pair/1"  # HKDF: key of the mask that two silos share
+SECAGG_SELF = b"staddle/secagg/self/1"  # HKDF: key of the mask that one silo has to itself
+SECAGG_TAG = b"staddle/secagg/tag/1"  # HKDF: key of the coefficients of linear tags, from the group key
+SECAGG_PAD = b"staddle/secagg/pad/1"  # HKDF: key of one silo's pads over its tags
+
 LEAF = b"\x00"  # RFC 6962 section 2.1: hash of a leaf; signed nowhere, so not framed
 NODE = b"\x01"  # RFC 6962 section 2.1: hash of two subtrees
 
-SIGNED = (ENTRY, ROSTER, JOB, RECEIPT, HEAD)
+SIGNED = (
+    ENTRY,
+    ROSTER,
+    JOB,
+    RECEIPT,
+    HEAD,
+    SECAGG_SPEC,
+    SECAGG_KEYS,
+    SECAGG_DEALING,
+    SECAGG_UPLOAD,
+    SECAGG_SURVIVORS,
+    SECAGG_REVEAL,
+    SECAGG_ABANDON,
+)
+HASHED = (
+    SECAGG_CONTEXT,
+    SECAGG_SHARE,
+    SECAGG_SEED,
+    SECAGG_SET,
+    SECAGG_CANARY,
+    SECAGG_SEAL,
+    SECAGG_PAIR,
+    SECAGG_SELF,
+    SECAGG_TAG,
+    SECAGG_PAD,
+)
 
 
 def framed(label: bytes, *fields: bytes) -> bytes:

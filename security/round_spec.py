@@ -1,0 +1,253 @@
+"""What one attempt at a secure sum is: a document that the coordinator signs, and to which everything else is bound.
+
+Canonical JSON, here broken and cut; ``ctx = SHA-256(framed(CONTEXT, document))`` is in every key, signature and hash::
+
+    {"attempt":0,"chunk_bytes":1048576,"cohort":["a","b","c","d"],"colluders":1,"counts":[],"exchange":"sum",
+     "federation":"lung","groups":[{"clip_exponent":3,"elements":62006,"name":"model",…}],"job":"j1","job_digest":"5c1f…",
+     "key_epoch":0,"min_cohort":3,"model_digest":"e3b0…","prg":1,"protocol":"staddle-secagg/1","purpose":"update",
+     "recipient":"coordinator","roster":"9f86…","round":17,"schema_digest":"9a0b…","tagged":false,"threshold":3}
+
+A silo knows all of it but the cohort and the attempt (``Frame``), so it makes the document itself and compares.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..errors import LocalError, RefusedError
+from ..files import Strict, canonical_json, parse_canonical
+from .fixedpoint import Group, scale_exponent
+from .identity import Hex32, Id
+from .labels import SECAGG_CONTEXT, SECAGG_SPEC, framed
+from .masks import AES_256_CTR
+from .secagg_fault import COORDINATOR, Code, check
+from .signers import Signers
+
+MOST_SILOS = 1000
+LONGEST_SHOWN = 400  # characters of a field in an error
+CHUNK_STEP = 64  # bytes: any ring's words, and the four canaries of a last chunk
+
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)]
+
+
+class RoundSpec(Strict):
+    """One attempt; ``counts`` are the declared counts behind public weights, in the cohort's order."""
+
+    protocol: Literal["staddle-secagg/1"] = "staddle-secagg/1"
+    federation: Id
+    roster: Hex32
+    job: Id
+    job_digest: Hex32
+    round: Count
+    attempt: Count
+    exchange: Literal["sum", "mix"]
+    purpose: Id
+    recipient: Id  # "coordinator", "silos", or the one silo that may open it
+    key_epoch: Count
+    cohort: Annotated[tuple[Id, ...], Field(min_length=2, max_length=MOST_SILOS)]
+    threshold: Count
+    min_cohort: Count
+    colluders: Count
+    counts: Annotated[tuple[Count, ...], Field(max_length=MOST_SILOS)]
+    groups: Annotated[tuple[Group, ...], Field(min_length=1, max_length=4096)]
+    model_digest: Hex32
+    schema_digest: Hex32
+    prg: Literal[1]  # AES-256-CTR
+    tagged: Annotated[bool, Field(strict=True)]  # uploads carry linear tags: tags.py
+    chunk_bytes: Annotated[int, Field(strict=True, ge=CHUNK_STEP, le=1 << 22, multiple_of=CHUNK_STEP)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if list(self.cohort) != sorted(set(self.cohort)):
+            raise ValueError(f"cohort {list(self.cohort)} is not sorted, or names a silo twice")
+        names = [group.name for group in self.groups]
+        if len(set(names)) != len(names):
+            raise ValueError(f"groups {names} do not have distinct names")
+        wanted = len(self.cohort) if any(group.weights == "public" for group in self.groups) else 0
+        if len(self.counts) != wanted:
+            raise ValueError(f"{len(self.counts)} counts for public weights, not {wanted}")
+        return self
+
+    def payload(self) -> bytes:
+        """What the coordinator signs, behind the label."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def context(self) -> bytes:
+        """Ctx, 32 bytes."""
+        return hashlib.sha256(framed(SECAGG_CONTEXT, self.payload())).digest()
+
+    def holder(self, silo: str) -> int:
+        """A silo's number among the holders of shares, 1 and up."""
+        return self.cohort.index(silo) + 1
+
+    def share_of(self, silo: str) -> float:
+        """The public weight of a silo, a part of 1."""
+        return self.counts[self.cohort.index(silo)] / sum(self.counts)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """All that both sides know of a secure sum before its cohort and attempt; ``groups`` without their scale."""
+
+    federation: str
+    roster: str
+    job: str
+    job_digest: str
+    round: int
+    exchange: Literal["sum", "mix"]
+    purpose: str
+    recipient: str
+    model_digest: str  # of what this silo received for the round, computed by itself
+    schema_digest: str
+    groups: tuple[Group, ...]
+    key_epoch: int = 0
+    min_cohort: int = 3
+    colluders: int = 1
+    chunk_bytes: int = 1 << 20
+    prg: int = AES_256_CTR
+    tagged: bool = False
+    counts: tuple[tuple[str, int], ...] = field(default=())  # declared, by silo
+
+    def instance(self) -> str:
+        """Names the sum across rounds and attempts: what a silo's memory is kept by."""
+        return f"{self.job}/{self.exchange}/{self.purpose}/{self.recipient}"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a silo's policy asks of every secure sum; the defaults are those of SECURITY.md rule 6."""
+
+    min_cohort: int = 3
+    min_honest: int = 2
+    colluders: int = 1
+
+
+def threshold(silos: int) -> int:
+    """The t of n, floor(2n/3) + 1: with fewer than n/3 colluders no two sets of survivors both find t signatures."""
+    return 2 * silos // 3 + 1
+
+
+def specify(frame: Frame, cohort: Sequence[str], attempt: int) -> RoundSpec:
+    """The one specification of an attempt; LocalError if a ring is too small for the cohort or a count is missing."""
+    members = tuple(sorted(cohort))
+    counts: tuple[int, ...] = ()
+    if any(group.weights == "public" for group in frame.groups):
+        declared = dict(frame.counts)
+        if missing := [silo for silo in members if silo not in declared]:
+            raise LocalError(f"no declared count of {', '.join(missing)}; public weights need one of each silo")
+        counts = tuple(declared[silo] for silo in members)
+    groups = tuple(
+        group.model_copy(
+            update={"scale_exponent": scale_exponent(group.ring, len(members), group.clip_exponent, group.weights)}
+        )
+        for group in frame.groups
+    )
+    plain = {f.name: getattr(frame, f.name) for f in fields(frame) if f.name not in ("groups", "counts")}
+    return RoundSpec.model_validate(
+        {
+            **plain,
+            "attempt": attempt,
+            "cohort": members,
+            "threshold": threshold(len(members)),
+            "counts": counts,
+            "groups": groups,
+        }
+    )
+
+
+def receive(document: bytes, signature: bytes, frame: Frame, terms: Terms, signers: Signers, silo: str) -> RoundSpec:
+    """Check a specification as ``silo`` received it; the steps run in order. RefusedError says what is wrong."""
+    # (1) It is a specification, in its one spelling.
+    try:
+        spec = parse_canonical(document, RoundSpec, "specification of a secure sum")
+    except LocalError as error:
+        raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
+    # (2) The coordinator signed it.
+    signed = signers.by_coordinator(SECAGG_SPEC, spec.payload(), signature)
+    check(signed, COORDINATOR, Code.SPEC, "its signature does not fit the specification of the secure sum")
+    # (3) Its cohort are silos of the roster, and we are one of them.
+    strangers = [member for member in spec.cohort if member not in signers.silos]
+    check(not strangers, COORDINATOR, Code.SPEC, f"the cohort names {', '.join(strangers)}, no silo of the roster")
+    check(silo in spec.cohort, COORDINATOR, Code.SPEC, f"asks {silo!r} into a cohort that does not name it")
+    # (4) The cohort is as large as our policy asks, for as many colluders as it asks.
+    check_cohort(spec, terms)
+    # (5) Everything else is what we would have written.
+    try:
+        own = specify(frame, spec.cohort, spec.attempt)
+    except LocalError as error:
+        raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
+    for name in RoundSpec.model_fields:
+        theirs, ours = getattr(spec, name), getattr(own, name)
+        check(
+            theirs == ours,
+            COORDINATOR,
+            Code.SPEC,
+            f"specifies {name} {_shown(theirs)}, this silo expects {_shown(ours)}",
+        )
+    return spec
+
+
+def check_cohort(spec: RoundSpec, terms: Terms) -> None:
+    """RefusedError unless the announced cohort is one that a silo with these terms joins (rules 5 and 6)."""
+    n, c = len(spec.cohort), spec.colluders
+    # (1) As many colluders are assumed as our policy assumes, and they are fewer than a third.
+    _agree(c >= terms.colluders, f"assumes {c} colluders, this silo's policy {terms.colluders}")
+    _agree(3 * c < n, f"a cohort of {n} does not withstand {c} colluders: it takes more than {3 * c}")
+    # (2) The threshold is the one that follows from n.
+    _agree(spec.threshold == threshold(n), f"threshold {spec.threshold} of {n} is not {threshold(n)}")
+    # (3) The cohort is no smaller than both minima.
+    minimum = max(spec.min_cohort, terms.min_cohort)
+    _agree(n >= minimum, f"a cohort of {n} is smaller than min_cohort {minimum}")
+    # (4) No silo outweighs the others.
+    if spec.counts:
+        fault = concentration_fault(spec.counts, minimum)
+        _agree(not fault, f"public weights of the cohort: {fault}")
+
+
+def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> None:
+    """RefusedError unless the sum over these members of the cohort may be opened (rules 5 and 6)."""
+    m, minimum = len(survivors), max(spec.min_cohort, terms.min_cohort, spec.threshold)
+    # (1) They are enough to open the sum, and as many as both minima ask.
+    check(m >= minimum, COORDINATOR, Code.SURVIVORS, f"{m} survivors are fewer than {minimum}")
+    # (2) Enough of them are honest.
+    honest = m - spec.colluders
+    check(
+        honest >= terms.min_honest,
+        COORDINATOR,
+        Code.SURVIVORS,
+        f"of {m} survivors {honest} are sure to be honest, the policy asks for {terms.min_honest}",
+    )
+    # (3) None outweighs the others.
+    if spec.counts:
+        left = [spec.counts[spec.cohort.index(silo)] for silo in survivors]
+        fault = concentration_fault(left, max(spec.min_cohort, terms.min_cohort))
+        check(not fault, COORDINATOR, Code.SURVIVORS, f"public weights of the survivors: {fault}")
+
+
+def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:
+    """Why a weighted sum shows a silo too much of another, by rule 5; empty if it does not.
+
+    For each silo that may subtract its own part: with shares s over the others, max s <= 1/2 and
+    1 / Σ s² >= min_cohort - 1. Exact, in whole numbers.
+    """
+    total, squares = sum(counts), sum(count * count for count in counts)
+    for own in range(len(counts)):
+        others, others_squared = total - counts[own], squares - counts[own] ** 2
+        largest = max((count for i, count in enumerate(counts) if i != own), default=0)
+        if 2 * largest > others or not others:
+            return f"one silo has {largest} of the {others} records of all but another, more than half"
+        if others * others < (min_cohort - 1) * others_squared:
+            return f"they count as {others * others / others_squared:.2f} equal ones, fewer than {min_cohort - 1}"
+    return ""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+
+
+def _agree(holds: bool, why: str) -> None:
+    check(holds, COORDINATOR, Code.POLICY, why)

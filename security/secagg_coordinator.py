@@ -1,0 +1,324 @@
+"""The coordinator of a secure sum as a pure state machine: ``advance(state, event) -> (state, effects)``.
+
+It passes messages on, closes each stage once all have answered or time is up, and computes which masks are left on the
+sum. No tensor, file or clock here; uploads are spooled and folded by the shell.
+
+::
+
+    stage      leaves when                                             goes to
+    keys       all of the cohort gave keys or failed, or the deadline  shares   (U1 is large enough), else ended
+    shares     all of U1 dealt or failed, or the deadline              masked   (U2 is), else ended
+    masked     all of U2 uploaded or failed, or the deadline           survivors (U3 is), else ended
+    survivors  t survivors signed                                      reveal;  ended at the deadline
+    reveal     t survivors revealed                                    opening; ended at the deadline
+    opening    the sum is open                                         done;    ended if canaries do not come out
+
+A message that does not hold is refused, and its sender drops out; a late one, or a second one, is refused and changes
+nothing. Once U2 is told, masked bytes may be on their way: an attempt that ends after that asks for abandon notes, and
+another may follow when ``notes_missing`` is 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from ..errors import RefusedError
+from .dealing import PAIR, SELF, Dealing, KeyBundle, Portion, check_portions, deliver, distinct_keys, seed_commitment
+from .labels import SECAGG_SPEC
+from .masks import Term, pair_term
+from .pairwise import agree, pair_key, public_key, self_key
+from .round_spec import RoundSpec, Terms, check_cohort, check_survivors
+from .secagg_coordinator_events import (
+    AbandonGiven,
+    Ask,
+    AskAbandon,
+    Deadline,
+    Discard,
+    Effect,
+    End,
+    Event,
+    Failed,
+    KeysGiven,
+    Open,
+    Opened,
+    OpenFailed,
+    Refuse,
+    RevealGiven,
+    SharesGiven,
+    SurvivalGiven,
+    TellKeys,
+    TellNotes,
+    TellResult,
+    TellShares,
+    TellSurvivors,
+    Uploaded,
+    Watch,
+)
+from .secagg_fault import Code, check
+from .secagg_messages import Abandon, Header, Reveal, Sets, Survival, kinds_to_reveal, set_digest
+from .shamir import join, weights_at_zero
+from .signers import Sign, Signers
+from .tags import combine
+
+Stage: TypeAlias = Literal["keys", "shares", "masked", "survivors", "reveal", "opening", "done", "ended"]
+
+WATCHED: tuple[Stage, ...] = ("keys", "shares", "masked", "survivors", "reveal")  # a deadline closes them
+
+
+@dataclass(frozen=True)
+class CoordinatorState:
+    """Where an attempt stands; each mapping is by silo."""
+
+    spec: RoundSpec
+    ctx: bytes
+    signers: Signers
+    terms: Terms
+    stage: Stage = "keys"
+    told: bool = False  # U2 was told: masked bytes may have left silos
+    failed: Mapping[str, str] = field(default_factory=dict)  # why
+    bundles: Mapping[str, KeyBundle] = field(default_factory=dict)
+    dealings: Mapping[str, Dealing] = field(default_factory=dict)
+    portions: Mapping[str, tuple[Portion, ...]] = field(default_factory=dict)
+    headers: Mapping[str, Header] = field(default_factory=dict)
+    survivals: Mapping[str, Survival] = field(default_factory=dict)
+    reveals: Mapping[str, Reveal] = field(default_factory=dict)
+    notes: Mapping[str, Abandon] = field(default_factory=dict)
+    u1: tuple[str, ...] = ()
+    u2: tuple[str, ...] = ()
+    u3: tuple[str, ...] = ()
+    h_u1: bytes = b""
+    h_u2: bytes = b""
+    h_u3: bytes = b""
+
+    @property
+    def notes_missing(self) -> int:
+        """Abandon notes that are missing before silos enter another attempt."""
+        needed = len(self.u1) - self.spec.threshold + self.spec.colluders + 1 if self.told else 0
+        return max(0, needed - len(self.notes))
+
+
+Step: TypeAlias = tuple[CoordinatorState, tuple[Effect, ...]]
+
+
+def begin(spec: RoundSpec, signers: Signers, terms: Terms, sign: Sign) -> Step:
+    """Ask the cohort; RefusedError for one that silos with these terms would not join."""
+    check_cohort(spec, terms)
+    state = CoordinatorState(spec, spec.context(), signers, terms)
+    return state, (Ask(spec.cohort, spec.payload(), sign(SECAGG_SPEC, spec.payload())), Watch("keys"))
+
+
+def advance(state: CoordinatorState, event: Event) -> Step:
+    """The next state and what has to be done."""
+    match event:
+        case KeysGiven(bundle):
+            return _given(state, "keys", bundle.silo, state.spec.cohort, event)
+        case SharesGiven(dealing):
+            return _given(state, "shares", dealing.dealer, state.u1, event)
+        case Uploaded(header):
+            return _given(state, "masked", header.silo, state.u2, event)
+        case SurvivalGiven(survival):
+            return _given(state, "survivors", survival.silo, state.u3, event)
+        case RevealGiven(reveal):
+            return _given(state, "reveal", reveal.silo, tuple(state.survivals), event)
+        case AbandonGiven(note) if note.silo in state.u1 and note.holds(state.ctx, state.signers):
+            return _abandoned(state, note)
+        case Failed(silo, code) if silo in state.spec.cohort and silo not in state.failed:
+            return _close_if_complete(replace(state, failed={**state.failed, silo: code}))
+        case Deadline(stage) if stage == state.stage and stage in WATCHED:
+            return _close(state)
+        case Opened(sha256) if state.stage == "opening":
+            return replace(state, stage="done"), (TellResult(state.u3, sha256, _tags(state)),)
+        case OpenFailed(why) if state.stage == "opening":
+            return _end(state, Code.SUM, "", why)
+        case _:
+            return state, ()
+
+
+def _given(state: CoordinatorState, stage: Stage, silo: str, expected: Sequence[str], event: Event) -> Step:
+    """Take a message in, or refuse it."""
+    late_survival = stage == "survivors" and state.stage == "reveal"  # still welcome: it may reveal in another's place
+    if stage != state.stage and not late_survival:
+        why = f"sent a message of stage {stage!r} in stage {state.stage!r}"
+        return state, (Refuse(silo, Code.ORDER, why),)
+    if silo not in expected or silo in state.failed or silo in _answered(state, stage):
+        return state, (Refuse(silo, Code.ORDER, f"is not awaited in stage {stage!r}, or has answered"),)
+    try:
+        taken, effects = _take(state, event)
+    except RefusedError as error:
+        state, more = advance(state, Failed(silo, error.code))
+        return state, (Refuse(silo, Code(error.code), error.why), *more)
+    taken, more = _close_if_complete(taken)
+    return taken, (*effects, *more)
+
+
+def _take(state: CoordinatorState, event: Event) -> Step:
+    """Check a message that may come now; RefusedError blames who sent it."""
+    ctx, signers = state.ctx, state.signers
+    match event:
+        case KeysGiven(bundle):
+            bundle.check(ctx, signers)
+            twin = distinct_keys([*state.bundles.values(), bundle])
+            check(twin is None, bundle.silo, Code.KEYS, "gave a key that is in use already")
+            return replace(state, bundles={**state.bundles, bundle.silo: bundle}), ()
+        case SharesGiven(dealing, portions):
+            dealing.check(ctx, state.h_u1, signers)
+            check_portions(dealing, portions, state.u1)
+            dealings = {**state.dealings, dealing.dealer: dealing}
+            return replace(state, dealings=dealings, portions={**state.portions, dealing.dealer: portions}), ()
+        case Uploaded(header, length, sha256):
+            header.check(ctx, state.h_u2, state.spec, signers)
+            same = (length, sha256) == (header.length, header.sha256)
+            check(same, header.silo, Code.UPLOAD, "its upload is not the one whose digest it signed")
+            return replace(state, headers={**state.headers, header.silo: header}), ()
+        case SurvivalGiven(survival):
+            survival.check(ctx, Sets(state.h_u1, state.h_u2, state.h_u3), signers)
+            state = replace(state, survivals={**state.survivals, survival.silo: survival})
+            late = state.stage == "reveal"
+            return state, ((TellNotes((survival.silo,), _enough(state)),) if late else ())
+        case RevealGiven(reveal):
+            number = state.u1.index(reveal.silo)
+            portions_of = {dealer: portions[number] for dealer, portions in state.portions.items()}
+            reveal.check(ctx, state.h_u3, kinds_to_reveal(state.u2, state.u3), portions_of, signers)
+            return replace(state, reveals={**state.reveals, reveal.silo: reveal}), ()
+        case _:
+            return state, ()
+
+
+def _answered(state: CoordinatorState, stage: Stage) -> Mapping[str, object]:
+    """Whose message of a stage was taken."""
+    by_stage: dict[Stage, Mapping[str, object]] = {
+        "keys": state.bundles,
+        "shares": state.dealings,
+        "masked": state.headers,
+        "survivors": state.survivals,
+        "reveal": state.reveals,
+    }
+    return by_stage.get(stage, {})
+
+
+def _close_if_complete(state: CoordinatorState) -> Step:
+    """Close a stage once nobody is awaited; the last two once t have answered, or too few are left."""
+    expected = {"keys": state.spec.cohort, "shares": state.u1, "masked": state.u2}.get(state.stage)
+    answered = _answered(state, state.stage)
+    if expected is not None:
+        open_ = [silo for silo in expected if silo not in answered and silo not in state.failed]
+        return (state, ()) if open_ else _close(state)
+    if state.stage in ("survivors", "reveal"):
+        possible = [silo for silo in state.u3 if silo in answered or silo not in state.failed]
+        done = len(answered) >= state.spec.threshold or len(possible) < state.spec.threshold
+        return _close(state) if done else (state, ())
+    return state, ()
+
+
+def _close(state: CoordinatorState) -> Step:
+    """Close a stage with those who answered; end the attempt if they are too few."""
+    members = tuple(silo for silo in state.spec.cohort if silo in _answered(state, state.stage))
+    least = state.spec.threshold
+    if state.stage in ("keys", "shares"):  # who is lost after its upload stays in the sum
+        members = tuple(silo for silo in members if silo not in state.failed)
+        least = max(least, state.spec.min_cohort, state.terms.min_cohort)
+    if len(members) < least:
+        why = f"stage {state.stage!r} closed with {len(members)} silos, fewer than {least}"
+        return _end(state, Code.TOO_FEW, "", why)
+    match state.stage:
+        case "keys":
+            return _close_keys(state, members)
+        case "shares":
+            return _close_shares(state, members)
+        case "masked":
+            return _close_masked(state, members)
+        case "survivors":
+            return replace(state, stage="reveal"), (TellNotes(members, _enough(state)), Watch("reveal"))
+        case "reveal":
+            return _open(state)
+        case _:
+            return state, ()
+
+
+def _close_keys(state: CoordinatorState, members: tuple[str, ...]) -> Step:
+    bundles = tuple(state.bundles[silo] for silo in members)
+    h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
+    state = replace(state, stage="shares", u1=members, h_u1=h_u1)
+    return _opened_stage(state, (TellKeys(members, bundles), Watch("shares")))
+
+
+def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
+    encoded = [state.dealings[silo].encoded(state.ctx) for silo in members]
+    h_u2 = set_digest(b"U2", state.ctx, encoded)
+    portions = {silo: state.portions[silo] for silo in members}
+    deliveries = [deliver(state.dealings[dealer], portions[dealer]) for dealer in members]
+    told = tuple(TellShares(silo, tuple(each[state.u1.index(silo)] for each in deliveries)) for silo in members)
+    state = replace(state, stage="masked", told=True, u2=members, h_u2=h_u2, portions=portions)
+    return _opened_stage(state, (*told, Watch("masked")))
+
+
+def _close_masked(state: CoordinatorState, members: tuple[str, ...]) -> Step:
+    try:
+        check_survivors(state.spec, state.terms, members)
+    except RefusedError as error:
+        return _end(state, Code.TOO_FEW, "", error.why)
+    headers = tuple(state.headers[silo] for silo in members)
+    h_u3 = set_digest(b"U3", state.ctx, [header.encoded(state.ctx) for header in headers])
+    state = replace(state, stage="survivors", u3=members, h_u3=h_u3)
+    return _opened_stage(state, (TellSurvivors(members, headers), Watch("survivors")))
+
+
+def _opened_stage(state: CoordinatorState, effects: tuple[Effect, ...]) -> Step:
+    """A stage that is open now; who failed meanwhile may have closed it already."""
+    state, more = _close_if_complete(state)
+    return state, (*effects, *more)
+
+
+def _enough(state: CoordinatorState) -> tuple[Survival, ...]:
+    """The first t signatures, in order of the silos' ids."""
+    return tuple(state.survivals[silo] for silo in sorted(state.survivals))[: state.spec.threshold]
+
+
+def _open(state: CoordinatorState) -> Step:
+    """Join t shares of each member of U2.
+
+    Left on the sum are the survivors' masks to themselves, and those that they share with the lost.
+    """
+    spec, ctx = state.spec, state.ctx
+    holders = sorted(state.reveals)[: spec.threshold]
+    numbers = [spec.holder(silo) for silo in holders]
+    weights = dict(zip(numbers, weights_at_zero(numbers), strict=True))
+    revealed = {holder: {each.dealer: each.held for each in state.reveals[holder].shares} for holder in holders}
+    terms: list[Term] = []
+    for dealer, kind in kinds_to_reveal(state.u2, state.u3).items():
+        secret = join({spec.holder(holder): revealed[holder][dealer].share for holder in holders}, weights)
+        if secret is None or not _is_secret(state, dealer, kind, secret):
+            return _end(state, Code.SHARES, dealer, f"{dealer!r} dealt shares of something else than it committed to")
+        if kind == SELF:
+            terms.append(Term(self_key(secret, ctx, dealer, spec.prg, state.h_u2)))
+            continue
+        for survivor in state.u3:
+            shared = agree(secret, state.bundles[survivor].mask, survivor)
+            terms.append(pair_term(survivor, dealer, pair_key(shared, ctx, survivor, dealer, spec.prg, state.h_u2)))
+    return replace(state, stage="opening"), (Open(tuple(terms), state.u3),)
+
+
+def _tags(state: CoordinatorState) -> bytes:
+    """The survivors' tags together, which go down with the result."""
+    if not state.spec.tagged:
+        return b""
+    return combine({silo: state.headers[silo].tags for silo in state.u3}, len(state.spec.groups))
+
+
+def _is_secret(state: CoordinatorState, dealer: str, kind: bytes, secret: bytes) -> bool:
+    """Whether joined shares are what the dealer committed to before."""
+    if kind == PAIR:
+        return public_key(secret) == state.bundles[dealer].mask
+    return seed_commitment(state.ctx, dealer, secret) == state.dealings[dealer].seed
+
+
+def _abandoned(state: CoordinatorState, note: Abandon) -> Step:
+    """Keep the note; its signer drops out of an attempt that still goes on."""
+    state = replace(state, notes={**state.notes, note.silo: note})
+    return (state, ()) if state.stage in ("done", "ended") else advance(state, Failed(note.silo, Code.ABANDON))
+
+
+def _end(state: CoordinatorState, code: Code, blame: str, why: str) -> Step:
+    asked: tuple[Effect, ...] = (AskAbandon(state.u1),) if state.told else ()
+    discarded = tuple(Discard(silo) for silo in state.headers)
+    return replace(state, stage="ended"), (*discarded, End(code, blame, why), *asked)

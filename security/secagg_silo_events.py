@@ -1,0 +1,153 @@
+"""What happens to a silo in a secure sum, and what it has to do: events into ``secagg_silo.advance``, effects out."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .dealing import Dealing, Delivery, KeyBundle, Portion
+from .masks import Term
+from .secagg_fault import Code
+from .secagg_memory import Memory
+from .secagg_messages import Abandon, Header, Reveal, Survival
+
+
+@dataclass(frozen=True)
+class KeysTold:
+    """The coordinator passed on the keys of U1."""
+
+    bundles: tuple[KeyBundle, ...]
+
+
+@dataclass(frozen=True)
+class SharesTold:
+    """The coordinator passed on what the members of U2 dealt to us, our own dealing among it."""
+
+    deliveries: tuple[Delivery, ...]
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """All masked chunks were made: their length and SHA-256, and the linear tags, padded, where there are some."""
+
+    length: int
+    sha256: bytes
+    tags: bytes = b""
+
+
+@dataclass(frozen=True)
+class SurvivorsTold:
+    """The coordinator passed on the headers of U3."""
+
+    headers: tuple[Header, ...]
+
+
+@dataclass(frozen=True)
+class NotesTold:
+    """The coordinator passed on survivors' signatures."""
+
+    survivals: tuple[Survival, ...]
+
+
+@dataclass(frozen=True)
+class ResultTold:
+    """The sum is open; SHA-256 of what came down, and the survivors' tags together, where there are some."""
+
+    sha256: bytes
+    tags: bytes = b""
+
+
+@dataclass(frozen=True)
+class AbandonAsked:
+    """Give this attempt up for good: the coordinator asks, or this silo has nothing to send."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The coordinator ended the attempt, or this process is asked to stop."""
+
+    why: str
+
+
+Event: TypeAlias = KeysTold | SharesTold | Streamed | SurvivorsTold | NotesTold | ResultTold | AbandonAsked | Stopped
+
+
+# Effects.
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Make this durable before any later effect."""
+
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class SendKeys:
+    """To the coordinator, for all."""
+
+    bundle: KeyBundle
+
+
+@dataclass(frozen=True)
+class SendShares:
+    """To the coordinator, for all."""
+
+    dealing: Dealing
+    portions: tuple[Portion, ...]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Quantise, mask with these terms and stream the values; then Streamed."""
+
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True)
+class SendHeader:
+    """To the coordinator, for all; it ends the upload."""
+
+    header: Header
+
+
+@dataclass(frozen=True)
+class SendSurvival:
+    """To the coordinator, for all."""
+
+    survival: Survival
+
+
+@dataclass(frozen=True)
+class SendReveal:
+    """To the coordinator alone."""
+
+    reveal: Reveal
+
+
+@dataclass(frozen=True)
+class SendAbandon:
+    """To the coordinator, for all."""
+
+    note: Abandon
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The sum is open: the ledger takes the digest, and ``Tagger.check`` of these tags and survivors the integers."""
+
+    sha256: bytes
+    tags: bytes
+    survivors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class End:
+    """The attempt is over without a sum: for the ledger, and its code for the coordinator."""
+
+    code: Code
+    blame: str
+    why: str
+
+
+Effect: TypeAlias = (
+    Remember | SendKeys | SendShares | Upload | SendHeader | SendSurvival | SendReveal | SendAbandon | Finish | End
+)

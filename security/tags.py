@@ -1,0 +1,106 @@
+"""Linear tags: silos see that the coordinator hands down the sum of what they sent, and nothing added to it.
+
+Over the field of p = 2^61 - 1, for each group of tensors, with coefficients α_k from the key that all silos share and
+the coordinator lacks (SECURITY.md rule 8)::
+
+    silo j sends         T_j = Σ_k α_k q_jk + pad_j   mod p       with its upload
+    coordinator          T   = Σ_j T_j                mod p       over the survivors
+    silos compare        T - Σ_j pad_j = Σ_k α_k Q_k  mod p       with the integers Q that came down
+
+A sum that was shifted in any word, or that wrapped around 2^b, passes with probability 2^-61. The pads hide what T_j
+would tell of q_j; coordinator and one silo together can take them off, and can forge tags.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ..errors import RefusedError
+from .fixedpoint import SIGNED, Words
+from .labels import SECAGG_PAD, SECAGG_TAG, framed
+from .masks import PIECE, Keystream
+from .pairwise import derive
+from .secagg_fault import COORDINATOR, Code, check
+
+PRIME = 2**61 - 1
+TAG_BYTES = 8
+_MASK = np.uint64(PRIME)
+_LIMB_BITS = 21  # of a coefficient: times 32 bits of a number, 1024 of them add up below 2^63
+_ROW = 1024
+_STEP = PIECE // 8  # coefficients that are made at a time
+
+
+class Tagger:
+    """Takes in a vector group by group, in order, and gives Σ_k α_k q_k mod p of each group."""
+
+    def __init__(self, group_key: bytes, ctx: bytes, groups: int) -> None:
+        key = derive(group_key, ctx, framed(SECAGG_TAG))
+        self._streams = [Keystream(key, index) for index in range(groups)]
+        self.sums = [0] * groups
+
+    def add(self, group: int, words: Words) -> None:
+        """The next words of a group, mod 2^32 or 2^64, taken as signed integers."""
+        ring = 8 * words.itemsize
+        signed = words.view(SIGNED[ring])
+        for at in range(0, words.size, _STEP):
+            piece = signed[at : at + _STEP].astype(np.int64)
+            alpha = np.empty(piece.size, np.uint64)
+            self._streams[group].fill(alpha.data.cast("B"))
+            self.sums[group] = (self.sums[group] + _product(alpha & _MASK, piece, ring)) % PRIME
+
+    def padded(self, group_key: bytes, ctx: bytes, silo: str) -> bytes:
+        """What a silo sends: its sums under its pads, 8 bytes a group."""
+        pads = self._pads(group_key, ctx, silo)
+        return _encoded((value + pad) % PRIME for value, pad in zip(self.sums, pads, strict=True))
+
+    def check(self, combined: bytes, group_key: bytes, ctx: bytes, survivors: Sequence[str]) -> None:
+        """RefusedError unless this vector is the sum of what the survivors tagged."""
+        tags = decoded(combined, len(self.sums))
+        check(tags is not None, COORDINATOR, Code.SUM, f"brings tags of {len(combined)} bytes that are none")
+        pads = [self._pads(group_key, ctx, silo) for silo in survivors]
+        for index, tag in enumerate(tags or ()):
+            found = (tag - sum(each[index] for each in pads)) % PRIME
+            check(found == self.sums[index], COORDINATOR, Code.SUM, f"brings a sum of group {index} that was altered")
+
+    def _pads(self, group_key: bytes, ctx: bytes, silo: str) -> list[int]:
+        """Uniform mod p but for 2^-67, one a group."""
+        made = memoryview(bytearray(16 * len(self.sums)))
+        Keystream(derive(group_key, ctx, framed(SECAGG_PAD, silo.encode())), 0).fill(made)
+        return [int.from_bytes(made[at : at + 16]) % PRIME for at in range(0, len(made), 16)]
+
+
+def combine(tags: Mapping[str, bytes], groups: int) -> bytes:
+    """At the coordinator: the sum of the survivors' tags; RefusedError names a silo that sent none."""
+    totals = [0] * groups
+    for silo, sent in tags.items():
+        values = decoded(sent, groups)
+        if values is None:
+            raise RefusedError(silo, Code.UPLOAD, f"its tags, {len(sent)} bytes, are not {groups} numbers of the field")
+        totals = [(total + value) % PRIME for total, value in zip(totals, values, strict=True)]
+    return _encoded(totals)
+
+
+def decoded(data: bytes, groups: int) -> list[int] | None:
+    """The tags in one spelling each; None for anything else."""
+    if len(data) != TAG_BYTES * groups:
+        return None
+    values = [int.from_bytes(data[at : at + TAG_BYTES]) for at in range(0, len(data), TAG_BYTES)]
+    return values if all(value < PRIME for value in values) else None
+
+
+def _encoded(values: Iterable[int]) -> bytes:
+    return b"".join(value.to_bytes(TAG_BYTES) for value in values)
+
+
+def _product(alpha: Words, numbers: Words, ring: int) -> int:
+    """Σ α q, exact: 21-bit limbs of α times 32 bits of q, added up row by row below 2^63."""
+    pieces = [(numbers, 0)]
+    if ring == 64:
+        pieces = [(numbers & np.int64(0xFFFFFFFF), 0), (numbers >> np.int64(32), 32)]
+    total, whole = 0, alpha.size // _ROW * _ROW
+    for limb in range(0, 63, _LIMB_BITS):
+        part = ((alpha >> np.uint64(limb)) & np.uint64((1 << _LIMB_BITS) - 1)).view(np.int64)
+        for piece, shift in pieces:
+            rows = np.einsum("ij,ij->i", part[:whole].reshape(-1, _ROW), piece[:whole].reshape(-1, _ROW)).tolist()
+            total += (sum(rows) + int(np.einsum("i,i->", part[whole:], piece[whole:]))) << (limb + shift)
+    return total

@@ -1,0 +1,149 @@
+from dataclasses import replace
+
+import pytest
+from secure_sums import Drawn, Run, attempt, frame, names, ones, signer, signers
+
+from staddle.errors import LocalError, RefusedError
+from staddle.files import canonical_json, parse_canonical
+from staddle.security import secagg_silo as machine
+from staddle.security import secagg_silo_events as s
+from staddle.security.round_spec import Terms, specify
+from staddle.security.secagg_memory import Memory, Pending
+from staddle.security.secagg_messages import make_abandon
+
+FIVE = names(5)
+SIGNERS = signers(FIVE)
+OTHER_MODEL = "ee" * 32
+
+
+def spec(round_=3, number=0, model="cc" * 32):
+    return specify(frame(round=round_, model_digest=model), FIVE, number)
+
+
+def refused(memory, of, notes=()):
+    with pytest.raises(RefusedError) as caught:
+        memory.entered(of, notes, SIGNERS)
+    assert caught.value.peer == "coordinator"
+    return caught.value.code
+
+
+def entered(of, memory=None):
+    return (memory or Memory()).entered(of, (), SIGNERS)
+
+
+def notes_of(of, *silos):
+    return tuple(make_abandon(of.context(), silo, signer(silo)) for silo in silos)
+
+
+def test_1_attempts_only_go_forward():
+    memory = entered(spec(3, 1))
+    assert (memory.round, memory.attempt, memory.ctx) == (3, 1, spec(3, 1).context().hex())
+    for older in (spec(3, 1), spec(3, 0), spec(2, 9, OTHER_MODEL)):
+        assert refused(memory, older) == "ATTEMPT"
+    assert entered(spec(3, 2), memory).attempt == 2
+    assert entered(spec(4, 0), memory).round == 4
+
+
+def test_1_a_restarted_silo_refuses_the_attempt_that_it_was_in():
+    """Killed at each step, and asked anew: what was remembered before it sent anything refuses the replay."""
+    run = Run(attempt(5), ones(FIVE)).finish()
+    for remember in run.effects(s.Remember, FIVE[0]):
+        kept = parse_canonical(canonical_json(remember.memory.model_dump(mode="json")), Memory, "memory")
+        assert kept == remember.memory
+        assert refused(kept, run.spec) == "ATTEMPT"
+
+
+def test_2_nothing_else_of_a_round_or_a_model_that_was_signed():
+    of = spec(3, 0)
+    memory = entered(of).uploading(of, FIVE).signed(of)
+    assert memory.pending == ()
+    everyone = notes_of(of, *FIVE)
+    assert refused(memory, spec(3, 1), everyone) == "ATTEMPT"
+    assert refused(memory, spec(3, 1, OTHER_MODEL), everyone) == "ATTEMPT"
+    assert refused(memory, spec(4, 0), everyone) == "ATTEMPT"
+    later = entered(spec(4, 0, OTHER_MODEL), memory)
+    assert refused(later, spec(5, 0)) == "ATTEMPT"  # the model of round 3 again, two rounds later
+
+
+def test_3_after_the_first_masked_byte_only_with_abandon_notes():
+    of = spec(3, 0)
+    assert entered(spec(3, 1), entered(of)).attempt == 1  # nothing had left
+    memory = entered(of).uploading(of, FIVE)
+    needed = 5 - 4 + 1 + 1
+    assert memory.pending[0].notes_needed == needed
+    for following in (spec(3, 1), spec(4, 0), spec(3, 1, OTHER_MODEL)):  # the round, or the model, is the same
+        for notes in (
+            (),
+            notes_of(of, *FIVE[: needed - 1]),
+            notes_of(of, FIVE[0], FIVE[0], FIVE[0]),
+            notes_of(of, *FIVE[: needed - 1], "silo-99"),
+            notes_of(spec(3, 9), *FIVE),
+            (*notes_of(of, *FIVE[:2]), replace(notes_of(of, FIVE[2])[0], signature=bytes(64))),
+        ):
+            assert refused(memory, following, notes) == "ABANDON"
+        assert memory.entered(following, notes_of(of, *FIVE[:needed]), SIGNERS).pending == ()
+    fresh = entered(spec(4, 0, OTHER_MODEL), memory)  # another round from another model is free
+    assert refused(fresh, spec(5, 0)) == "ABANDON"  # the first model again is not: its upload may still be opened
+
+
+def test_3_notes_leave_no_set_that_could_unmask():
+    for n in range(4, 40):
+        for c in range((n - 1) // 3 + 1):
+            t = 2 * n // 3 + 1
+            for members in range(t, n + 1):
+                pending = Pending(
+                    round=1,
+                    model="cc" * 32,
+                    ctx="dd" * 32,
+                    members=tuple(f"s{i}" for i in range(members)),
+                    threshold=t,
+                    colluders=c,
+                )
+                kept_word = pending.notes_needed - c  # colluders among the signers break theirs
+                assert members - kept_word == t - 1
+
+
+def test_only_members_of_u1_count():
+    of = spec(3, 0)
+    memory = entered(of).uploading(of, FIVE[:4])
+    assert memory.pending[0].notes_needed == 2
+    assert refused(memory, spec(3, 1), notes_of(of, FIVE[0], FIVE[4])) == "ABANDON"
+    assert memory.entered(spec(3, 1), notes_of(of, *FIVE[:2]), SIGNERS).pending == ()
+
+
+def test_signing_and_abandoning_exclude_each_other():
+    of = spec(3, 0)
+    memory = entered(of).uploading(of, FIVE)
+    with pytest.raises(LocalError, match="never signed"):
+        memory.given_up().signed(of)
+    with pytest.raises(LocalError, match="never abandoned"):
+        memory.signed(of).given_up()
+
+
+def test_a_restarted_silo_abandons_its_newest_attempt_unless_it_signed():
+    of = spec(3, 0)
+    party = machine.Party(FIVE[0], SIGNERS, Terms(), signer(FIVE[0]), Drawn(0))
+    memory = entered(of).uploading(of, FIVE)
+    after, note = machine.abandon_remembered(party, memory, of.context())
+    assert after.abandoned
+    assert note.holds(of.context(), SIGNERS)
+    for changed, ctx in ((memory.signed(of), of.context()), (memory, spec(3, 1).context()), (Memory(), of.context())):
+        with pytest.raises(RefusedError) as caught:
+            machine.abandon_remembered(party, changed, ctx)
+        assert caught.value.code == "ABANDON"
+
+
+def test_the_file_of_the_docstring_and_others():
+    of = spec(3, 0)
+    memory = entered(of).uploading(of, FIVE)
+    data = canonical_json(memory.model_dump(mode="json"))
+    assert parse_canonical(data, Memory, "memory") == memory
+    for wrong in (data.replace(b'"round":3', b'"round":"3"'), data.replace(b'"attempt"', b'"attempts"')):
+        with pytest.raises(LocalError):
+            parse_canonical(wrong, Memory, "memory")
+
+
+def test_another_instance_has_its_own_memory():
+    one, other = frame(), frame(purpose="count")
+    assert one.instance() == "j1/sum/update/coordinator"
+    assert len({one.instance(), other.instance(), frame(recipient="silos").instance(), frame(job="j2").instance()}) == 4

@@ -1,0 +1,176 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from secure_sums import frame, group, names
+
+from staddle.errors import RefusedError
+from staddle.security import masked_sum, tags
+from staddle.security.fixedpoint import SIGNED, WORD
+from staddle.security.labels import SECAGG_TAG, framed
+from staddle.security.masks import Keystream, Term
+from staddle.security.pairwise import derive
+from staddle.security.round_spec import specify
+from staddle.security.tags import PRIME, Tagger, combine, decoded
+
+FOUR = names(4)
+KEY, CTX = b"k" * 32, b"c" * 32
+
+
+def slow(words, index, key=KEY, ctx=CTX):
+    """Σ α q in Python's own integers."""
+    stream, total = Keystream(derive(key, ctx, framed(SECAGG_TAG)), index), 0
+    for number in words.view(SIGNED[8 * words.itemsize]).tolist():
+        made = bytearray(8)
+        stream.fill(memoryview(made))
+        total += (int.from_bytes(made, "little") & PRIME) * number
+    return total % PRIME
+
+
+def tagged(*groups):
+    tagger = Tagger(KEY, CTX, len(groups))
+    for index, words in enumerate(groups):
+        tagger.add(index, words)
+    return tagger
+
+
+def test_two_to_61_less_one_is_prime():
+    """Lucas-Lehmer."""
+    s = 4
+    for _ in range(59):
+        s = (s * s - 2) % PRIME
+    assert s == 0
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_agrees_with_the_slow_oracle_however_it_is_cut(data):
+    ring = data.draw(st.sampled_from([32, 64]))
+    edge = [0, 1, 2**ring - 1, 2 ** (ring - 1), 2 ** (ring - 1) - 1]
+    numbers = data.draw(st.lists(st.sampled_from(edge) | st.integers(0, 2**ring - 1), max_size=40))
+    words = np.array(numbers, WORD[ring])
+    cut = data.draw(st.integers(0, len(numbers)))
+    tagger = Tagger(KEY, CTX, 2)
+    tagger.add(1, words[:cut])
+    tagger.add(1, words[cut:])
+    assert tagger.sums == [0, slow(words, 1)]
+
+
+@pytest.mark.parametrize("ring", [32, 64])
+def test_long_vectors_at_their_limits(ring):
+    n = tags._STEP + 1500
+    for value in (2 ** (ring - 1), 2 ** (ring - 1) - 1, 2**ring - 1):
+        words = np.full(n, value, WORD[ring])
+        assert tagged(words).sums == [slow(words, 0)]
+
+
+def sums_of(vectors):
+    """Each silo's tags, their combination, and the sum itself, mod 2^b."""
+    sent = {silo: tagged(*groups).padded(KEY, CTX, silo) for silo, groups in vectors.items()}
+    total = [sum(groups[1:], groups[0]) for groups in zip(*vectors.values(), strict=True)]
+    return combine(sent, len(total)), total
+
+
+def vectors(seed=0):
+    random = np.random.default_rng(seed)
+    small, large = (0, 2**29), (0, 2**60)
+    return {
+        silo: [
+            (random.integers(*small, 50) - 2**28).astype("<i4").view("<u4"),
+            (random.integers(*large, 30) - 2**59).astype("<i8").view("<u8"),
+        ]
+        for silo in FOUR
+    }
+
+
+def test_the_honest_sum_is_accepted():
+    combined, total = sums_of(vectors())
+    tagged(*total).check(combined, KEY, CTX, FOUR)
+
+
+def altered(change):
+    combined, total = sums_of(vectors())
+    with pytest.raises(RefusedError) as caught:
+        change(combined, total)
+    assert (caught.value.peer, caught.value.code) == ("coordinator", "SUM")
+
+
+def test_any_word_shifted_is_noticed():
+    for index, at, by in ((0, 0, 1), (0, 49, 2**31), (1, 0, 1), (1, 29, 2**63)):
+
+        def shift(combined, total, index=index, at=at, by=by):
+            total[index][at : at + 1] += total[index].dtype.type(by)
+            tagged(*total).check(combined, KEY, CTX, FOUR)
+
+        altered(shift)
+
+
+def test_a_sum_that_wrapped_around_is_noticed():
+    over = {silo: [np.full(3, 2**29, "<u4")] for silo in FOUR}  # 2^31 in all: negative, mod 2^32
+    combined, total = sums_of(over)
+    with pytest.raises(RefusedError):
+        tagged(*total).check(combined, KEY, CTX, FOUR)
+    below = {silo: [np.full(3, 2**29 - 1, "<u4")] for silo in FOUR}
+    combined, total = sums_of(below)
+    tagged(*total).check(combined, KEY, CTX, FOUR)
+
+
+def test_other_survivors_keys_contexts_and_tags_are_noticed():
+    altered(lambda combined, total: tagged(*total).check(combined, KEY, CTX, FOUR[:3]))
+    altered(lambda combined, total: tagged(*total).check(combined, b"x" * 32, CTX, FOUR))
+    altered(lambda combined, total: tagged(*total).check(combined, KEY, b"x" * 32, FOUR))
+    altered(lambda combined, total: tagged(*total).check(combined[:-1], KEY, CTX, FOUR))
+    altered(lambda combined, total: tagged(*total).check(combined[8:] + combined[:8], KEY, CTX, FOUR))
+    altered(lambda _, total: tagged(*total).check(bytes(16), KEY, CTX, FOUR))
+    for key, ctx in ((b"x" * 32, CTX), (KEY, b"x" * 32)):
+        other = Tagger(key, ctx, 1)
+        words = np.arange(5, dtype="<u4")
+        other.add(0, words)
+        assert other.sums != tagged(words).sums
+
+
+def test_pads_hide_what_was_tagged():
+    words = np.arange(5, dtype="<u4")
+    plain = tagged(words)
+    sent = {plain.padded(KEY, ctx, silo) for silo in FOUR for ctx in (CTX, b"d" * 32)}
+    assert len(sent) == 8
+    assert plain.sums[0].to_bytes(8) not in sent
+    two = Tagger(KEY, CTX, 2).padded(KEY, CTX, FOUR[0])
+    assert two[:8] != two[8:]
+
+
+def test_tags_have_one_spelling():
+    assert decoded((PRIME - 1).to_bytes(8) + bytes(8), 2) == [PRIME - 1, 0]
+    for wrong in (PRIME.to_bytes(8), b"", bytes(7), bytes(16)):
+        assert decoded(wrong, 1) is None
+        with pytest.raises(RefusedError) as caught:
+            combine({FOUR[0]: bytes(8), FOUR[1]: wrong}, 1)
+        assert (caught.value.peer, caught.value.code) == (FOUR[1], "UPLOAD")
+
+
+def test_tags_of_masked_uploads_fit_the_opened_sum():
+    own = frame(groups=(group(), group("d", 24, rows=3, ring=64, weights="private", weight_most=12, weight_least=2)))
+    spec = specify(own, FOUR, 0)
+    accumulator, sent = masked_sum.Accumulator(spec), {}
+    for i, silo in enumerate(FOUR):
+        values = [
+            masked_sum.Given(np.linspace(-8, 8, 20)),
+            masked_sum.Given(np.full(24, 1.5 * i), np.array([2.0, 0.0, 12.0])),
+        ]
+        tagger = Tagger(KEY, spec.context(), 2)
+        term = Term(bytes([i]) * 32)
+        made = [w.tobytes() for w in masked_sum.masked_chunks(spec, silo, values, [term], tagger)]
+        accumulator.add(made)
+        sent[silo] = tagger.padded(KEY, spec.context(), silo)
+    accumulator.open([Term(bytes([i]) * 32) for i in range(4)], FOUR)
+    combined = combine(sent, 2)
+
+    def checked(shift):
+        mine = Tagger(KEY, spec.context(), 2)
+        for index, words in accumulator.numbers():
+            mine.add(index, words + words.dtype.type(shift))
+        mine.check(combined, KEY, spec.context(), FOUR)
+
+    checked(0)
+    with pytest.raises(RefusedError, match="was altered"):
+        checked(1)
