@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import LocalError
 from .aggregation import MemoryArchive, close_round, deliver
 from .data import Dataset
-from .exchange import PLAIN, Tensors
+from .exchange import PLAIN, Exchanges, Tensors
 from .fit import check_records, check_training
 from .job import Job
 from .local_round import Report, final_round, local_round
@@ -38,10 +38,12 @@ def simulate(
     shards: Shards,
     progress: Callable[[int, int], None] = silent,
     weights: Mapping[str, Mapping[str, Tensors]] | None = None,
+    exchanges: Exchanges = PLAIN,
 ) -> SimulationResult:
     """Run a job to its end; ``progress`` is told the rounds done and their total.
 
-    ``weights``, by silo and part, are initial values of private parts (weights.load_weights).
+    ``weights``, by silo and part, are initial values of private parts (weights.load_weights). ``exchanges`` is how
+    what the silos give is put together.
     """
     if set(shards) != set(job.silos):
         raise LocalError(f"data was given for silos {sorted(shards)}, the job names {sorted(job.silos)}")
@@ -59,20 +61,20 @@ def simulate(
         cohort, up = job.cohort(round_), job.up(round_)
         spool: dict[tuple[str, str], dict[str, Tensor]] = {}
         for silo in cohort:
-            down = deliver(method, PLAIN, coordinator, round_, silo, archive)
+            down = deliver(method, exchanges, coordinator, round_, silo, archive)
             outcome = local_round(method, job, states[silo], round_, down, *shards[silo], silo)
             states[silo] = outcome.state
             history[silo].append(outcome.report)
-            spool |= {(part.name, silo): PLAIN.give(part, outcome.gifts[part.name]) for part in up}
+            spool |= {(part.name, silo): exchanges.give(part, outcome.gifts[part.name]) for part in up}
 
         def read(part: str, silo: str, name: str, spool: Mapping[tuple[str, str], dict[str, Tensor]] = spool) -> Tensor:
             return spool[part, silo][name]
 
-        coordinator, sums = close_round(method, PLAIN, coordinator, round_, cohort, up, read, archive)
+        coordinator, sums = close_round(method, exchanges, coordinator, round_, cohort, up, read, archive)
         metrics.append(sums)
         progress(round_ + 1, job.length)
     for silo in job.silos:
-        down = deliver(method, PLAIN, coordinator, job.length, silo, archive)
+        down = deliver(method, exchanges, coordinator, job.length, silo, archive)
         outcome = final_round(method, job, states[silo], down, *shards[silo], silo, trained=bool(history[silo]))
         states[silo] = outcome.state
         history[silo].append(outcome.report)

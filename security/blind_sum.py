@@ -1,0 +1,182 @@
+"""The ``Sum`` exchange as numbers of a secure sum: a part is one group, its fold the opened sum of that group.
+
+=========  =======================================  =============================  ==========================
+form       the group's elements                     weights                        ring
+=========  =======================================  =============================  ==========================
+``mean``   all tensors, one after another           public (declared counts), or   32; 64 where private weights
+                                                    private, one                   spread more than 16-fold
+``ratio``  row by row, the tensors side by side     private, one a row             the same
+``total``  all tensors, one after another           equal                          64: counts stay whole
+=========  =======================================  =============================  ==========================
+
+``Quantised`` is what blind silos and their coordinator compute, without masks: these cancel exactly, so a simulation
+with it gives the bits of a blind federation.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..algorithms.exchange import DTYPES, PLAIN, WEIGHT, Gift, Part, Read, Sum, TensorSpec
+from ..errors import LocalError
+from .fixedpoint import WIDEST_PRIVATE, Floats, Group, Ring, error_bound, weight_exponent
+from .masked_sum import Accumulator, Given, Opened, check_given, masked_chunks
+from .round_spec import Frame, RoundSpec, specify
+
+COUNT_EXPONENT = 40  # a total of counts: each silo's are below 2^40
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a job declares of its values: magnitudes are at most 2^clip_exponent, private weights ``least`` to ``most``.
+
+    Weights of a ``ratio`` are never public: they would show who has which class.
+    """
+
+    clip_exponent: int = 3
+    weights: Literal["public", "private"] = "private"
+    least: int = 1
+    most: int = 1
+
+
+def group(part: Part, bounds: Bounds) -> Group:
+    """The group of a part; LocalError for a part that is no Sum."""
+    match part.exchange:
+        case Sum("total"):
+            counts = all(spec.dtype == "int64" for spec in part.tensors)
+            clip = COUNT_EXPONENT if counts else bounds.clip_exponent
+            return Group(name=part.name, elements=_elements(part), ring=64, clip_exponent=clip, weights="equal")
+        case Sum("mean") if bounds.weights == "public":
+            return Group(name=part.name, elements=_elements(part), clip_exponent=bounds.clip_exponent, weights="public")
+        case Sum(form, most):
+            own = most if most <= 1 else bounds.most  # a presence is 0 or 1, whatever counts the job declares
+            least = bounds.least if own > 1 else 1
+            ring: Ring = 64 if own > WIDEST_PRIVATE * least else 32
+            return Group(
+                name=part.name,
+                elements=_elements(part),
+                rows=part.tensors[0].shape[0] if form == "ratio" else 1,
+                ring=ring,
+                clip_exponent=bounds.clip_exponent,
+                weights="private",
+                weight_most=int(own),
+                weight_least=int(least),
+            )
+        case _:
+            raise LocalError(f"part {part.name!r} crosses by {part.exchange!r}, which is no secure sum")
+
+
+def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> Given:
+    """What a silo gives for a part's group, out of the tensors that it gives in the clear (``part.wire``)."""
+    dtype = np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32
+    flat = [tensors[spec.name].detach().reshape(own.rows, -1).numpy().astype(dtype) for spec in part.tensors]
+    values = np.concatenate(flat, axis=1).reshape(-1) if len(flat) > 1 else flat[0].reshape(-1)
+    if own.weights != "private":
+        return Given(values)
+    return Given(values, tensors[WEIGHT].reshape(own.rows).numpy().astype(np.float64))
+
+
+def folded(part: Part, own: Group, opened: Opened) -> dict[str, Tensor]:
+    """The fold of a part, as ``Plain.collect`` gives it: its tensors and, for mean and ratio, the total weight."""
+    if own.weights == "equal":
+        return _cut(part, own, opened.total, total=True)
+    weight = torch.from_numpy(opened.weight.copy())
+    mean = opened.mean(np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32)
+    ratio = isinstance(part.exchange, Sum) and part.exchange.form == "ratio"
+    return {**_cut(part, own, mean, total=False), WEIGHT: weight if ratio else weight.reshape(())}
+
+
+def deviation(own: Group, spec: RoundSpec, opened: Opened, largest: float) -> float:
+    """How far a fold of magnitude at most ``largest`` may be from the exact one, before it is rounded to its dtype.
+
+    A total is off by ``error_bound``; a mean by that, as a part of the total weight, and by what rounding did to
+    private weights.
+    """
+    members = len(spec.cohort)
+    if own.weights == "equal":
+        return float(error_bound(own, members))
+    lightest = float(opened.weight[opened.weight > 0].min(initial=np.inf))
+    total = float(error_bound(own, members)) * opened.unit / lightest
+    if own.weights != "private":
+        return total
+    off = float(Fraction(members, 2 ** (weight_exponent(own.ring, members) + 1))) * own.weight_most / lightest
+    return total + largest * off / (1 - off)
+
+
+class Quantised:
+    """The exchanges, with every Sum as the numbers of a secure sum; all others in the clear."""
+
+    def __init__(self, bounds: Bounds, counts: Mapping[str, int] | None = None) -> None:
+        """``counts``, by silo, are the declared ones of public weights."""
+        self._bounds = bounds
+        self._counts = tuple(sorted((counts or {}).items()))
+
+    def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
+        """As in the clear: it is quantised where it is summed."""
+        return PLAIN.give(part, gift)
+
+    def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
+        """The fold; ``members`` are at least two. LocalError for values beyond the bounds."""
+        if not isinstance(part.exchange, Sum):
+            return PLAIN.collect(part, members, read)
+        spec, opened = self.opened(part, members, read)
+        return folded(part, spec.groups[0], opened)
+
+    def mix(self, part: Part, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
+        """As in the clear, whose weights are integers already."""
+        return PLAIN.mix(part, weights, read)
+
+    def opened(self, part: Part, members: Sequence[str], read: Read) -> tuple[RoundSpec, Opened]:
+        """The specification that the members would have, and the opened sum."""
+        spec = specify(self._frame(part), members, 0)
+        own = spec.groups[0]
+        accumulator = Accumulator(spec)
+        for silo in spec.cohort:
+            gift = given(part, own, {each.name: read(silo, each.name) for each in part.wire})
+            check_given(spec, [gift])
+            accumulator.add(words.tobytes() for words in masked_chunks(spec, silo, [gift], ()))
+        return spec, accumulator.open((), spec.cohort)[0]
+
+    def _frame(self, part: Part) -> Frame:
+        nothing = "0" * 64  # no mask is made, so nothing is bound to it
+        return Frame(
+            federation="none",
+            roster=nothing,
+            job="none",
+            job_digest=nothing,
+            round=0,
+            exchange="sum",
+            purpose="update",
+            recipient="coordinator",
+            model_digest=nothing,
+            schema_digest=nothing,
+            groups=(group(part, self._bounds),),
+            chunk_bytes=CHUNK_BYTES,
+            counts=self._counts,
+        )
+
+
+def _elements(part: Part) -> int:
+    return sum(spec.elements for spec in part.tensors)
+
+
+def _cut(part: Part, own: Group, values: Floats, *, total: bool) -> dict[str, Tensor]:
+    """The group's elements as the part's tensors again."""
+    table, at = torch.from_numpy(values).reshape(own.rows, -1), 0
+    found = {}
+    for spec in part.tensors:
+        width = spec.elements // own.rows
+        found[spec.name] = table[:, at : at + width].reshape(spec.shape).to(_dtype(spec, total=total))
+        at += width
+    return found
+
+
+def _dtype(spec: TensorSpec, *, total: bool) -> torch.dtype:
+    """As in the clear: a total is in float64, counts stay whole."""
+    return torch.float64 if total and spec.dtype != "int64" else DTYPES[spec.dtype]
