@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from .uploads import Uploads
 
 MAX_HEAD_BYTES = 4096
 SIGNATURE_BYTES = 64
+WITNESSED_BEFORE_A_TASK = 4  # witness tasks in a row while another one waits: who greets in a loop holds nobody up
 
 
 class Service:
@@ -32,6 +34,7 @@ class Service:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._uploads = Uploads(daemon, self._admit)
+        self._witnessed: Counter[str] = Counter()  # silo → witness tasks since its last other one
 
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:  # noqa: N802 gRPC's name
         """Agree on a version; open a session."""
@@ -77,10 +80,14 @@ class Service:
         until = loop.time() + self._daemon.config.timing.hold_seconds
         while True:
             changed = self._daemon.changed
-            self._check_stopping(silo)
-            if (witness := self._daemon.attesting.waiting(silo)) is not None:
+            self._check_session(silo, request.session)  # a new one may have begun: what waits is for that
+            found = self._daemon.task_for(silo)
+            in_turn = found is None or self._witnessed[silo] < WITNESSED_BEFORE_A_TASK
+            if in_turn and (witness := self._daemon.attesting.waiting(silo)) is not None:
+                self._witnessed[silo] += 1
                 return pb.Task(witness=witness)
-            if (found := self._daemon.task_for(silo)) is not None:
+            if found is not None:
+                self._witnessed[silo] = 0
                 return self._task(silo, *found)
             try:
                 await asyncio.wait_for(changed.wait(), until - loop.time())
