@@ -19,11 +19,11 @@ from ..security.attestation import CHALLENGE_BYTES
 from .daemon import Daemon
 from .events import Answered, Done, Failed
 from .guard import Context, caller
+from .heads import MAX_HEAD_BYTES
 from .jobrun import JobRun
 from .tasks import FinishTask, OfferTask, RoundTask, SiloTask
 from .uploads import Uploads
 
-MAX_HEAD_BYTES = 4096
 SIGNATURE_BYTES = 64
 WITNESSED_BEFORE_A_TASK = 4  # witness tasks in a row while another one waits: who greets in a loop holds nobody up
 
@@ -137,6 +137,7 @@ class Service:
         found = self._daemon.task_for(silo)
         if found is None or found[0] is not run or _round(found[1]) != request.round:
             raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r}: round {request.round} is not open to it")
+        self._daemon.receiving.check_delivery(run.job, silo, request.round)
         delivery = await run.delivery(request.round, silo)
         items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery.tensors])
         size = sum(item.spec.nbytes for item in items)

@@ -1,4 +1,4 @@
-"""Who greets in a loop holds nobody up, and an old poll takes nothing from the session that came after it."""
+"""What one silo asks without end: the others get their tasks, and the coordinator's ledger does not grow for it."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -9,6 +9,7 @@ from raw_silo import SECONDS, Caller, refused
 
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
+from staddle.coordinator import receiving
 from staddle.coordinator.server import running
 from staddle.coordinator.service import WITNESSED_BEFORE_A_TASK
 from staddle.proto import federation_pb2 as pb
@@ -70,5 +71,28 @@ def test_a_poll_of_an_old_session_takes_no_questions_from_the_new_one(setup):
             await refused(old, "SESSION", grpc.StatusCode.UNAUTHENTICATED)
             (asked,) = (await polled(north)).witness.asked
             assert asked.silo == "east"
+
+    asyncio.run(scenario())
+
+
+def test_a_delivery_that_is_fetched_without_end_is_refused(setup, monkeypatch):
+    monkeypatch.setattr(receiving, "MOST_DELIVERIES", 3)
+
+    async def scenario():
+        async with setup() as callers:
+            for caller in callers:
+                await caller.accept()
+            for caller in callers:
+                await caller.give()
+            north, east, _ = callers
+            assert (await north.told("round")).round == 1
+            for _ in range(3):
+                assert len(await north.delivered(1)) > 0
+            await refused(north.delivered(1), "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "3 times")
+            assert len(await east.delivered(1)) > 0
+            for caller in callers:
+                await caller.give(1)
+            assert (await north.told("finish")).round == 2
+            assert len(await north.delivered(2)) > 0
 
     asyncio.run(scenario())
