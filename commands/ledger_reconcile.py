@@ -12,7 +12,6 @@ from ..files import parse_canonical, read_bytes
 from ..security import checkpoint as checkpoints
 from ..security import ledger_audit
 from ..security import note as notes
-from ..security import roster as rosters
 from ..security.checkpoint import Checkpoint
 from ..security.head import roster_log_key, stored
 from ..security.ledger_audit import ledger_folder
@@ -22,6 +21,8 @@ from ..security.reconcile import reconcile as compared
 from ..security.roster import Roster
 from ..security.segments import CHECKPOINT
 from ..silo.witness import HEADS, Heads
+from . import roster_files
+from .roster_files import Founders, Threshold
 
 MOST = 20  # gaps that are printed
 
@@ -32,13 +33,16 @@ def reconcile(
     roster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The roster, for who signed heads and receipts.")
     ] = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Compare what left a silo with what the coordinator received; exit code 1 where the two contradict each other.
 
     Both ledgers are verified first. Gaps that a crash or a lost connection leaves are no contradiction.
     """
-    members = rosters.load(roster) if roster else None
+    given = roster_files.read([roster] if roster else None, founder, threshold)
+    members = given.newest
     found = compare(ledger_folder(silo), ledger_folder(coordinator), members)
     if as_json:
         typer.echo(json.dumps({"ok": not found.differences, **asdict(found)}))
@@ -52,6 +56,8 @@ def reconcile(
         checked = "receipts and heads checked" if members else "receipts and heads not checked (give --roster)"
         checked += f"; {found.unchecked} receipts are under other rosters, not checked" if found.unchecked else ""
         both = f"{found.uploads} uploads of {found.bytes:,} bytes and {found.deliveries} deliveries"
+        if given.told:
+            typer.echo(given.told)
         said = "NOT RECONCILED" if found.differences else "reconciled"
         typer.echo(f"{said}: {found.silo} and {found.coordinator} both have {both}; {checked}")
     if found.differences:

@@ -155,7 +155,8 @@ class Witness:
             consistency.verify_from(self._held(coordinator.id), proof, key)
         except ProofError as error:
             log.problem("ledger.forked", member=coordinator.id, why=f"its ledger was rolled back or altered: {error}")
-            await self._keep(forks={coordinator.id: bytes(note).decode()})
+            if coordinator.id not in self._heads.forks:  # the first one is evidence, and stays
+                await self._keep(forks={coordinator.id: bytes(note).decode()})
             return
         await self._keep(heads={coordinator.id: bytes(note).decode()})
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from staddle.commands import ledger as commands
 from staddle.commands import local_federation
-from staddle.errors import LocalError
+from staddle.errors import LocalError, StaddleError
 from staddle.files import canonical_json
 from staddle.security import head, ledger_audit
 from staddle.security import roster as rosters
@@ -201,3 +201,19 @@ def test_a_head_that_the_coordinator_did_not_sign_blames_nobody(world):
     )
     assert isinstance(result.exception, LocalError)
     assert "heads.json: what it has of 'coordinator'" in str(result.exception)
+
+
+def test_a_roster_that_its_founders_did_not_sign_says_nothing(world, tmp_path):
+    roster = other_roster(world)
+    fingerprint = load_keys(world.folder / "f").entry.protocol_fingerprint
+    said = run("reconcile", *sides(world), "--roster", roster, "--founder", fingerprint)
+    assert "signed by f" in said
+    assert "for who vouches for it, give --founder" in run("reconcile", *sides(world), "--roster", roster)
+    stranger = create_keys(tmp_path / "stranger", "f", Role.FOUNDER, "F").protocol_fingerprint
+    edited = tmp_path / "edited.json"
+    signature = rosters.load(roster).signatures
+    forged = rosters.load(roster).model_copy(update={"signatures": dict.fromkeys(signature, "00" * 64)})
+    rosters.save(forged, edited)
+    for file, *more in ((edited,), (roster, "--founder", stranger)):
+        result = CliRunner().invoke(app, ["ledger", "reconcile", *map(str, (*sides(world), "--roster", file, *more))])
+        assert isinstance(result.exception, StaddleError), result.output

@@ -353,6 +353,14 @@ def test_a_coordinators_ledger_that_was_altered_is_said_and_kept_as_evidence(wor
     assert world.outcome()["status"] == "sent"  # the receipt holds all the same
 
 
+def test_the_first_altered_head_of_the_coordinators_stays_as_evidence(world):
+    given(world, growth_of(world, 0, 4), 0)
+    given(world, growth_of(world, 4, 9, b"other"), 1)
+    kept = heads_file(world)
+    given(world, growth_of(world, 0, 9), 2)  # grown from the one held, with a proof from none
+    assert heads_file(world) == kept
+
+
 def test_a_head_that_the_coordinator_did_not_sign_is_ignored(world, caplog):
     signed = growth_of(world, 0, 4)
     given(world, signed.replace(b"coordinator/egress\n4", b"coordinator/egress\n5"), 0)
