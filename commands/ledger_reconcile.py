@@ -7,16 +7,22 @@ from typing import Annotated
 
 import typer
 
-from ..errors import LocalError
+from ..errors import LocalError, ProofError
+from ..files import parse_canonical, read_bytes
+from ..security import checkpoint as checkpoints
 from ..security import ledger_audit
-from ..security import roster as rosters
+from ..security import note as notes
+from ..security.checkpoint import Checkpoint
 from ..security.head import roster_log_key, stored
 from ..security.ledger_audit import ledger_folder
-from ..security.note import VerifierKey
+from ..security.note import Note, VerifierKey
 from ..security.reconcile import Reconciled
 from ..security.reconcile import reconcile as compared
 from ..security.roster import Roster
 from ..security.segments import CHECKPOINT
+from ..silo.witness import HEADS, Heads
+from . import roster_files
+from .roster_files import Founders, Threshold
 
 MOST = 20  # gaps that are printed
 
@@ -27,13 +33,16 @@ def reconcile(
     roster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The roster, for who signed heads and receipts.")
     ] = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Compare what left a silo with what the coordinator received; exit code 1 where the two contradict each other.
 
     Both ledgers are verified first. Gaps that a crash or a lost connection leaves are no contradiction.
     """
-    members = rosters.load(roster) if roster else None
+    given = roster_files.read([roster] if roster else None, founder, threshold)
+    members = given.newest
     found = compare(ledger_folder(silo), ledger_folder(coordinator), members)
     if as_json:
         typer.echo(json.dumps({"ok": not found.differences, **asdict(found)}))
@@ -45,7 +54,10 @@ def reconcile(
         if len(found.gaps) > MOST:
             typer.echo(f"… and {len(found.gaps) - MOST} gaps more (--json has all)")
         checked = "receipts and heads checked" if members else "receipts and heads not checked (give --roster)"
+        checked += f"; {found.unchecked} receipts are under other rosters, not checked" if found.unchecked else ""
         both = f"{found.uploads} uploads of {found.bytes:,} bytes and {found.deliveries} deliveries"
+        if given.told:
+            typer.echo(given.told)
         said = "NOT RECONCILED" if found.differences else "reconciled"
         typer.echo(f"{said}: {found.silo} and {found.coordinator} both have {both}; {checked}")
     if found.differences:
@@ -53,18 +65,51 @@ def reconcile(
 
 
 def compare(silo: Path, coordinator: Path, roster: Roster | None) -> Reconciled:
-    """Two ledgers' folders, each verified; LocalError for one that does not hold."""
+    """Two ledgers' folders, each verified; LocalError for one that does not hold.
+
+    What the silo holds of the coordinator's ledger (``heads.json``, beside its own) is compared as well.
+    """
+    held = _held(silo.parent / HEADS, coordinator, roster)
     for folder in (silo, coordinator):
         key = _key(folder, roster) if roster else None
         verified = ledger_audit.verify(folder, key=key)
         if not verified.ok:
             raise LocalError(f"{folder}: does not hold: {verified.problems[0]}; run: staddle ledger verify {folder}")
-    return compared(silo, coordinator, roster)
+    if roster and (name := _owner(coordinator)) != roster.coordinator.id:
+        raise LocalError(f"{coordinator}: is the ledger of {name!r}; the coordinator is {roster.coordinator.id!r}")
+    return compared(silo, coordinator, roster, held)
+
+
+def _held(path: Path, coordinator: Path, roster: Roster | None) -> list[Checkpoint]:
+    """Heads of the coordinator's ledger, under the key that it has now, which the silo keeps, if it keeps any."""
+    if not path.exists():
+        return []
+    kept = parse_canonical(read_bytes(path), Heads, str(path))
+    now = _checkpoint(coordinator)
+    name, found = _owner(coordinator), []
+    for text in (kept.heads.get(name), kept.forks.get(name)):
+        try:
+            note = notes.parse(text.encode()) if text else None
+            if note and note.signatures[0].key_id == now.signatures[0].key_id:
+                if roster:
+                    checkpoints.verify(note, roster_log_key(now, roster))
+                found.append(Checkpoint.parse(note.text))
+        except ProofError as error:
+            raise LocalError(f"{path}: what it has of {name!r} does not hold: {error}; move it away") from error
+    return found
 
 
 def _key(folder: Path, roster: Roster) -> VerifierKey:
     """The key that must have signed a ledger's checkpoint, by the member that this names."""
+    return roster_log_key(_checkpoint(folder), roster)
+
+
+def _owner(folder: Path) -> str:
+    return checkpoints.owner(Checkpoint.parse(_checkpoint(folder).text).origin)[1]
+
+
+def _checkpoint(folder: Path) -> Note:
     note = stored(folder)
     if note is None:
         raise LocalError(f"{folder / CHECKPOINT}: is missing; run: staddle ledger verify {folder}")
-    return roster_log_key(note, roster)
+    return note

@@ -3,7 +3,7 @@
 ::
 
     silo A   Hello(challenge)                   ask
-    silo B   Poll → Witness(asked: A)           waiting; up to WITNESSES silos are asked for each session of A
+    silo B   Poll → Witness(asked: A)           waiting; in each session of A, until WITNESSES silos held something
     silo B   Attest(A, challenge, head)         answered
     silo A   Poll → Witness(told: B)            waiting
 
@@ -22,6 +22,9 @@ class _Question:
     challenge: bytes
     asked: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
+    empty: int = (
+        0  # answers of silos that hold nothing, such as those that share no job: others are asked in their place
+    )
     answers: list[pb.Attestation] = field(default_factory=list)  # not told yet
 
 
@@ -42,7 +45,7 @@ class Attesting:
         """Take what waits for this silo: questions about others, answers about itself."""
         asked = []
         for other, question in self._questions.items():
-            if other != silo and silo not in question.asked and len(question.asked) < WITNESSES:
+            if other != silo and silo not in question.asked and len(question.asked) - question.empty < WITNESSES:
                 question.asked.add(silo)
                 asked.append(pb.Challenge(silo=other, challenge=question.challenge))
         own = self._questions.get(silo)
@@ -59,6 +62,7 @@ class Attesting:
         )
         if question is not None and wanted:
             question.answered.add(by)
+            question.empty += not said.held
             told = pb.Attestation(
                 by=by, silo=said.silo, challenge=said.challenge, held=said.held, signature=said.signature
             )

@@ -20,6 +20,8 @@ from ..security.note import Note
 from ..security.roster import Roster
 from .database import StoredHead
 
+MAX_HEAD_BYTES = 4096  # of a checkpoint: an origin, two numbers and one signature
+
 
 @dataclass(frozen=True)
 class Head:
@@ -54,6 +56,8 @@ class Heads:
         key = log_key(self._roster.federation, silo, self._roster[silo].log_key)
         try:
             proof = consistency.Consistency.parse(end.head)
+            if (size := len(bytes(proof.checkpoint))) > MAX_HEAD_BYTES:  # or our ledger could not keep it
+                raise ProofError(f"checkpoint has {size} bytes, more than {MAX_HEAD_BYTES}")
         except ProofError as error:
             raise RefusedError(silo, "LEDGER", f"the head of its ledger cannot be read: {error}") from error
         held = self._held.get(silo)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from .. import log
 from ..algorithms.job import Job
+from ..errors import RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
 from ..proto.stream import Digests
@@ -20,6 +21,8 @@ from ..security.receiving_ledger import ReceivingLedger
 from ..security.records import Payload, Received
 from .database import Database, Submission
 from .heads import Head, Heads
+
+MOST_DELIVERIES = 100  # of one round to one silo, while this process lives: each is a record of our ledger
 
 
 @dataclass
@@ -54,6 +57,7 @@ class Receiving:
         self._roster = roster
         self._keys = keys
         self._database = database
+        self._deliveries: dict[tuple[str, str], tuple[int, int]] = {}  # (silo, job) → round, how often it was delivered
 
     def take(self, job: Job, silo: str, round_: int, file: str, end: tensor.End, digests: Digests, head: Head) -> Taken:
         """Sign the receipt of an upload whose head was checked; nothing is kept before ``record``."""
@@ -104,6 +108,17 @@ class Receiving:
         known = f"{given.ledger_seq}:{given.ledger_leaf}"
         log.event("receipt", job=taken.job.name, round=given.round, silo=given.silo, bytes=given.size, known=known)
 
+    def check_delivery(self, job: Job, silo: str, round_: int) -> None:
+        """RefusedError LIMIT for a silo that fetches the same round without end."""
+        if self._times(job, silo, round_) >= MOST_DELIVERIES:
+            why = f"job {job.name!r}: round {round_} was delivered to it {MOST_DELIVERIES} times; give or fail it"
+            raise RefusedError(silo, "LIMIT", why)
+
+    def _times(self, job: Job, silo: str, round_: int) -> int:
+        last, times = self._deliveries.get((silo, job.name), (round_, 0))
+        return times if last == round_ else 0
+
     def delivered(self, job: Job, silo: str, round_: int, size: int, digests: Digests) -> None:
         """A delivery was sent to its end."""
+        self._deliveries[silo, job.name] = (round_, self._times(job, silo, round_) + 1)
         self.ledger.delivered(silo, job.name, job.digest, round_, Payload(bytes=size, sha256=digests.total.hex()))

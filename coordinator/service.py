@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,12 +19,13 @@ from ..security.attestation import CHALLENGE_BYTES
 from .daemon import Daemon
 from .events import Answered, Done, Failed
 from .guard import Context, caller
+from .heads import MAX_HEAD_BYTES
 from .jobrun import JobRun
 from .tasks import FinishTask, OfferTask, RoundTask, SiloTask
 from .uploads import Uploads
 
-MAX_HEAD_BYTES = 4096
 SIGNATURE_BYTES = 64
+WITNESSED_BEFORE_A_TASK = 4  # witness tasks in a row while another one waits: who greets in a loop holds nobody up
 
 
 class Service:
@@ -32,6 +34,7 @@ class Service:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._uploads = Uploads(daemon, self._admit)
+        self._witnessed: Counter[str] = Counter()  # silo → witness tasks since its last other one
 
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:  # noqa: N802 gRPC's name
         """Agree on a version; open a session."""
@@ -77,10 +80,14 @@ class Service:
         until = loop.time() + self._daemon.config.timing.hold_seconds
         while True:
             changed = self._daemon.changed
-            self._check_stopping(silo)
-            if (witness := self._daemon.attesting.waiting(silo)) is not None:
+            self._check_session(silo, request.session)  # a new one may have begun: what waits is for that
+            found = self._daemon.task_for(silo)
+            in_turn = found is None or self._witnessed[silo] < WITNESSED_BEFORE_A_TASK
+            if in_turn and (witness := self._daemon.attesting.waiting(silo)) is not None:
+                self._witnessed[silo] += 1
                 return pb.Task(witness=witness)
-            if (found := self._daemon.task_for(silo)) is not None:
+            if found is not None:
+                self._witnessed[silo] = 0
                 return self._task(silo, *found)
             try:
                 await asyncio.wait_for(changed.wait(), until - loop.time())
@@ -130,6 +137,7 @@ class Service:
         found = self._daemon.task_for(silo)
         if found is None or found[0] is not run or _round(found[1]) != request.round:
             raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r}: round {request.round} is not open to it")
+        self._daemon.receiving.check_delivery(run.job, silo, request.round)
         delivery = await run.delivery(request.round, silo)
         items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery.tensors])
         size = sum(item.spec.nbytes for item in items)

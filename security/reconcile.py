@@ -11,7 +11,11 @@ received, and the silo has other bytes or job there  difference
 received under a head that is not of this ledger     difference  the silo signed it
 a receipt in the silo's ledger, nothing received     difference  the record is durable before the receipt
 two receipts that differ, or one that does not hold  difference
-a head that the silo signed and that was refused     difference  its ledger was rolled back or forked
+one record of the silo's received twice              difference  each attempt has a record of its own
+a refused head that is not of this ledger            difference  it was rolled back or forked, or nobody signed it
+the coordinator's ledger lacks what a silo holds     difference  it signed that head
+a refused head that is of this ledger                gap         the proof was from another head than the one held
+received from a ledger under another log key         gap         the silo began anew, under a roster with a new key
 received, and the silo has no receipt                gap         the connection broke before it came
 digested, and not received                           gap         refused, or the connection broke before END
 intended, and not digested                           gap         cut short
@@ -20,7 +24,7 @@ delivered, and not noted by the silo, or reversed    gap         killed or cut b
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +33,10 @@ from . import checkpoint as checkpoints
 from . import note as notes
 from . import roster as rosters
 from .checkpoint import Checkpoint
-from .head import log_key
-from .ledger_view import records
-from .merkle import Tree
+from .head import Held, disagreement, log_key
 from .receipt import Receipt
-from .records import Delivered, Digest, HeadRefused, Ingress, Intent, Outcome, Payload, Received, Serving, Start
+from .reconcile_sides import CoordinatorSide, SiloSide, Upload
+from .records import HeadRefused, Received
 from .roster import Roster
 
 
@@ -46,103 +49,57 @@ class Reconciled:
     uploads: int  # that both have
     bytes: int  # of these
     deliveries: int  # that both have
+    unchecked: int  # receipts of these uploads under other rosters than the one given
     gaps: tuple[str, ...]
     differences: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Upload:
-    """A message of the silo's ledger that has a digest."""
-
-    intent: Intent
-    message: Payload
-    leaf: str
-    roster: str  # digest, of the start before it
-    outcome: Outcome | None = None
-
-
-class _Silo:
-    """What the silo's ledger says."""
-
-    def __init__(self, folder: Path) -> None:
-        self.name, roster = "", ""
-        self.tree = Tree()
-        self.uploads: dict[int, _Upload] = {}  # seq of the DIGEST record → what it is of
-        self.undigested: dict[int, Intent] = {}
-        self.deliveries: Counter[tuple[str, int, int, str]] = Counter()
-        digested: dict[int, int] = {}  # seq of an intent → of its digest
-        for line, record in records(folder):
-            self.tree.append(line.hash)
-            match record:
-                case Start():
-                    self.name, roster = record.silo, record.roster
-                case Intent():
-                    self.name = record.silo
-                    self.undigested[line.seq] = record
-                case Digest():
-                    intent = self.undigested.pop(record.ref)
-                    digested[record.ref] = line.seq
-                    self.uploads[line.seq] = _Upload(intent, record.message, line.leaf, roster)
-                case Outcome() if record.ref in digested:
-                    self.uploads[digested[record.ref]].outcome = record
-                case Ingress():
-                    self.deliveries[record.job, record.round, record.message.bytes, record.message.sha256] += 1
-
-
-class _Coordinator:
-    """What the coordinator's ledger says of one silo."""
-
-    def __init__(self, folder: Path, silo: str) -> None:
-        self.name = ""
-        self.received: list[tuple[int, Received]] = []
-        self.refused: list[tuple[int, HeadRefused]] = []
-        self.deliveries: Counter[tuple[str, int, int, str]] = Counter()
-        for line, record in records(folder):
-            match record:
-                case Serving():
-                    self.name = record.coordinator
-                case Received() if record.silo == silo:
-                    self.received.append((line.seq, record))
-                case HeadRefused() if record.silo == silo:
-                    self.refused.append((line.seq, record))
-                case Delivered() if record.silo == silo:
-                    self.deliveries[record.job, record.round, record.message.bytes, record.message.sha256] += 1
-
-
-def reconcile(silo: Path, coordinator: Path, roster: Roster | None = None) -> Reconciled:
+def reconcile(
+    silo: Path, coordinator: Path, roster: Roster | None = None, held: Sequence[Checkpoint] = ()
+) -> Reconciled:
     """Compare two ledgers' folders; with a roster receipts and heads are checked as well.
 
-    LocalError for one that does not hold (``staddle ledger verify``), or is not what it is said to be.
+    ``held`` are heads of the coordinator's ledger that the silo keeps. LocalError for a ledger that does not hold
+    (``staddle ledger verify``), or is not what it is said to be.
     """
-    ours = _Silo(silo)
-    if not ours.name:
+    # Both may grow meanwhile: who has a receipt now was received by then, what was received by then has a digest later.
+    before = SiloSide(silo)
+    if not before.name:
         raise LocalError(f"{silo}: names no silo; is it a silo's ledger, and has its agent run?")
-    theirs = _Coordinator(coordinator, ours.name)
+    theirs, ours = CoordinatorSide(coordinator, before.name), SiloSide(silo)
     if not theirs.name:
         raise LocalError(f"{coordinator}: is no coordinator's ledger; name the folder of the coordinator's state")
+    earlier = _earlier(ours, theirs, roster)
     both = [(seq, record, ours.uploads[record.ledger_seq]) for seq, record in theirs.received if _same(ours, record)]
     matched = {record.ledger_seq for _, record, _ in both}
     differences = [
-        *_strange(ours, theirs, coordinator),
+        *_strange(ours, theirs, earlier),
+        *_refused(ours, theirs, coordinator, roster, earlier),
         *_altered(ours, both, roster),
         *(
             f"record {seq}: the silo has a receipt, and the coordinator received no such upload ({_of(upload)})"
             for seq, upload in ours.uploads.items()
-            if seq not in matched and upload.outcome is not None and upload.outcome.receipt is not None
+            if seq not in matched and before.has_receipt(seq)
+        ),
+        *(
+            f"the coordinator's ledger: {problem}"
+            for head in held
+            if (problem := disagreement(theirs.tree, Held(ours.name, head)))
         ),
     ]
     return Reconciled(
         silo=ours.name,
         coordinator=theirs.name,
-        uploads=len(both),
-        bytes=sum(record.message.bytes for _, record, _ in both),
+        uploads=len(matched),
+        bytes=sum(ours.uploads[seq].message.bytes for seq in matched),
         deliveries=sum((ours.deliveries & theirs.deliveries).values()),
-        gaps=tuple(_gaps(ours, theirs, both)),
+        unchecked=sum(roster is not None and upload.roster != rosters.digest(roster) for _, _, upload in both),
+        gaps=tuple(_gaps(ours, theirs, both, earlier, roster)),
         differences=tuple(differences),
     )
 
 
-def _same(ours: _Silo, record: Received) -> bool:
+def _same(ours: SiloSide, record: Received) -> bool:
     """Whether the silo's ledger has this upload in the place that it was received under."""
     upload = ours.uploads.get(record.ledger_seq)
     return upload is not None and (upload.leaf, upload.intent.job_digest, upload.intent.round, upload.message) == (
@@ -153,9 +110,29 @@ def _same(ours: _Silo, record: Received) -> bool:
     )
 
 
-def _strange(ours: _Silo, theirs: _Coordinator, folder: Path) -> Iterator[str]:
+def _earlier(ours: SiloSide, theirs: CoordinatorSide, roster: Roster | None) -> set[int]:
+    """Records of the coordinator's that are of a ledger under a log key that this one never had."""
+    if roster is None:
+        return set()
+    strange = [(seq, record.checkpoint) for seq, record in theirs.received if not _same(ours, record)]
+    refused = [(seq, record.checkpoint) for seq, record in theirs.refused]
+    return {seq for seq, text in strange + refused if _under_another_key(ours, text, roster)}
+
+
+def _under_another_key(ours: SiloSide, text: str, roster: Roster) -> bool:
+    try:
+        return not _key_ids(text) & ours.keys(roster).keys()
+    except ProofError:  # no head of any ledger
+        return False
+
+
+def _key_ids(text: str) -> set[bytes]:
+    return {signature.key_id for signature in notes.parse(text.encode()).signatures}
+
+
+def _strange(ours: SiloSide, theirs: CoordinatorSide, earlier: set[int]) -> Iterator[str]:
     for seq, record in theirs.received:
-        if not _same(ours, record):
+        if not _same(ours, record) and seq not in earlier:
             at = ours.uploads.get(record.ledger_seq)
             here = f"has there {_of(at)}" if at else "has no such record"
             what = f"{record.message.bytes} bytes of job {record.job!r}, round {record.round}"
@@ -163,15 +140,35 @@ def _strange(ours: _Silo, theirs: _Coordinator, folder: Path) -> Iterator[str]:
                 f"the coordinator received {what}, from record {record.ledger_seq} of the silo's ledger (its own "
                 f"record {seq}), which {here}"
             )
+    for at_ours, times in Counter(record.ledger_seq for _, record in theirs.received if _same(ours, record)).items():
+        if times > 1:
+            yield f"record {at_ours}: the coordinator's ledger has {times} times that it received it"
+
+
+def _refused(
+    ours: SiloSide, theirs: CoordinatorSide, folder: Path, roster: Roster | None, earlier: set[int]
+) -> Iterator[str]:
     for seq, refused in theirs.refused:
-        yield f"the silo signed a head that the coordinator refused, kept in record {seq} of {folder}: {refused.why}"
+        if seq not in earlier and (why := _not_of(ours, theirs, refused, roster)):
+            yield f"{why}, in record {seq} of {folder}: {refused.why}"
 
 
-def _altered(ours: _Silo, both: list[tuple[int, Received, _Upload]], roster: Roster | None) -> Iterator[str]:
+def _not_of(ours: SiloSide, theirs: CoordinatorSide, refused: HeadRefused, roster: Roster | None) -> str:
+    """What a refused head shows; nothing where it is of this ledger."""
+    try:
+        head = _head(ours, refused.checkpoint, roster)
+    except ProofError as error:
+        return f"the coordinator says that it refused a head, which the silo did not sign ({error})"
+    if disagreement(ours.tree, Held(theirs.name, head)):
+        return "the silo signed a head that the coordinator refused and that is not of this ledger"
+    return ""
+
+
+def _altered(ours: SiloSide, both: list[tuple[int, Received, Upload]], roster: Roster | None) -> Iterator[str]:
     for _, record, upload in both:
         where = f"record {record.ledger_seq}"
         root = ours.tree.root(record.ledger_seq + 1)
-        if fault := _head_fault(ours.name, record, root, roster):
+        if fault := _head_fault(ours, record, root, roster):
             yield f"{where}: {fault}"
         receipt = upload.outcome.receipt if upload.outcome else None
         if receipt not in (None, record.receipt):
@@ -180,20 +177,27 @@ def _altered(ours: _Silo, both: list[tuple[int, Received, _Upload]], roster: Ros
             yield f"{where}: {fault}"
 
 
-def _head_fault(silo: str, record: Received, root: bytes, roster: Roster | None) -> str:
+def _head_fault(ours: SiloSide, record: Received, root: bytes, roster: Roster | None) -> str:
     try:
-        note = notes.parse(record.checkpoint.encode())
-        head = Checkpoint.parse(note.text)
-        if roster is not None:
-            checkpoints.verify(note, log_key(roster.federation, silo, roster[silo].log_key))
-    except (ProofError, PeerError) as error:
+        head = _head(ours, record.checkpoint, roster)
+    except ProofError as error:
         return f"the head that the coordinator holds is not the silo's: {error}"
     if (head.size, head.root) != (record.ledger_seq + 1, root):
         return "the silo signed another head for the coordinator than its ledger has up to there: it was written anew"
     return ""
 
 
-def _receipt_fault(silo: str, record: Received, upload: _Upload, root: bytes, roster: Roster) -> str:
+def _head(ours: SiloSide, text: str, roster: Roster | None) -> Checkpoint:
+    """What the silo signed; with a roster ProofError unless one of this ledger's keys did."""
+    note = notes.parse(text.encode())
+    if roster is not None:
+        keys = ours.keys(roster)
+        now = log_key(roster.federation, ours.name, roster[ours.name].log_key)
+        checkpoints.verify(note, next((keys[known] for known in _key_ids(text) & keys.keys()), now))
+    return Checkpoint.parse(note.text)
+
+
+def _receipt_fault(silo: str, record: Received, upload: Upload, root: bytes, roster: Roster) -> str:
     if upload.roster != rosters.digest(roster):
         return ""  # of another version: give that one
     receipt = Receipt(
@@ -215,8 +219,19 @@ def _receipt_fault(silo: str, record: Received, upload: _Upload, root: bytes, ro
     return ""
 
 
-def _gaps(ours: _Silo, theirs: _Coordinator, both: list[tuple[int, Received, _Upload]]) -> Iterator[str]:
+def _gaps(
+    ours: SiloSide,
+    theirs: CoordinatorSide,
+    both: list[tuple[int, Received, Upload]],
+    earlier: set[int],
+    roster: Roster | None,
+) -> Iterator[str]:
+    if earlier:
+        yield f"{len(earlier)} records of the coordinator are of a ledger under another log key; compare that one too"
     matched = {record.ledger_seq: upload for _, record, upload in both}
+    for seq, refused in theirs.refused:
+        if seq not in earlier and not _not_of(ours, theirs, refused, roster):
+            yield f"a head of this ledger was refused: {refused.why}"
     for seq, upload in matched.items():
         if upload.outcome is None or upload.outcome.receipt is None:
             yield f"record {seq}: received, and the silo has no receipt ({_of(upload)})"
@@ -231,7 +246,7 @@ def _gaps(ours: _Silo, theirs: _Coordinator, both: list[tuple[int, Received, _Up
         yield f"{count} × {size} bytes of job {job!r}, round {round_}: noted by the silo, not by the coordinator"
 
 
-def _of(upload: _Upload) -> str:
+def _of(upload: Upload) -> str:
     intent = upload.intent
     status = upload.outcome.status if upload.outcome else "without outcome"
     return f"{upload.message.bytes} bytes of job {intent.job!r}, round {intent.round}, {status}"

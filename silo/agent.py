@@ -46,7 +46,7 @@ from .work import Work
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
 BARRING = ("PROTOCOL_VERSION", "ROSTER", "IDENTITY")  # trying again does not cure these
-WAITING = ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED")  # trying again later does
+WAITING = ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED", "LEDGER")  # greeting again later does, or explains
 ADMISSION = ("JOB_SIGNATURE", "JOB_INVALID", "POLICY", "DATA")  # what ``admit`` says, after a restart too
 PAUSE_SECONDS = 0.5  # after what led to nothing: a coordinator does not set our pace
 

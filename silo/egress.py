@@ -338,7 +338,11 @@ class Gate:
 
     async def settle(self) -> list[Settled]:
         """Ask how they stand and write their outcomes, oldest first; the session is open, and no upload runs."""
-        return await self._outcomes.settle(self._standing)
+        settled = await self._outcomes.settle(self._standing)
+        for upload in settled:
+            if upload.digest is not None:  # accepted after the greeting said which head is held
+                self._witness.accepted(upload.digest)
+        return settled
 
     async def _standing(self, job: str, digest: str, round_: int) -> pb.StandingReply:
         request = pb.StandingRequest(session=self._session, job=job, job_digest=bytes.fromhex(digest), round=round_)

@@ -31,6 +31,7 @@ class Settled:
     round: int
     status: Status
     why: str
+    digest: int | None  # seq of its DIGEST record, if it is ``sent``
 
 
 class Outcomes:
@@ -84,7 +85,8 @@ class Outcomes:
         # After a restart it is not known how far the bytes came: all that was declared counts.
         handed = self._handed.pop(message.seq, intent.message.bytes)
         await self.close(message.seq, status, intent.message.bytes if status == "sent" else handed, receipt)
-        return Settled(intent.job, intent.round, status, why)
+        place = message.place.seq if message.place and status == "sent" else None
+        return Settled(intent.job, intent.round, status, why, place)
 
     async def _standing(self, ask: Ask, message: Unsettled) -> tuple[Status, bytes, str]:
         """Status, receipt, and why it is not ``sent``."""

@@ -41,7 +41,7 @@ class Heads(Strict):
     """``heads.json``: by member, the last checkpoint of its ledger that was passed on to us, as it was signed.
 
     ``forks`` has a second one, of the same size or later, that does not extend it: with the first, the evidence of a
-    ledger that was altered.
+    ledger that was altered. Under a new log key a member's head replaces the one before, whatever its size.
     """
 
     heads: dict[Id, str] = Field(default_factory=dict)
@@ -57,6 +57,9 @@ class Witness:
         self._keys = keys
         self._path = path
         self._heads = parse_canonical(read_bytes(path), Heads, str(path)) if path.exists() else Heads()
+        for member in self._heads.heads:
+            if member in roster:
+                self._held(member)
         self._by_coordinator = 0  # records of our ledger whose head the coordinator holds
         self.challenge = b""
         self.told: set[str] = set()  # silos that said in this session what they hold of us
@@ -84,6 +87,8 @@ class Witness:
         if said.by not in self._silos() or said.silo != self._ledger.silo or said.challenge != self.challenge:
             why = f"passed on what {said.by[:64]!r} says of another ledger, or to another challenge"
             raise PeerError(coordinator, why)
+        if said.by in self.told:  # once a session: each is a record
+            return
         try:
             attestation = self._attestation(said.by, said.silo, said.challenge, said.held)
             attestation.verify(self._roster[said.by], said.signature)
@@ -149,8 +154,8 @@ class Witness:
         try:
             consistency.verify_from(self._held(coordinator), proof, key)
         except ProofError as error:
-            if coordinator not in self._heads.forks:  # said once; the evidence stays
-                log.problem("ledger.forked", member=coordinator, why=f"its ledger was rolled back or altered: {error}")
+            log.problem("ledger.forked", member=coordinator, why=f"its ledger was rolled back or altered: {error}")
+            if coordinator not in self._heads.forks:  # the first one is evidence, and stays
                 await self._keep(forks={coordinator: bytes(note).decode()})
             return
         await self._keep(heads={coordinator: bytes(note).decode()})
@@ -205,12 +210,15 @@ class Witness:
         return {entry.id for entry in self._roster.entries if entry.role is Role.SILO} - {self._ledger.silo}
 
     def _held(self, member: str) -> Checkpoint | None:
-        """The head that we hold of this member's ledger; None where it was of one under an earlier log key."""
+        """The head that we hold of a ledger under the member's key of now: a new key may have a new ledger."""
         text = self._heads.heads.get(member)
-        try:
-            return checkpoints.verify(notes.parse(text.encode()), self._key(member)).checkpoint if text else None
-        except ProofError:
+        if text is None:
             return None
+        try:
+            note = notes.parse(text.encode())
+            return Checkpoint.parse(note.text) if note.signatures[0].key_id == self._key(member).key_id else None
+        except ProofError as error:
+            raise LocalError(f"{self._path}: what it has of {member!r} cannot be read: {error}; restore it") from error
 
     def _key(self, member: str) -> VerifierKey:
         return log_key(self._roster.federation, member, self._roster[member].log_key)

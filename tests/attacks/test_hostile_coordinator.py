@@ -575,6 +575,14 @@ def test_an_upload_that_is_ended_early_harms_nobody(world, tmp_path, monkeypatch
     assert "sent" not in outcomes[:-1]
 
 
+def test_an_upload_that_is_refused_for_its_ledger_is_followed_by_a_greeting(world, tmp_path):
+    """Which says what head the coordinator holds: the next upload grows from that, or the agent ends."""
+    refusal = ended("LEDGER", grpc.StatusCode.FAILED_PRECONDITION, 1)
+    hostile = play(Hostile(world, [offer(world), *[round_of(world, 0)] * 2], upload=[refusal]), tmp_path)
+    assert hostile.calls["hello"] == 2
+    assert [upload[1] for upload in hostile.uploads] == [0]
+
+
 # The silo's limit.
 
 

@@ -5,20 +5,24 @@ from types import SimpleNamespace
 
 import pytest
 import typer
-from ledgers import DIGESTS, HASH, copied, intend, payload, put_back
+from ledgers import DIGESTS, HASH, copied, intend, payload, put_back, stored
 from typer.testing import CliRunner
 
 from staddle.commands import ledger as commands
 from staddle.commands import local_federation
-from staddle.errors import LocalError
-from staddle.security import ledger_audit
+from staddle.errors import LocalError, StaddleError
+from staddle.files import canonical_json
+from staddle.security import head, ledger_audit
 from staddle.security import roster as rosters
+from staddle.security.appendlog import AppendLog
+from staddle.security.chain import FRAME
 from staddle.security.head import Signer
 from staddle.security.identity import Role, create_keys, load_keys
 from staddle.security.ledger import Ledger
 from staddle.security.receipt import Receipt
 from staddle.security.receiving_ledger import ReceivingLedger
 from staddle.security.records import Received
+from staddle.silo.witness import HEADS
 
 app = typer.Typer()
 app.add_typer(commands.app, name="ledger")
@@ -138,3 +142,93 @@ def test_the_coordinators_ledger_is_verified_and_goes_on_under_new_keys_like_a_s
     assert ledger_audit.verify(world.theirs, key=key).ok
     with ReceivingLedger.open(world.theirs, "coordinator", "local", load_keys(tmp_path / "new").log):
         pass
+
+
+def other_roster(world, **entries):
+    """The same members, but for these."""
+    old = rosters.load(world.folder / "roster.json")
+    founder = create_keys(world.folder / "f", "f", Role.FOUNDER, "F")
+    roster = rosters.new("local", [founder], 1)
+    for entry in old.entries:
+        if entry.role in (Role.SILO, Role.COORDINATOR):
+            roster = rosters.add(roster, entries.get(entry.id.replace("-", "_"), entry))
+    rosters.save(rosters.sign(roster, load_keys(world.folder / "f")), world.folder / "other.json")
+    return world.folder / "other.json"
+
+
+def test_a_silo_that_went_on_under_new_keys(world, tmp_path):
+    roster = other_roster(world, silo_a=create_keys(tmp_path / "new", SILO, Role.SILO, "Org"))
+    run("rekey", world.ours, "--old", world.folder / SILO / "keys", "--new", tmp_path / "new")
+    said = run("reconcile", *sides(world), "--roster", roster)
+    assert "both have 2 uploads" in said
+    assert "2 receipts are under other rosters, not checked" in said
+
+
+def test_a_silo_that_began_anew_under_new_keys(world, tmp_path):
+    roster = other_roster(world, silo_a=create_keys(tmp_path / "new", SILO, Role.SILO, "Org"))
+    put_back(world.ours, {})
+    with Ledger.open(world.ours, SILO, "local", load_keys(tmp_path / "new").log) as silo:
+        silo.start("staddle", HASH, HASH)
+    said = run("reconcile", *sides(world), "--roster", roster)
+    assert "gap: 2 records of the coordinator are of a ledger under another log key" in said
+    assert "DIFFERENCE" in run("reconcile", *sides(world), code=1)  # whose key it is only a roster says
+
+
+def test_a_ledger_that_another_member_signed_is_not_the_coordinators(world):
+    """Whoever has a silo's log key could make one that says what its own does."""
+    records = stored(world.theirs)
+    put_back(world.theirs, {})
+    with AppendLog.open(world.theirs, Signer.of("local", SILO, world.keys[SILO].log)) as log:
+        for record in records:
+            log.append({name: value for name, value in record.items() if name not in FRAME})
+    result = CliRunner().invoke(
+        app, ["ledger", "reconcile", *map(str, sides(world)), "--roster", str(world.folder / "roster.json")]
+    )
+    assert isinstance(result.exception, LocalError)
+    assert "is the ledger of 'silo-a'; the coordinator is 'coordinator'" in str(result.exception)
+
+
+def test_what_the_silo_holds_of_the_coordinators_ledger_is_compared(world):
+    """The coordinator's ledger without its last record, signed anew: an upload of which the silo had no receipt."""
+    with ReceivingLedger.open(world.theirs, "coordinator", "local", world.keys["coordinator"].log) as ledger:
+        ledger.refused(SILO, head.stored(world.ours), "so the coordinator must not say any more")
+    kept = {"forks": {}, "heads": {"coordinator": bytes(head.stored(world.theirs)).decode()}}
+    (world.ours.parent / HEADS).write_bytes(canonical_json(kept))
+    for roster in (("--roster", world.folder / "roster.json"), ()):
+        run("reconcile", *sides(world), *roster)
+    records = stored(world.theirs)[:-1]
+    put_back(world.theirs, {})
+    with AppendLog.open(world.theirs, Signer.of("local", "coordinator", world.keys["coordinator"].log)) as log:
+        for record in records:
+            log.append({name: value for name, value in record.items() if name not in FRAME})
+    for roster in (("--roster", world.folder / "roster.json"), ()):
+        said = run("reconcile", *sides(world), *roster, code=1)
+        assert "DIFFERENCE: the coordinator's ledger: records were cut off: there are 3, and silo-a holds" in said
+
+
+def test_a_head_that_the_coordinator_did_not_sign_blames_nobody(world):
+    """Whoever can write the silo's files cannot make the coordinator's ledger look altered."""
+    note = Signer.of("local", "coordinator", world.keys["coordinator"].log).sign(99, bytes(32))
+    text = bytes(note).decode().replace("\n99\n", "\n98\n")
+    (world.ours.parent / HEADS).write_bytes(canonical_json({"forks": {}, "heads": {"coordinator": text}}))
+    result = CliRunner().invoke(
+        app, ["ledger", "reconcile", *map(str, sides(world)), "--roster", str(world.folder / "roster.json")]
+    )
+    assert isinstance(result.exception, LocalError)
+    assert "heads.json: what it has of 'coordinator'" in str(result.exception)
+
+
+def test_a_roster_that_its_founders_did_not_sign_says_nothing(world, tmp_path):
+    roster = other_roster(world)
+    fingerprint = load_keys(world.folder / "f").entry.protocol_fingerprint
+    said = run("reconcile", *sides(world), "--roster", roster, "--founder", fingerprint)
+    assert "signed by f" in said
+    assert "for who vouches for it, give --founder" in run("reconcile", *sides(world), "--roster", roster)
+    stranger = create_keys(tmp_path / "stranger", "f", Role.FOUNDER, "F").protocol_fingerprint
+    edited = tmp_path / "edited.json"
+    signature = rosters.load(roster).signatures
+    forged = rosters.load(roster).model_copy(update={"signatures": dict.fromkeys(signature, "00" * 64)})
+    rosters.save(forged, edited)
+    for file, *more in ((edited,), (roster, "--founder", stranger)):
+        result = CliRunner().invoke(app, ["ledger", "reconcile", *map(str, (*sides(world), "--roster", file, *more))])
+        assert isinstance(result.exception, StaddleError), result.output

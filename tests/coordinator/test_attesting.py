@@ -30,6 +30,19 @@ def test_a_silo_that_polls_is_asked_once_and_its_answer_reaches_the_one_who_aske
     assert attesting.waiting("a") is None
 
 
+def test_in_place_of_silos_that_hold_nothing_others_are_asked():
+    attesting = Attesting()
+    attesting.ask("a", b"1")
+    for silo in ("b", "c", "d"):
+        assert asked(attesting.waiting(silo)) == [("a", b"1")]
+    assert attesting.waiting("e") is None
+    attesting.answered("b", said("a", b"1", b""))
+    attesting.answered("c", said("a", b"1"))
+    assert asked(attesting.waiting("e")) == [("a", b"1")]
+    assert attesting.waiting("f") is None
+    assert [answer.by for answer in attesting.waiting("a").told] == ["b", "c"]
+
+
 def test_answers_that_nobody_waits_for_are_dropped():
     attesting = Attesting()
     attesting.ask("a", b"1")

@@ -12,6 +12,7 @@ from staddle.security.checkpoint import Checkpoint
 from staddle.security.consistency import Consistency
 from staddle.security.head import Signer
 from staddle.security.merkle import Tree, leaf_hash
+from staddle.security.receiving_ledger import ReceivingLedger
 
 
 class Entry:
@@ -122,6 +123,21 @@ def test_a_head_that_does_not_extend_the_one_held_is_refused_and_kept_as_evidenc
 )
 def test_a_head_whose_proofs_do_not_hold_is_refused(heads, changes, why):
     refused(heads, Log(9).end(0, **changes), why)
+
+
+@pytest.mark.parametrize("lines", [("x" * 200,), ("x" * 5000,)], ids=["short", "long"])
+def test_a_head_with_more_lines_than_a_log_writes_is_refused_however_long(heads, tmp_path, lines):
+    """By the ledger that keeps the evidence, too."""
+    log = Log(6)
+    take(heads, log.end(0))
+    with ReceivingLedger.open(tmp_path, "coordinator", "lung", OTHER_KEY) as ledger:
+        kept = Heads(heads._roster, dict(heads._held), ledger.refused)
+        end = log.grow(1).end(6)
+        proof = Consistency.parse(end.head)
+        text = Checkpoint("staddle.example/lung/silo-a/egress", 7, log.tree.root(), lines).text
+        signed = notes.Note(text, (notes.sign(text, "staddle.example/lung/silo-a/egress", KEY),))
+        end.head = bytes(Consistency(6, proof.hashes, signed))
+        refused(kept, end, "or not bare|more than 4096")
 
 
 def test_a_head_of_another_key_or_silo_is_refused_and_is_evidence_of_nothing(heads):

@@ -5,7 +5,9 @@ from ledgers import DIGESTS, FEDERATION, HASH, KEY, OTHER_KEY, PEER, copied, ope
 from ledgers import intend as intend_in
 
 from staddle.errors import LocalError
-from staddle.security.head import Signer
+from staddle.security import reconcile as reconciling
+from staddle.security.checkpoint import Checkpoint
+from staddle.security.head import Signer, stored
 from staddle.security.receiving_ledger import ReceivingLedger
 from staddle.security.reconcile import reconcile
 from staddle.security.records import Payload, Received
@@ -58,9 +60,9 @@ class World:
         if noted:
             self.silo.ingress(job="j1", round_number=round_, purpose="delivery", rpc="/x", sender=PEER, message=message)
 
-    def found(self, roster=None):
+    def found(self, roster=None, held=()):
         self.silo.checkpoint()
-        return reconcile(self.ours, self.theirs, roster)
+        return reconcile(self.ours, self.theirs, roster, held)
 
 
 @pytest.fixture
@@ -159,11 +161,60 @@ def test_a_receipt_for_nothing_that_was_received_is_a_difference(world):
     assert "the coordinator received no such upload" in world.found().differences[0]
 
 
-def test_a_head_that_was_refused_is_a_difference(world):
+def test_a_refused_head_is_a_difference_unless_it_is_of_this_ledger(world):
     sealed = world.upload(0)
-    world.coordinator.refused("silo-a", sealed.checkpoint, "it was rolled back")
-    assert "the silo signed a head that the coordinator refused" in world.found().differences[0]
-    assert "it was rolled back" in world.found().differences[0]
+    world.coordinator.refused("silo-a", sealed.checkpoint, "its proof was from another head")
+    found = world.found()
+    assert found.differences == ()
+    assert found.gaps == ("a head of this ledger was refused: its proof was from another head",)
+    other = Signer.of(FEDERATION, "silo-a", KEY).sign(sealed.place.seq + 1, bytes(32))
+    world.coordinator.refused("silo-a", other, "it was rolled back")
+    (said,) = world.found().differences
+    assert "the silo signed a head that the coordinator refused" in said
+    assert "it was rolled back" in said
+
+
+def test_what_was_received_twice_from_one_record_is_a_difference(world):
+    sealed = world.upload(0)
+    world.receive(0, sealed)
+    found = world.found()
+    assert found.differences == (
+        f"record {sealed.place.seq}: the coordinator's ledger has 2 times that it received it",
+    )
+    assert (found.uploads, found.bytes) == (1, SIZE)
+
+
+def test_a_head_that_the_silo_holds_and_the_coordinators_ledger_lacks_is_a_difference(world):
+    world.upload(0)
+    signer = Signer.of(FEDERATION, "coordinator", OTHER_KEY)
+    log = ReceivingLedger.open(world.theirs.with_name("other"), "coordinator", FEDERATION, OTHER_KEY)
+    log.serving("coordinator", "staddle", HASH)
+    log.close()
+    rewritten, longer = (
+        Checkpoint.parse(note.text) for note in (stored(world.theirs.with_name("other")), signer.sign(99, bytes(32)))
+    )
+    for head, why in ((rewritten, "records were rewritten: silo-a holds"), (longer, "records were cut off")):
+        (said,) = world.found(held=[head]).differences
+        assert said.startswith(f"the coordinator's ledger: {why}")
+    world.coordinator.close()
+    assert world.found(held=[Checkpoint.parse(stored(world.theirs).text)]).differences == ()
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before the coordinator's is read", "after"])
+def test_ledgers_that_grow_while_they_are_read_agree(world, monkeypatch, first):
+    real = reconciling.CoordinatorSide
+
+    def read(*arguments):
+        if first:
+            world.upload(1)
+        found = real(*arguments)
+        if not first:
+            world.upload(1)
+        return found
+
+    world.upload(0)
+    monkeypatch.setattr(reconciling, "CoordinatorSide", read)
+    assert world.found().differences == ()
 
 
 def test_what_the_coordinator_has_of_other_silos_is_not_compared(world):

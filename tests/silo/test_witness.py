@@ -8,7 +8,6 @@ from ledgers import copied, put_back, stored
 from recording_gate import SILO, World
 
 from staddle.errors import LocalError, PeerError
-from staddle.files import canonical_json
 from staddle.proto import federation_pb2 as pb
 from staddle.security import note as notes
 from staddle.security import roster as rosters
@@ -16,8 +15,9 @@ from staddle.security.attestation import Attestation
 from staddle.security.checkpoint import Checkpoint
 from staddle.security.consistency import Consistency
 from staddle.security.head import Signer
-from staddle.security.identity import load_keys
+from staddle.security.identity import Role, create_keys, load_keys
 from staddle.security.merkle import Tree, leaf_hash
+from staddle.silo.witness import Witness
 
 OTHER = "silo-b"
 
@@ -135,6 +135,20 @@ def test_the_next_upload_proves_growth_from_the_head_that_is_held(world):
     assert Consistency.parse(world.client.end.head).old_size == size
 
 
+def test_an_upload_that_was_accepted_after_the_greeting_counts_as_held(world):
+    """The coordinator greeted while the old upload still ran, took it, and says so when it is asked."""
+    world.give()
+    before = world.client.end.ledger_seq + 1
+    world.broken(10**6)
+    held = world.client.end.ledger_seq + 1
+    world.client.stop_after = None
+    world.restart()  # the greeting names no head: as before the upload was taken
+    world.client.standing_reply = lambda client: pb.StandingReply(receipt=world.receipt(client))
+    assert [upload.status for upload in world.settle()] == ["sent"]
+    world.give(round_=2)
+    assert Consistency.parse(world.client.end.head).old_size == held > before
+
+
 # Other silos say what they hold.
 
 
@@ -169,6 +183,14 @@ def test_what_another_silo_holds_is_recorded(world):
     (record,) = [record for record in stored(world.path) if record["type"] == "witness"]
     assert record["by"] == OTHER
     assert world.witness.told == {OTHER}
+
+
+def test_what_a_silo_said_in_a_session_is_recorded_once(world):
+    world.give()
+    said = attested(world, bytes(world.ledger.checkpoint()))
+    for _ in range(2):
+        told(world, said, said)
+    assert kinds(world).count("witness") == 1
 
 
 def test_one_that_holds_nothing_has_answered_too(world):
@@ -331,6 +353,14 @@ def test_a_coordinators_ledger_that_was_altered_is_said_and_kept_as_evidence(wor
     assert world.outcome()["status"] == "sent"  # the receipt holds all the same
 
 
+def test_the_first_altered_head_of_the_coordinators_stays_as_evidence(world):
+    given(world, growth_of(world, 0, 4), 0)
+    given(world, growth_of(world, 4, 9, b"other"), 1)
+    kept = heads_file(world)
+    given(world, growth_of(world, 0, 9), 2)  # grown from the one held, with a proof from none
+    assert heads_file(world) == kept
+
+
 def test_a_head_that_the_coordinator_did_not_sign_is_ignored(world, caplog):
     signed = growth_of(world, 0, 4)
     given(world, signed.replace(b"coordinator/egress\n4", b"coordinator/egress\n5"), 0)
@@ -338,18 +368,38 @@ def test_a_head_that_the_coordinator_did_not_sign_is_ignored(world, caplog):
     assert heads_file(world)["heads"] == {}
 
 
-def test_a_head_under_an_earlier_log_key_is_no_fork_of_the_ledger_that_began_under_a_new_one(world, caplog):
+def test_a_ledger_under_a_new_log_key_is_no_fork_of_the_one_before(world, tmp_path, caplog):
+    """Both members lost their ledgers; the roster has new keys for them, and the ledgers begin anew."""
     run(world.gate.hello())
-    for member, before in ((OTHER, keys_of(world, "silo-c")), ("coordinator", keys_of(world, OTHER))):
-        heads = heads_file(world)
-        heads["heads"][member] = head_of(world, member, 3, b"before", before).decode()
-        (world.path.parent / "heads.json").write_bytes(canonical_json(heads))
-        world.restart()
-    relayed(world, head_of(world, OTHER, 3))
-    assert given(world, growth_of(world, 0, 2), 0) == 0
+    relayed(world, head_of(world, OTHER, 7))
+    given(world, growth_of(world, 0, 9), 0)
+    made, entries = world.made, {}
+    for member, role in ((OTHER, Role.SILO), ("coordinator", Role.COORDINATOR)):
+        entries[member] = create_keys(tmp_path / "new" / member, member, role, "Org").log_key
+    new = [replace_key(entry, entries.get(entry.id, entry.log_key)) for entry in made.roster.entries]
+    roster = made.roster.model_copy(update={"entries": tuple(new)})
+    witness = Witness(world.ledger, roster, world.keys, world.path.parent / "heads.json")
+    keys = {member: load_keys(tmp_path / "new" / member) for member in entries}
+    same, later = (head_of(world, OTHER, size, b"anew", keys[OTHER]) for size in (7, 8))
+    run(witness.relayed([same]))
+    run(witness.relayed([later]))
+    assert witness.holds == 0
+    tree = Tree(leaf_hash(b"anew %d" % number) for number in range(3))
+    note = Signer.of("local", "coordinator", keys["coordinator"].log).sign(3, tree.root())
+    run(witness.coordinator_head(bytes(Consistency(0, (), note))))
+    assert heads_file(world) == {"heads": {OTHER: later.decode(), "coordinator": bytes(note).decode()}, "forks": {}}
     assert "ledger.forked" not in caplog.messages
-    assert heads_file(world)["heads"][OTHER] == head_of(world, OTHER, 3).decode()
-    assert given(world, growth_of(world, 2, 3), 1) == 2
+
+
+def replace_key(entry, log_key):
+    return entry.model_copy(update={"log_key": log_key})
+
+
+def test_a_head_that_was_edited_in_the_file_is_named(world):
+    text = '{"forks":{},"heads":{"coordinator":"no note"}}'
+    (world.path.parent / "heads.json").write_text(text)
+    with pytest.raises(LocalError, match=r"heads\.json: what it has of 'coordinator' cannot be read"):
+        world.make_gate()
 
 
 def test_heads_that_cannot_be_read_are_refused_at_the_start(world):
