@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from ..proto import federation_pb2 as pb
 
-WITNESSES = 3
+WITNESSES = 3  # answers that each session should have
+MOST_ASKED = 6  # with those that have not answered yet
 
 
 @dataclass
@@ -22,10 +23,14 @@ class _Question:
     challenge: bytes
     asked: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
-    empty: int = (
-        0  # answers of silos that hold nothing, such as those that share no job: others are asked in their place
-    )
+    empty: int = 0  # answers of silos that hold nothing, such as those that share no job: others are asked instead
     answers: list[pb.Attestation] = field(default_factory=list)  # not told yet
+
+    @property
+    def wanted(self) -> bool:
+        """Whether one more silo is asked: some may never answer, to keep others from being asked."""
+        useful, outstanding = len(self.answered) - self.empty, len(self.asked - self.answered)
+        return useful < WITNESSES and useful + outstanding < MOST_ASKED
 
 
 class Attesting:
@@ -45,7 +50,7 @@ class Attesting:
         """Take what waits for this silo: questions about others, answers about itself."""
         asked = []
         for other, question in self._questions.items():
-            if other != silo and silo not in question.asked and len(question.asked) - question.empty < WITNESSES:
+            if other != silo and silo not in question.asked and question.wanted:
                 question.asked.add(silo)
                 asked.append(pb.Challenge(silo=other, challenge=question.challenge))
         own = self._questions.get(silo)

@@ -159,9 +159,9 @@ class Service:
                     self._daemon.saw(silo)
                     await context.write(chunk)  # waits while the silo is busy: back-pressure
                 digests = digester.digests()
+                if items:  # before the end: what the silo has whole stands in our ledger
+                    self._daemon.delivered(run, silo, request.round, size, digests)
                 await context.write(tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)))
-            if items:
-                self._daemon.delivered(run, silo, request.round, size, digests)
             log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size)
         except TimeoutError:
             raise RefusedError(silo, "LIMIT", "the delivery was read slower than its size allows") from None

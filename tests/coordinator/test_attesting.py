@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.coordinator.attesting import WITNESSES, Attesting
+from staddle.coordinator.attesting import MOST_ASKED, WITNESSES, Attesting
 from staddle.proto import federation_pb2 as pb
 
 SILOS = ("a", "b", "c", "d", "e", "f")
@@ -33,14 +33,16 @@ def test_a_silo_that_polls_is_asked_once_and_its_answer_reaches_the_one_who_aske
 def test_in_place_of_silos_that_hold_nothing_others_are_asked():
     attesting = Attesting()
     attesting.ask("a", b"1")
-    for silo in ("b", "c", "d"):
+    for silo in "bcdefg":
         assert asked(attesting.waiting(silo)) == [("a", b"1")]
-    assert attesting.waiting("e") is None
+    assert attesting.waiting("h") is None
     attesting.answered("b", said("a", b"1", b""))
-    attesting.answered("c", said("a", b"1"))
-    assert asked(attesting.waiting("e")) == [("a", b"1")]
-    assert attesting.waiting("f") is None
-    assert [answer.by for answer in attesting.waiting("a").told] == ["b", "c"]
+    assert asked(attesting.waiting("h")) == [("a", b"1")]
+    assert attesting.waiting("i") is None
+    for silo in "cde":
+        attesting.answered(silo, said("a", b"1"))
+    assert attesting.waiting("i") is None  # enough hold something
+    assert [answer.by for answer in attesting.waiting("a").told] == ["b", "c", "d", "e"]
 
 
 def test_answers_that_nobody_waits_for_are_dropped():
@@ -78,11 +80,25 @@ def test_who_left_before_it_answered_is_asked_again_and_who_answered_is_not():
     assert ("a", b"1") not in asked(attesting.waiting("c"))
 
 
+def test_silos_that_never_answer_do_not_keep_all_others_from_being_asked():
+    attesting = Attesting()
+    attesting.ask("a", b"1")
+    silent = [f"s{n}" for n in range(WITNESSES)]
+    for silo in silent:
+        assert asked(attesting.waiting(silo)) == [("a", b"1")]
+    others = [f"o{n}" for n in range(MOST_ASKED)]
+    asked_too = [silo for silo in others if asked(attesting.waiting(silo))]
+    assert asked_too == others[: MOST_ASKED - WITNESSES]
+    for silo in asked_too:
+        assert attesting.answered(silo, said("a", b"1"))
+    assert not asked(attesting.waiting("late"))
+
+
 STEPS = st.lists(st.tuples(st.sampled_from(["ask", "poll", "answer"]), st.sampled_from(SILOS)), max_size=60)
 
 
 @given(STEPS)
-def test_whatever_happens_each_answer_is_of_its_session_and_no_more_than_three_are_asked(steps):
+def test_whatever_happens_each_answer_is_of_its_session_and_no_more_than_six_are_asked(steps):
     attesting, session, questions, answers = Attesting(), {}, {}, {}
     for number, (step, silo) in enumerate(steps):
         if step == "ask":
@@ -95,7 +111,7 @@ def test_whatever_happens_each_answer_is_of_its_session_and_no_more_than_three_a
                 assert one.challenge == session[silo]
                 assert (one.by, one.challenge) not in answers[silo]
                 answers[silo].add((one.by, one.challenge))
-                assert len(answers[silo]) <= WITNESSES
+                assert len(answers[silo]) <= MOST_ASKED
             for other, challenge in asked(witness):
                 assert other != silo
                 assert challenge == session[other]
