@@ -15,6 +15,8 @@ NAMES = {
     "operations_pb2.py",
     "operations_pb2.pyi",
     "operations_pb2_grpc.py",
+    "secure_pb2.py",
+    "secure_pb2.pyi",
     "tensor_pb2.py",
     "tensor_pb2.pyi",
 }

@@ -1,0 +1,237 @@
+"""The messages of a secure sum in protobuf: ``x_to_wire`` and ``x_from_wire`` of each, in the order of their crossing.
+
+What is read is refused with the code of its step, and ``peer``, who sent it here, is blamed: whoever passes on what is
+malformed could have seen it. Counts and lengths are checked before anything is made of them, and each of these is the
+one spelling of its message. Signatures and proofs are for the machines (security/secagg_messages.py) to check.
+
+A protobuf message prints everything in it, shares too: none is to be printed or logged. The dataclasses print none.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from ..errors import RefusedError
+from ..security.dealing import PAIR, SEALED_BYTES, SELF, Dealing, Delivery, HeldShare, KeyBundle, Portion
+from ..security.identity import ID_PATTERN
+from ..security.merkle import HASH_BYTES
+from ..security.pairwise import KEY_BYTES
+from ..security.round_spec import MOST_SILOS
+from ..security.secagg_fault import Code
+from ..security.secagg_messages import Abandon, Header, Reveal, Revealed, Survival
+from ..security.shamir import SALT_BYTES, SHARE_BYTES
+from ..security.tags import TAG_BYTES
+from . import secure_pb2 as pb
+
+SIGNATURE_BYTES = 64  # Ed25519
+MOST_GROUPS = 4096  # of a specification
+MOST_HASHES = (MOST_SILOS - 1).bit_length()  # of an inclusion proof
+
+KINDS = {SELF: pb.SHARE_KIND_SELF, PAIR: pb.SHARE_KIND_PAIR}
+KINDS_FROM = {number: kind for kind, number in KINDS.items()}
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sent what is read, and the code with which it is refused: a ``Code``, or a name of ``ErrorCode``."""
+
+    peer: str
+    code: str
+
+    def check(self, holds: bool, why: str) -> None:
+        """RefusedError unless it holds."""
+        if not holds:
+            raise RefusedError(self.peer, self.code, why)
+
+    def member(self, found: str, what: str) -> str:
+        """A roster id."""
+        self.check(re.fullmatch(ID_PATTERN, found) is not None, f"{what} {found[:65]!r} is no id of a member")
+        return found
+
+    def sized(self, found: bytes, size: int, what: str) -> bytes:
+        """Exactly this many bytes."""
+        self.check(len(found) == size, f"{what} has {len(found)} bytes, not {size}")
+        return found
+
+    def tags(self, found: bytes, what: str) -> bytes:
+        """Whole numbers of 8 bytes, no more than there may be groups."""
+        whole = len(found) % TAG_BYTES == 0 and len(found) <= TAG_BYTES * MOST_GROUPS
+        self.check(whole, f"{what} has tags of {len(found)} bytes, not {TAG_BYTES} for each of 0 to {MOST_GROUPS}")
+        return found
+
+    def few(self, found: Sequence[object], most: int, what: str) -> None:
+        """No more entries than there can be."""
+        self.check(len(found) <= most, f"{len(found)} {what}, at most {most} there can be")
+
+    def every(
+        self,
+        messages: Sequence[M],
+        read: Callable[[str, M], T],
+        key: Callable[[T], Any],
+        what: str,
+        most: int = MOST_SILOS,
+    ) -> tuple[T, ...]:
+        """A set: counted, then read one by one; each once, ascending by ``key``."""
+        self.few(messages, most, what)
+        made = tuple(read(self.peer, message) for message in messages)
+        for one, other in pairwise(map(key, made)):
+            self.check(one < other, f"{what} of {one!r:.80} before {other!r:.80}: not ascending, each once")
+        return made
+
+
+def bundle_to_wire(bundle: KeyBundle) -> pb.KeyBundle:
+    """A silo's public keys."""
+    return pb.KeyBundle(silo=bundle.silo, seal=bundle.seal, mask=bundle.mask, signature=bundle.signature)
+
+
+def bundle_from_wire(peer: str, message: pb.KeyBundle) -> KeyBundle:
+    """KEYS."""
+    sent = Sender(peer, Code.KEYS)
+    silo = sent.member(message.silo, "keys of")
+    return KeyBundle(
+        silo,
+        sent.sized(message.seal, KEY_BYTES, f"the seal key of {silo!r}"),
+        sent.sized(message.mask, KEY_BYTES, f"the mask key of {silo!r}"),
+        sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over the keys of {silo!r}"),
+    )
+
+
+def dealing_to_wire(dealing: Dealing) -> pb.Dealing:
+    """A dealer's word on all of its portions."""
+    return pb.Dealing(
+        dealer=dealing.dealer,
+        h_u1=dealing.h_u1,
+        seed=dealing.seed,
+        root=dealing.root,
+        signature=dealing.signature,
+    )
+
+
+def dealing_from_wire(peer: str, message: pb.Dealing) -> Dealing:
+    """SHARES."""
+    sent = Sender(peer, Code.SHARES)
+    dealer = sent.member(message.dealer, "a dealing of")
+    return Dealing(
+        dealer,
+        sent.sized(message.h_u1, HASH_BYTES, f"H(U1) in the dealing of {dealer!r}"),
+        sent.sized(message.seed, HASH_BYTES, f"the commitment to its seed in the dealing of {dealer!r}"),
+        sent.sized(message.root, HASH_BYTES, f"the root in the dealing of {dealer!r}"),
+        sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over the dealing of {dealer!r}"),
+    )
+
+
+def portion_to_wire(portion: Portion) -> pb.Portion:
+    """What is dealt to one holder."""
+    return pb.Portion(holder=portion.holder, sealed=portion.sealed, own=portion.own, pair=portion.pair)
+
+
+def portion_from_wire(peer: str, message: pb.Portion, dealer: str) -> Portion:
+    """SHARES; the dealer's portion to itself has nothing sealed."""
+    sent = Sender(peer, Code.SHARES)
+    holder = sent.member(message.holder, f"a portion of {dealer!r} for")
+    what = f"the portion of {dealer!r} for {holder!r}"
+    return Portion(
+        holder,
+        sent.sized(message.sealed, 0 if holder == dealer else SEALED_BYTES, f"what is sealed in {what}"),
+        sent.sized(message.own, HASH_BYTES, f"the first commitment in {what}"),
+        sent.sized(message.pair, HASH_BYTES, f"the second commitment in {what}"),
+    )
+
+
+def delivery_to_wire(delivery: Delivery) -> pb.Delivery:
+    """One portion, with its proof."""
+    dealing, portion = dealing_to_wire(delivery.dealing), portion_to_wire(delivery.portion)
+    return pb.Delivery(dealing=dealing, portion=portion, proof=delivery.proof)
+
+
+def delivery_from_wire(peer: str, message: pb.Delivery) -> Delivery:
+    """SHARES."""
+    sent = Sender(peer, Code.SHARES)
+    dealing = dealing_from_wire(peer, message.dealing)
+    portion = portion_from_wire(peer, message.portion, dealing.dealer)
+    sent.few(message.proof, MOST_HASHES, "hashes of a proof")
+    what = f"a hash of the proof of what {dealing.dealer!r} dealt"
+    return Delivery(dealing, portion, tuple(sent.sized(each, HASH_BYTES, what) for each in message.proof))
+
+
+def header_to_wire(header: Header) -> pb.Header:
+    """A silo's word on its upload."""
+    return pb.Header(
+        silo=header.silo,
+        h_u2=header.h_u2,
+        length=header.length,
+        sha256=header.sha256,
+        tags=header.tags,
+        signature=header.signature,
+    )
+
+
+def header_from_wire(peer: str, message: pb.Header) -> Header:
+    """UPLOAD."""
+    sent = Sender(peer, Code.UPLOAD)
+    silo = sent.member(message.silo, "a header of")
+    return Header(
+        silo,
+        sent.sized(message.h_u2, HASH_BYTES, f"H(U2) in the header of {silo!r}"),
+        message.length,
+        sent.sized(message.sha256, HASH_BYTES, f"the digest in the header of {silo!r}"),
+        sent.tags(message.tags, f"the header of {silo!r}"),
+        sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over the header of {silo!r}"),
+    )
+
+
+def survival_to_wire(survival: Survival) -> pb.Survival:
+    """A survivor's signature."""
+    return pb.Survival(silo=survival.silo, signature=survival.signature)
+
+
+def survival_from_wire(peer: str, message: pb.Survival) -> Survival:
+    """NOTES."""
+    sent = Sender(peer, Code.NOTES)
+    silo = sent.member(message.silo, "a survivor's signature of")
+    return Survival(silo, sent.sized(message.signature, SIGNATURE_BYTES, f"the survivor's signature of {silo!r}"))
+
+
+def reveal_to_wire(reveal: Reveal) -> pb.Reveal:
+    """What a survivor reveals."""
+    shares = [
+        pb.Revealed(dealer=each.dealer, kind=KINDS[each.kind], share=each.held.share, salt=each.held.salt)
+        for each in reveal.shares
+    ]
+    return pb.Reveal(silo=reveal.silo, shares=shares, signature=reveal.signature)
+
+
+def reveal_from_wire(peer: str, message: pb.Reveal) -> Reveal:
+    """REVEAL."""
+    sent = Sender(peer, Code.REVEAL)
+    silo = sent.member(message.silo, "shares revealed by")
+    shares = sent.every(message.shares, _revealed, lambda each: each.dealer, "revealed shares")
+    return Reveal(
+        silo, shares, sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over what {silo!r} reveals")
+    )
+
+
+def _revealed(peer: str, message: pb.Revealed) -> Revealed:
+    sent = Sender(peer, Code.REVEAL)
+    dealer = sent.member(message.dealer, "a share of")
+    sent.check(message.kind in KINDS_FROM, f"a share of {dealer!r} is of kind {message.kind}, which there is not")
+    share = sent.sized(message.share, SHARE_BYTES, f"a share of {dealer!r}")
+    salt = sent.sized(message.salt, SALT_BYTES, f"the salt of a share of {dealer!r}")
+    return Revealed(dealer, KINDS_FROM[message.kind], HeldShare(share, salt))
+
+
+def abandon_to_wire(note: Abandon) -> pb.Abandon:
+    """An abandon note."""
+    return pb.Abandon(silo=note.silo, signature=note.signature)
+
+
+def abandon_from_wire(peer: str, message: pb.Abandon) -> Abandon:
+    """ABANDON."""
+    sent = Sender(peer, Code.ABANDON)
+    silo = sent.member(message.silo, "an abandon note of")
+    return Abandon(silo, sent.sized(message.signature, SIGNATURE_BYTES, f"the abandon note of {silo!r}"))

@@ -1,0 +1,145 @@
+"""What a silo is told in a secure sum: ``SecureTold``.
+
+It is told the events of its machine, the signed specification before, or that the attempt is over: a code. The longest
+each gets, in bytes, among n silos: ids of 64 characters, the largest numbers, p = ceil(log2 n) hashes in a proof, g
+tagged groups (0 in the columns, where there are no tags), a specification of d bytes (2 MiB at most, in the columns 0)
+with m abandon notes (4000 at most, in the columns n)::
+
+    body        at most             n = 4       10      100     1000
+    spec        225 + d + 135*m       758     1568    13718   135219
+    keys        153 + 203*n           964     2182    20453   203153
+    shares      4 + n*(526 + 34*p)   2379     6623    76404   866004
+    survivors   154 + n*(219 + 8*g)  1008     2292    21553   214153
+    notes       153 + 135*n           692     1502    13652   135153
+    result      191 + 8*g             185      185      185      185
+    abandon     151                   151      151      151      151
+    end         153                   153      153      153      153
+
+All are below the 4 MiB of a message (channel.py) but one: the survivors of a sum with tags for more than 496 groups,
+where they are 1000; of 100 survivors any sum's tags fit.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..errors import RefusedError
+from ..security.merkle import HASH_BYTES
+from ..security.round_spec import MOST_SILOS
+from ..security.secagg_fault import COORDINATOR, Code
+from ..security.secagg_messages import Abandon
+from ..security.secagg_silo_events import AbandonAsked, KeysTold, NotesTold, ResultTold, SharesTold, SurvivorsTold
+from . import secure_pb2 as pb
+from .secure_given import ENVELOPE, Attempt, Over, attempt_from_wire, attempt_to_wire, over_from_wire, over_to_wire
+from .secure_messages import (
+    SIGNATURE_BYTES,
+    Sender,
+    abandon_from_wire,
+    abandon_to_wire,
+    bundle_from_wire,
+    bundle_to_wire,
+    delivery_from_wire,
+    delivery_to_wire,
+    header_from_wire,
+    header_to_wire,
+    survival_from_wire,
+    survival_to_wire,
+)
+
+MOST_SPEC_BYTES = 1 << 21  # the longest specification, of 1000 silos and 4096 groups, is shorter
+MOST_NOTES = 4 * MOST_SILOS  # notes of several attempts may be due
+
+
+@dataclass(frozen=True, slots=True)
+class SignedSpec:
+    """What a silo is asked into, and abandon notes of earlier attempts, ascending by silo and signature."""
+
+    document: bytes
+    signature: bytes
+    notes: tuple[Abandon, ...] = ()
+
+
+ToldBody: TypeAlias = SignedSpec | KeysTold | SharesTold | SurvivorsTold | NotesTold | ResultTold | AbandonAsked | Over
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one silo is told."""
+
+    attempt: Attempt
+    body: ToldBody
+
+
+def told_to_wire(told: Told | None) -> pb.SecureTold:
+    """At the coordinator; None where nothing came before the hold time was over."""
+    if told is None:
+        return pb.SecureTold(nothing=pb.SecureNothing())
+    made = pb.SecureTold(attempt=attempt_to_wire(told.attempt))
+    match told.body:
+        case SignedSpec(document, signature, notes):
+            noted = [abandon_to_wire(note) for note in notes]
+            made.spec.CopyFrom(pb.SignedSpec(document=document, signature=signature, notes=noted))
+        case KeysTold(bundles):
+            made.keys.CopyFrom(pb.KeysTold(bundles=[bundle_to_wire(bundle) for bundle in bundles]))
+        case SharesTold(deliveries):
+            made.shares.CopyFrom(pb.SharesTold(deliveries=[delivery_to_wire(each) for each in deliveries]))
+        case SurvivorsTold(headers):
+            made.survivors.CopyFrom(pb.SurvivorsTold(headers=[header_to_wire(header) for header in headers]))
+        case NotesTold(survivals):
+            made.notes.CopyFrom(pb.NotesTold(survivals=[survival_to_wire(each) for each in survivals]))
+        case ResultTold(sha256, tags):
+            made.result.CopyFrom(pb.ResultTold(sha256=sha256, tags=tags))
+        case AbandonAsked():
+            made.abandon.SetInParent()
+        case Over():
+            made.end.CopyFrom(over_to_wire(told.body))
+    return made
+
+
+def told_from_wire(message: pb.SecureTold) -> Told | None:
+    """At a silo; RefusedError blames the coordinator, also for what it passed on and could have seen itself."""
+    sent = Sender(COORDINATOR, ENVELOPE)
+    told = None
+    if message.WhichOneof("body") != "nothing":
+        told = Told(attempt_from_wire(sent, message.attempt), _told_body(message))
+    sent.check(message == told_to_wire(told), "has fields that its protocol version does not know")
+    return told
+
+
+def _told_body(message: pb.SecureTold) -> ToldBody:
+    match message.WhichOneof("body"):
+        case "spec":
+            return _spec(message.spec)
+        case "keys":
+            keys = Sender(COORDINATOR, Code.KEYS)
+            return KeysTold(keys.every(message.keys.bundles, bundle_from_wire, lambda b: b.silo, "keys"))
+        case "shares":
+            shares, dealt = Sender(COORDINATOR, Code.SHARES), message.shares.deliveries
+            return SharesTold(shares.every(dealt, delivery_from_wire, lambda d: d.dealing.dealer, "deliveries"))
+        case "survivors":
+            survivors, headers = Sender(COORDINATOR, Code.SURVIVORS), message.survivors.headers
+            return SurvivorsTold(survivors.every(headers, header_from_wire, lambda h: h.silo, "headers"))
+        case "notes":
+            notes, signed = Sender(COORDINATOR, Code.NOTES), message.notes.survivals
+            return NotesTold(notes.every(signed, survival_from_wire, lambda s: s.silo, "survivors' signatures"))
+        case "result":
+            result = Sender(COORDINATOR, Code.SUM)
+            digest = result.sized(message.result.sha256, HASH_BYTES, "the digest of the result")
+            return ResultTold(digest, result.tags(message.result.tags, "the result"))
+        case "abandon":
+            return AbandonAsked()
+        case "end":
+            return over_from_wire(COORDINATOR, message.end)
+        case _:
+            raise RefusedError(COORDINATOR, ENVELOPE, "tells nothing in its message of a secure sum")
+
+
+def _spec(message: pb.SignedSpec) -> SignedSpec:
+    """SPEC, or ABANDON for its notes; ``round_spec.receive`` reads the document."""
+    sent, size = Sender(COORDINATOR, Code.SPEC), len(message.document)
+    sent.check(0 < size <= MOST_SPEC_BYTES, f"a specification of {size} bytes, 1 to {MOST_SPEC_BYTES} it can have")
+    signature = sent.sized(message.signature, SIGNATURE_BYTES, "the signature over the specification")
+    noted = Sender(COORDINATOR, Code.ABANDON)
+    notes = noted.every(
+        message.notes, abandon_from_wire, lambda n: (n.silo, n.signature), "abandon notes", most=MOST_NOTES
+    )
+    return SignedSpec(message.document, signature, notes)
