@@ -38,13 +38,14 @@ def simulate(
     shards: Shards,
     progress: Callable[[int, int], None] = silent,
     weights: Mapping[str, Mapping[str, Tensors]] | None = None,
-    exchanges: Exchanges = PLAIN,
+    exchanges: Exchanges | None = None,
 ) -> SimulationResult:
     """Run a job to its end; ``progress`` is told the rounds done and their total.
 
     ``weights``, by silo and part, are initial values of private parts (weights.load_weights). ``exchanges`` is how
-    what the silos give is put together.
+    what the silos give is put together, in the clear unless it is named.
     """
+    exchanges = exchanges or PLAIN
     if set(shards) != set(job.silos):
         raise LocalError(f"data was given for silos {sorted(shards)}, the job names {sorted(job.silos)}")
     for silo in job.silos:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from staddle.algorithms.exchange import DTYPES, WEIGHT
+from staddle.algorithms.method import METRICS
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import ERROR_METADATA, MAX_MESSAGE_BYTES, OPTIONS
@@ -137,12 +138,13 @@ class NoLedger:
 def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq=None, named=None):
     """An upload with correct digests; ``named`` tensors hold a value of their own."""
     items = given_items(caller.job.up(round_))
+    counts = min(max(fill, 0), 2**40)  # of right answers: what any silo may say
     values = [
-        torch.full(i.spec.shape, weight if i.spec.name == WEIGHT else fill, dtype=torch.float64).to(
-            DTYPES[i.spec.dtype]
-        )
-        if i.spec.dtype != "int64"
-        else torch.zeros(i.spec.shape, dtype=torch.int64)
+        torch.full(
+            i.spec.shape,
+            {WEIGHT: weight}.get(i.spec.name, counts if i.part == METRICS.name else fill),
+            dtype=torch.float64,
+        ).to(DTYPES[i.spec.dtype])
         for i in items
     ]
     for item, value in zip(items, values, strict=True):

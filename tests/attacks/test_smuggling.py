@@ -386,14 +386,14 @@ def test_1_and_3_the_gate_refuses_what_the_runner_let_pass(world, name, value, w
     ("counts", "words"),
     [
         ({"tested": 11, "correct.trained": 1}, "tested is 11, this silo has 10"),
-        ({"tested": -1}, "tested is -1"),
+        ({"tested": -1}, "metrics/tested holds a value below 0"),
         ({"tested": 5, "correct.trained": 6}, "correct.trained is 6, of 5"),
-        ({"correct.delivered": -1}, "correct.delivered is -1"),
+        ({"correct.delivered": -1}, "metrics/correct.delivered holds a value below 0"),
         ({"correct.delivered": int.from_bytes(SECRET[:7], "little")}, "correct.delivered is"),
         ({"tested": 2**62, "correct.trained": 2**62}, "tested is"),
     ],
 )
-def test_3_metrics_count_test_records(world, counts, words):
+def test_2_and_3_metrics_count_test_records(world, counts, words):
     payload = world.payload()
     payload["metrics"] |= {"correct.delivered": torch.tensor(0), "correct.trained": torch.tensor(0)}
     payload["metrics"] |= {name: torch.tensor(count) for name, count in counts.items()}
