@@ -362,6 +362,7 @@ class Gate:
     async def close(self) -> None:
         """End the session and the channel; a ledger that failed is no reason to keep the channel."""
         with contextlib.suppress(StaddleError):
+            await self._witness.flush()
             await self.end_session()
         await self._client.close()
 

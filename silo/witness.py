@@ -57,6 +57,7 @@ class Witness:
         self._keys = keys
         self._path = path
         self._heads = parse_canonical(read_bytes(path), Heads, str(path)) if path.exists() else Heads()
+        self._kept = self._heads  # as it lies on the disk
         for member in self._heads.heads:
             if member in roster:
                 self._held(member)
@@ -180,7 +181,10 @@ class Witness:
             elif new.size == old.size and new.root != old.root and silo not in self._heads.forks:
                 log.problem("ledger.forked", member=silo, why=f"it signed two heads of {new.size} records")
                 forks[silo] = bytes(note).decode()
-        await self._keep(larger, forks)
+        if forks:
+            await self._keep(larger, forks)
+        else:  # on the disk with the coordinator's next head, or at the end
+            self._heads = Heads(heads=self._heads.heads | larger, forks=self._heads.forks)
 
     def attest(self, asked: pb.Challenge, session: bytes) -> pb.Attestation:
         """Say, signed, what we hold of another silo's ledger; PeerError for a question that nobody may ask."""
@@ -223,11 +227,16 @@ class Witness:
     def _key(self, member: str) -> VerifierKey:
         return log_key(self._roster.federation, member, self._roster[member].log_key)
 
+    async def flush(self) -> None:
+        """Bring what was passed on last to the disk."""
+        if self._heads != self._kept:
+            await self._keep()
+
     async def _keep(self, heads: dict[str, str] | None = None, forks: dict[str, str] | None = None) -> None:
-        if heads or forks:
-            self._heads = Heads(heads=self._heads.heads | (heads or {}), forks=self._heads.forks | (forks or {}))
-            data = canonical_json(self._heads.model_dump(mode="json"))
-            await asyncio.to_thread(write_atomic, self._path, data)
+        self._heads = Heads(heads=self._heads.heads | (heads or {}), forks=self._heads.forks | (forks or {}))
+        kept = self._heads
+        await asyncio.to_thread(write_atomic, self._path, canonical_json(kept.model_dump(mode="json")))
+        self._kept = kept
 
 
 def _parsed(data: bytes) -> Note:

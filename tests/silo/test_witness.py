@@ -244,6 +244,7 @@ def relayed(world, *heads):
 
     world.client.poll = poll
     run(world.gate.poll())
+    run(world.witness.flush())
 
 
 def test_the_largest_head_of_each_silo_is_kept_and_said_on_demand(world):
