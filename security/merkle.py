@@ -39,12 +39,13 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 class Tree:
     """A growing tree that proves statements about each size it has had; not safe to share between threads.
 
-    It keeps the hash of every complete subtree, 64 bytes a leaf, so appending costs two hashes on average and a proof
-    about n leaves O(log² n).
+    It keeps the hash of every complete subtree, 64 bytes a leaf, computed when something is asked; a proof about n
+    leaves then costs O(log² n).
     """
 
     def __init__(self, leaves: Iterable[bytes] = ()) -> None:
         self._levels: list[bytearray] = [bytearray()]  # [k]: hashes of the complete subtrees of 2^k leaves, in order
+        self._hashed = 0  # leaves of which all complete subtrees are there
         for leaf in leaves:
             self.append(leaf)
 
@@ -55,13 +56,7 @@ class Tree:
         """Add a leaf's hash at the end."""
         if len(leaf) != HASH_BYTES:
             raise LocalError(f"a leaf hash has {HASH_BYTES} bytes, this one {len(leaf)}; hash the record first")
-        carried = leaf
-        for level in self._levels:
-            level.extend(carried)
-            if len(level) % (2 * HASH_BYTES):
-                return
-            carried = hashlib.sha256(NODE + level[-2 * HASH_BYTES :]).digest()
-        self._levels.append(bytearray(carried))
+        self._levels[0].extend(leaf)
 
     def root(self, size: int | None = None) -> bytes:
         """Root of the first ``size`` leaves, by default of all."""
@@ -89,11 +84,26 @@ class Tree:
         return known + self._path(level, index, size)
 
     def _size(self, size: int | None) -> int:
+        self._grow()
         if size is None:
             return len(self)
         if not 0 <= size <= len(self):
             raise LocalError(f"the tree has {len(self)} leaves, not {size}; wait for more, or name a size that it had")
         return size
+
+    def _grow(self) -> None:
+        """Hash the complete subtrees that are new."""
+        if self._hashed == len(self):
+            return
+        self._hashed = len(self)
+        pair, sha256 = 2 * HASH_BYTES, hashlib.sha256
+        for level in range(self._hashed.bit_length() - 1):
+            if level + 1 == len(self._levels):
+                self._levels.append(bytearray())
+            above = self._levels[level + 1]
+            new = bytes(self._levels[level][2 * len(above) :])
+            for at in range(0, len(new) - len(new) % pair, pair):
+                above.extend(sha256(NODE + new[at : at + pair]).digest())
 
     def _path(self, level: int, index: int, size: int) -> Hashes:
         """Siblings on the way from a node up to the root of ``size`` leaves; a node without one moves up as it is."""
