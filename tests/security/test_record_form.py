@@ -76,6 +76,11 @@ def other_spellings(line):
     yield line.replace(b"abab", b"ABAB", 1)
     yield line.replace(b',"type"', b',"tensors":[],"type"')
     yield line.replace(b'"nonce":"', b'"nonce":"0')
+    yield line.replace(b'"sha256":"ab', b'"sha256":"b')
+    yield line.replace(b'"sha256":"', b'"sha256":"0')
+    yield line.replace(b'"sha256":"', b'"sha256": "')
+    yield line.replace(b'"sha256":"a', b'"sha256":"\\u0061')
+    yield line.replace(b'"sha256":"ab', b'"sha256":"a\xc3\xa9')
 
 
 def test_what_the_slow_check_refuses_the_quick_one_does(lines):
@@ -86,6 +91,26 @@ def test_what_the_slow_check_refuses_the_quick_one_does(lines):
                 assert well_formed(other) is None, other
                 tried += 1
     assert tried > 200
+
+
+def test_names_of_a_digest_may_hold_what_looks_like_a_hash(lines):
+    line = next(line for line in lines if b'"egress.digest"' in line)
+    for name in ('","sha256":"' + "ab" * 32, '"sha256":"', 'x"sha256":"' + "0" * 64 + '","part":"y', "sha256"):
+        record = json.loads(line)
+        for at, tensor in enumerate(record["tensors"]):
+            tensor["name"] = f"{name}{at}"
+        odd = canonical_json(record)
+        assert well_formed(odd) == slowly(odd) == record
+
+
+def test_hashes_that_change_from_digest_to_digest_are_read(lines):
+    line = next(line for line in lines if b'"egress.digest"' in line)
+    for digit in "0123456789abcdef":
+        record = json.loads(line)
+        for at, tensor in enumerate(record["tensors"]):
+            tensor["sha256"] = digit * 63 + "0123456789abcdef"[at]
+        other = canonical_json(record)
+        assert well_formed(other) == record
 
 
 @given(data=st.data())
