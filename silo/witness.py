@@ -1,11 +1,11 @@
 """What this silo holds of others' ledgers, and what others hold of its own (rules 29 and 30).
 
 Whoever has the log key can cut records off the end of a ledger or write them anew; not if somebody else holds a head
-that was signed before. So the silo stops, and nothing leaves, where a head that it signed is not one of this ledger:
+that was signed before. So the silo stops, and nothing more leaves, where a head that it signed is not of this ledger:
 
 - the coordinator returns, at each greeting, the head under which it took our last upload;
-- up to three silos sign, for a challenge of this session, what they hold of us. The coordinator passes that on and can
-  keep it back; it cannot forge it.
+- other silos sign, for a challenge of this session, what they hold of us. The coordinator passes that on and can keep
+  it back; it cannot forge it. It comes with a later poll, so a round may have been given before.
 
 In turn we keep, in ``<state>/heads.json``, the last head of each other silo that the coordinator passed on, and that of
 the coordinator's own ledger, which must have grown from the one before.
@@ -105,9 +105,9 @@ class Witness:
             return
         if problem := self._ledger.disagreement(Held(holder, head)):
             raise LocalError(
-                f"the ledger of {self._ledger.silo!r} was rolled back or altered: {problem}; nothing leaves. Restore "
-                "the newest copy of the whole folder; if there is none, keep this one as evidence and begin a new "
-                "ledger under new keys (docs/operate.md)"
+                f"the ledger of {self._ledger.silo!r} was rolled back or altered: {problem}; nothing more leaves. "
+                "Restore the newest copy of the whole folder; if there is none, keep this one as evidence and begin a "
+                "new ledger under new keys (docs/operate.md)"
             )
         await asyncio.to_thread(self._ledger.witness, holder, head)
 

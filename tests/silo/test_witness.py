@@ -91,7 +91,7 @@ def test_a_ledger_that_was_rolled_back_leaves_nothing(made, world):
     cut = r"records were cut off: there are \d+, and coordinator holds a signed"
     with pytest.raises(LocalError, match=cut) as said:
         greeted(again, held)
-    assert "nothing leaves" in str(said.value)
+    assert "nothing more leaves" in str(said.value)
     assert [type(message).__name__ for message in again.client.messages] == ["HelloRequest"]
 
 
