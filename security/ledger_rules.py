@@ -20,6 +20,7 @@ all others            any time
 A ledger from before policies were recorded has none in force until the first ``policy.change``; any may decide there.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -43,7 +44,7 @@ class Rules:
         self.intents: dict[int, OpenIntent] = {}
         self.control: tuple[int, Mapping[str, Any]] | None = None
         self.policy: str | None = None  # digest of the policy in force; None in a ledger from before they were recorded
-        self.declared: dict[tuple[str, int], int] = {}  # (job digest, round) → bytes of the payload declared so far
+        self.declared: defaultdict[str, dict[int, int]] = defaultdict(dict)  # job digest → round → bytes so far
         self._tensors: tuple[object, list[tuple[str, str]], str, int] = (None, [], "", 0)
 
     def check(self, record: Mapping[str, Any]) -> str:
@@ -75,8 +76,8 @@ class Rules:
             case "egress.intent":
                 offset, size = record.get("offset", 0), record["message"]["bytes"]
                 self.intents[seq] = OpenIntent(self._read(record["tensors"])[0], size, offset)
-                place = (record["job_digest"], record["round"])
-                self.declared[place] = max(offset + size, self.declared.get(place, 0))
+                declared = self.declared[record["job_digest"]]
+                declared[record["round"]] = max(offset + size, declared.get(record["round"], 0))
             case "egress.digest":
                 self.intents[record["ref"]].digested = True
             case "egress.outcome":
@@ -112,7 +113,7 @@ class Rules:
             return "intent names no reader; name at least its recipient"
         if (cohort := record.get("cohort")) and (cohort != sorted(set(cohort)) or record["silo"] not in cohort):
             return f"intent has cohort {', '.join(cohort)}, which is not sorted, has a silo twice, or lacks this one"
-        before = self.declared.get((record["job_digest"], record["round"]), 0)
+        before = self.declared[record["job_digest"]].get(record["round"], 0)
         if offset > before:
             return f"intent goes on at byte {offset}, of which earlier intents of its round declared {before}"
         return ""

@@ -26,6 +26,7 @@ SINGLE = "egress.jsonl"  # what a ledger was before it had segments
 _SEGMENT = re.compile(r"seg-([0-9]{8})\.jsonl")
 _TORN = re.compile(r"seg-[0-9]{8}\.torn")
 MAX_SEGMENTS = 99_999_999
+BUFFER_BYTES = 1 << 20  # read at a time
 EVIDENCE = "keep the folder as evidence, and compare it with your backup and with the checkpoints that others hold"
 
 
@@ -95,7 +96,7 @@ class Reading:
         for path in paths:
             self.last, self.size, self.began, self._before = path, 0, "", self.count
             try:
-                with path.open("rb") as file:
+                with path.open("rb", buffering=BUFFER_BYTES) as file:
                     yield from self._lines(file)
             except OSError as error:
                 raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error

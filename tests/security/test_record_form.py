@@ -2,7 +2,7 @@
 
 import json
 
-import pydantic_core
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,10 +128,10 @@ def test_a_mutated_line_is_taken_only_if_the_slow_check_takes_it(lines, data):
 
 @given(TEXTS)
 def test_texts_are_spelled_as_rfc_8785_wants_them(text):
-    assert pydantic_core.to_json({"a": text}) == canonical_json({"a": text})
+    assert msgspec.json.encode({"a": text}) == canonical_json({"a": text})
 
 
 def test_each_control_character_too():
     for code in range(0x100):
         test = {"a": chr(code)}
-        assert pydantic_core.to_json(test) == canonical_json(test)
+        assert msgspec.json.encode(test) == canonical_json(test)
