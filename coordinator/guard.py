@@ -39,6 +39,7 @@ STATUS = {
     "WEIGHT": grpc.StatusCode.INVALID_ARGUMENT,
     "BOUNDS": grpc.StatusCode.INVALID_ARGUMENT,
     "LEDGER": grpc.StatusCode.FAILED_PRECONDITION,
+    "SECURE": grpc.StatusCode.FAILED_PRECONDITION,
     "STORAGE": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "INTERRUPTED": grpc.StatusCode.ABORTED,
     "STOPPING": grpc.StatusCode.UNAVAILABLE,

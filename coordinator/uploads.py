@@ -41,6 +41,7 @@ class Arriving:
 
     run: JobRun | None = None
     round: int = 0
+    items: tuple[Item, ...] = ()
     spool: Spool = field(init=False)
     spooled: bool = False
 
@@ -104,7 +105,7 @@ class Uploads:
             if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
                 raise RefusedError(silo, "MANIFEST", "the end frame names no place in a ledger")
             head = self._daemon.receiving.heads.check(silo, end)
-            file = await run.accept(silo, arriving.round, arriving.spool, inbound.items)
+            file = await run.accept(silo, arriving.round, arriving.spool, arriving.items)
         except asyncio.CancelledError:
             self._keep(silo, arriving)
             raise
@@ -120,8 +121,8 @@ class Uploads:
             arriving.discard()
         return self._daemon.conclude(run, silo, arriving.round, file, end, digests, head)
 
-    def _check(self, silo: str, manifest: tensor.Manifest, arriving: Arriving) -> tuple[Item, ...]:
-        """What a manifest declares; it is open, fits the job and the disk, and goes on where the bytes here end."""
+    def _check(self, silo: str, manifest: tensor.Manifest, arriving: Arriving) -> list[int]:
+        """Sizes of what a manifest declares: it is open, fits the job and the disk, goes on where the bytes here end."""
         run = self._admit(silo, manifest)
         run.check_open(silo, manifest.round)
         if manifest.offset:
@@ -131,12 +132,12 @@ class Uploads:
                 why = f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it; send all of it"
                 raise RefusedError(silo, "MANIFEST", why)
         arriving.run, arriving.round = run, manifest.round
-        items = given_items(run.job.up(manifest.round))
+        arriving.items = items = given_items(run.job.up(manifest.round))
         check_manifest(silo, manifest, items)
         run.store.check_space(silo, manifest.size - manifest.offset)
         self._daemon.held.pop(silo, None)
         arriving.spool, arriving.spooled = self._daemon.spool(silo, going_on=manifest.offset > 0), True
-        return items
+        return [item.spec.nbytes for item in items]
 
     def _keep(self, silo: str, arriving: Arriving) -> None:
         """Leave the bytes that arrived for the rest of their upload, if its round still awaits it."""

@@ -5,6 +5,7 @@ import grpc
 import warnings
 
 from staddle.proto import federation_pb2 as staddle_dot_proto_dot_federation__pb2
+from staddle.proto import secure_pb2 as staddle_dot_proto_dot_secure__pb2
 from staddle.proto import tensor_pb2 as staddle_dot_proto_dot_tensor__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -76,6 +77,16 @@ class FederationStub:
                 request_serializer=staddle_dot_proto_dot_federation__pb2.Attestation.SerializeToString,
                 response_deserializer=staddle_dot_proto_dot_federation__pb2.AttestReply.FromString,
                 _registered_method=True)
+        self.Secure = channel.unary_unary(
+                '/staddle.v1.Federation/Secure',
+                request_serializer=staddle_dot_proto_dot_secure__pb2.SecureGiven.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_secure__pb2.SecureTaken.FromString,
+                _registered_method=True)
+        self.SecureNext = channel.unary_unary(
+                '/staddle.v1.Federation/SecureNext',
+                request_serializer=staddle_dot_proto_dot_secure__pb2.SecureAsked.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_secure__pb2.SecureTold.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -137,6 +148,20 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Secure(self, request, context):
+        """Gives a message of a secure sum.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SecureNext(self, request, context):
+        """Waits for the next message of a round's secure sums; answers "nothing" when the hold time is over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +204,16 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Attest,
                     request_deserializer=staddle_dot_proto_dot_federation__pb2.Attestation.FromString,
                     response_serializer=staddle_dot_proto_dot_federation__pb2.AttestReply.SerializeToString,
+            ),
+            'Secure': grpc.unary_unary_rpc_method_handler(
+                    servicer.Secure,
+                    request_deserializer=staddle_dot_proto_dot_secure__pb2.SecureGiven.FromString,
+                    response_serializer=staddle_dot_proto_dot_secure__pb2.SecureTaken.SerializeToString,
+            ),
+            'SecureNext': grpc.unary_unary_rpc_method_handler(
+                    servicer.SecureNext,
+                    request_deserializer=staddle_dot_proto_dot_secure__pb2.SecureAsked.FromString,
+                    response_serializer=staddle_dot_proto_dot_secure__pb2.SecureTold.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -397,6 +432,60 @@ class Federation:
             '/staddle.v1.Federation/Attest',
             staddle_dot_proto_dot_federation__pb2.Attestation.SerializeToString,
             staddle_dot_proto_dot_federation__pb2.AttestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Secure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/staddle.v1.Federation/Secure',
+            staddle_dot_proto_dot_secure__pb2.SecureGiven.SerializeToString,
+            staddle_dot_proto_dot_secure__pb2.SecureTaken.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SecureNext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/staddle.v1.Federation/SecureNext',
+            staddle_dot_proto_dot_secure__pb2.SecureAsked.SerializeToString,
+            staddle_dot_proto_dot_secure__pb2.SecureTold.FromString,
             options,
             channel_credentials,
             insecure,

@@ -88,6 +88,10 @@ class SecureGiven(_message.Message):
     end: SecureEnd
     def __init__(self, session: _Optional[bytes] = ..., attempt: _Optional[_Union[SecureAttempt, _Mapping]] = ..., keys: _Optional[_Union[KeyBundle, _Mapping]] = ..., shares: _Optional[_Union[Dealt, _Mapping]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., survival: _Optional[_Union[Survival, _Mapping]] = ..., reveal: _Optional[_Union[Reveal, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., end: _Optional[_Union[SecureEnd, _Mapping]] = ...) -> None: ...
 
+class SecureTaken(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SecureAsked(_message.Message):
     __slots__ = ("session", "job", "job_digest", "round", "had")
     SESSION_FIELD_NUMBER: _ClassVar[int]

@@ -21,7 +21,7 @@ from ..errors import LocalError, RefusedError
 from . import tensor_pb2 as pb
 from .channel import CHUNK_BYTES
 from .frames import Chunk, Frame
-from .wire import Item, tensor_bytes
+from .wire import tensor_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,21 @@ def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[Chunk
         yield Chunk.of(pieces)
 
 
+def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    """The same bytes in chunks of ``size`` (the last may be smaller); a piece is copied before the next is asked for."""
+    buffer, filled = bytearray(size), 0
+    for piece in pieces:
+        while piece:
+            step = min(len(piece), size - filled)
+            buffer[filled : filled + step] = piece[:step]
+            piece, filled = piece[step:], filled + step
+            if filled == size:
+                yield Chunk.of([buffer])
+                filled = 0
+    if filled:
+        yield Chunk.of([memoryview(buffer)[:filled]])
+
+
 def resumable(offset: int, size: int) -> bool:
     """Whether a stream of ``size`` bytes may go on at ``offset``: between two chunks, or behind the last."""
     return offset == size or (0 <= offset < size and offset % CHUNK_BYTES == 0)
@@ -106,24 +121,18 @@ class Inbound:
     def __init__(
         self,
         peer: str,
-        check: Callable[[pb.Manifest], Sequence[Item]],
+        check: Callable[[pb.Manifest], Sequence[int]],
         sink: Callable[[memoryview], object],
     ) -> None:
-        """``check`` refuses a manifest or returns its items; ``sink`` takes bytes that were declared."""
+        """``check`` refuses a manifest or returns the sizes of what is hashed; ``sink`` takes bytes that were declared."""
         self._peer = peer
         self._check = check
         self._sink = sink
-        self._items: Sequence[Item] = ()
         self._digester: Digester | None = None
         self._left = 0
         self._missing = 0  # bytes before the manifest's offset that were not taken up yet
         self.end: pb.End | None = None
         self.digests: Digests | None = None
-
-    @property
-    def items(self) -> Sequence[Item]:
-        """What the manifest declared."""
-        return self._items
 
     def feed(self, frame: Frame) -> None:
         """Take one frame; RefusedError for any that does not belong here."""
@@ -142,9 +151,9 @@ class Inbound:
             raise RefusedError(self._peer, "MANIFEST", "a second manifest in one stream")
 
     def _begin(self, manifest: pb.Manifest) -> None:
-        self._items = self._check(manifest)
-        self._digester = Digester([item.spec.nbytes for item in self._items])
-        self._left = sum(item.spec.nbytes for item in self._items)
+        sizes = self._check(manifest)
+        self._digester = Digester(sizes)
+        self._left = sum(sizes)
         self._missing = manifest.offset
         if not resumable(self._missing, self._left):
             raise RefusedError(

@@ -67,7 +67,7 @@ class TensorHeader(_message.Message):
     def __init__(self, part: _Optional[str] = ..., kind: _Optional[_Union[PartKind, str]] = ..., name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("session", "job", "job_digest", "round", "size", "tensors", "offset")
+    __slots__ = ("session", "job", "job_digest", "round", "size", "tensors", "offset", "context")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class Manifest(_message.Message):
     SIZE_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     job: str
     job_digest: bytes
@@ -82,7 +83,8 @@ class Manifest(_message.Message):
     size: int
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
     offset: int
-    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., size: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., offset: _Optional[int] = ...) -> None: ...
+    context: bytes
+    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., size: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., offset: _Optional[int] = ..., context: _Optional[bytes] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("sha256", "tensor_sha256", "ledger_seq", "ledger_leaf", "head", "inclusion", "holds")

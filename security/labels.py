@@ -21,6 +21,7 @@ SECAGG_SURVIVORS = b"staddle/secagg/survivors/1"  # a silo over the one set of s
 SECAGG_REVEAL = b"staddle/secagg/reveal/1"  # a silo over the shares that it reveals
 SECAGG_ABANDON = b"staddle/secagg/abandon/1"  # a silo: it will never help to unmask this attempt
 
+SECAGG_MODEL = b"staddle/secagg/model/1"  # hashed: what a silo received for the round of a secure sum
 SECAGG_SHARE = b"staddle/secagg/share/1"  # hashed: a dealer's commitment to a share
 SECAGG_SEED = b"staddle/secagg/seed/1"  # hashed: a dealer's commitment to its self-mask seed
 SECAGG_SET = b"staddle/secagg/set/1"  # hashed: H(U), a set of signed messages
@@ -50,6 +51,7 @@ SIGNED = (
 )
 HASHED = (
     SECAGG_CONTEXT,
+    SECAGG_MODEL,
     SECAGG_SHARE,
     SECAGG_SEED,
     SECAGG_SET,

@@ -30,16 +30,19 @@ async def take(
     """Tensors by part and name; RefusedError for anything that the job's schema does not have in this round."""
     buffer = Buffer()
 
-    def check(manifest: tensor.Manifest) -> Sequence[Item]:
+    items: Sequence[Item] = ()
+
+    def check(manifest: tensor.Manifest) -> Sequence[int]:
+        nonlocal items
         items = announced(sender.id, job, round_, manifest)
         buffer.reserve(manifest.size)
-        return items
+        return [item.spec.nbytes for item in items]
 
     inbound = Inbound(sender.id, check, buffer.write)
     async for frame in frames:
         inbound.feed(frame)
     _, digests = inbound.finish()
-    delivered = unpack(sender.id, inbound, buffer.bytes)
+    delivered = unpack(sender.id, items, buffer.bytes)
     if delivered:
         await asyncio.to_thread(_record, ledger, sender, job, round_, len(buffer.bytes), digests)
     return delivered

@@ -12,7 +12,6 @@ from ..algorithms.exchange import DTYPES, WEIGHT, Kind, all_finite
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
-from ..proto.stream import Inbound
 from ..proto.tensor_pb2 import Manifest
 from ..proto.wire import Item, check_manifest, delivered_items, tensor_from
 from ..security.release import Release
@@ -152,11 +151,11 @@ def announced(peer: str, job: Job, round_: int, manifest: Manifest) -> tuple[Ite
     return items
 
 
-def unpack(peer: str, inbound: Inbound, buffer: memoryview) -> dict[str, dict[str, Tensor]]:
+def unpack(peer: str, items: Sequence[Item], buffer: memoryview) -> dict[str, dict[str, Tensor]]:
     """Tensors of a finished delivery by part; RefusedError for NaN or infinity. They share the buffer's memory."""
     delivered: dict[str, dict[str, Tensor]] = {}
     offset = 0
-    for item in inbound.items:
+    for item in items:
         value = tensor_from(buffer, item.spec, offset)
         if not all_finite(value):
             raise RefusedError(peer, "NOT_FINITE", f"delivered {item.part}/{item.spec.name} holds NaN or infinity")

@@ -129,10 +129,10 @@ def small_chunks(monkeypatch):
 
 
 def arrived(values, items=ITEMS):
-    """An Inbound that took these values, and the buffer that they fill."""
+    """The items, and the buffer that an Inbound filled with their values."""
     buffer = Buffer()
     buffer.reserve(sum(item.spec.nbytes for item in items))
-    inbound = Inbound("coordinator", lambda _: items, buffer.write)
+    inbound = Inbound("coordinator", lambda _: [item.spec.nbytes for item in items], buffer.write)
     digester = Digester([item.spec.nbytes for item in items])
     inbound.feed(pb.Frame(manifest=pb.Manifest()))
     for chunk in chunks(values, stream.CHUNK_BYTES):
@@ -141,7 +141,7 @@ def arrived(values, items=ITEMS):
     found = digester.digests()
     inbound.feed(pb.Frame(end=pb.End(sha256=found.total, tensor_sha256=found.tensors)))
     inbound.finish()
-    return inbound, buffer.bytes
+    return items, buffer.bytes
 
 
 def test_a_delivery_is_unpacked_by_part_and_name(small_chunks):
