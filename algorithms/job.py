@@ -80,6 +80,23 @@ class TrainingTable(Strict):
     weight_decay: Annotated[Real, Field(ge=0)] = 0.0
 
 
+class SecurityTable(Strict):
+    """The [security] table."""
+
+    secure_aggregation: Literal["off", "required"] = "off"
+    clip_exponent: Whole = 3
+    weights: Literal["private", "public"] = "private"
+    weight_least: Whole = 1
+    weight_most: Whole = 1
+    counts: dict[str, Whole] = Field(default_factory=dict)
+    colluders: Whole = 1
+
+    @property
+    def required(self) -> bool:
+        """Whether the sums are blind."""
+        return self.secure_aggregation == "required"
+
+
 class JobFile(Strict):
     """A job file."""
 
@@ -97,6 +114,7 @@ class JobFile(Strict):
     method: MethodTable
     model: ModelOptions
     training: TrainingTable
+    security: SecurityTable = SecurityTable()
 
     @pydantic.model_validator(mode="after")
     def _combinations(self) -> "JobFile":
@@ -128,6 +146,7 @@ class Job:
     epochs: int
     batch_size: int
     optimiser: Optimiser
+    security: SecurityTable
 
     @classmethod
     def from_toml(cls, path: Path) -> "Job":
@@ -153,6 +172,7 @@ class Job:
             epochs=file.training.epochs,
             batch_size=file.training.batch_size,
             optimiser=Optimiser(file.training.lr, file.training.momentum, file.training.weight_decay),
+            security=file.security,
         )
 
     @classmethod
@@ -171,6 +191,7 @@ class Job:
         """The document that is signed, hashed and sent: canonical JSON can hold it."""
         schema = self._schema  # first: it says what a method cannot do with this job
         return {
+            **({} if self.security == SecurityTable() else {"security": plain(self.security)}),
             "version": 1,
             "name": self.name,
             "seed": self.seed,
