@@ -177,8 +177,8 @@ class Summing:
             raise RefusedError(silo, "SECURE", f"{error.code}: {error.why}") from error
         if given.attempt != self._named(number):
             raise RefusedError(silo, "SECURE", "names another job, round or attempt than its context is of")
-        # (3) It was not taken already: then its answer was lost on the way.
-        if _taken(self._states[number], silo, given.body):
+        # (3) It was not taken already (its answer was lost on the way), and is still needed.
+        if _taken(self._states[number], silo, given.body) or _unneeded(self._states[number], silo, given.body):
             return
         # (4) It is of the attempt that goes on, unless it gives up an earlier one.
         if isinstance(given.body, Over):
@@ -420,3 +420,8 @@ def _taken(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
             return state.notes.get(silo) == note
         case Over():
             return False
+
+
+def _unneeded(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
+    """Whether enough others have signed or revealed meanwhile: nobody is refused for being the last."""
+    return state.stage in ("opening", "done") and silo in state.u3 and isinstance(body, s.SendSurvival | s.SendReveal)
