@@ -103,6 +103,8 @@ def _stage(job: "CoordinatorJob") -> list[str]:
     if job.stage not in ("queued", "ended"):
         gave, missing = WAITS_FOR.get(job.stage, ("gave", "missing"))
         where = f"{job.stage}, round {job.closed}" if job.stage in ("drawing", "round", "folding") else job.stage
+        if job.attempt is not None:
+            where = f"{where}, secure sum, attempt {job.attempt + 1}"
         dropped = [f"{silo} ({code})" for silo, code in job.dropped.items()]
         told = ((gave, job.gave), (missing, job.missing), ("dropped", dropped))
         lines.append(f"{job.job}: {where}: " + "; ".join(f"{name}: {', '.join(who) or '-'}" for name, who in told))

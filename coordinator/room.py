@@ -2,7 +2,7 @@
 
 With n silos in the job::
 
-    uploads     n · what a silo gives in a round: as they come, and until the fold
+    uploads     n · what a silo gives in a round: as they come, and until the fold; masked, and their sum, if blind
     versions    2 n · the same, where a Mix needs the last upload of each silo: those that count, and those before them
     published   3 · every part that is folded or delivered: being written, last, and the one before, which may be read
     mail        3 n · every part that is put aside for silos that are away
@@ -10,14 +10,16 @@ With n silos in the job::
 Not counted: the database, and what the method's coordinator half knows, which are small.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..algorithms.exchange import Mix, Part, Sum
+from ..algorithms.exchange import Mix, Part, Sum, walk_tensors
 from ..algorithms.job import Job
 from ..algorithms.method import KEEP, METRICS
 from ..errors import LocalError
 from ..proto.wire import delivered_items, given_items
 from ..security.preflight import size
+from .opening import masked_bytes
 
 GENERATIONS = 3  # of a file that each round replaces
 HEADER_BYTES = 512  # of one tensor in a file, besides its name
@@ -51,7 +53,10 @@ def room(job: Job) -> Room:
     for start in job.phase_starts:
         up = job.up(start)
         upload = sum(item.spec.nbytes for item in given_items(up))
-        given = max(given, silos * upload)
+        if job.security.required:
+            given = max(given, silos * masked_bytes(job, start) + opened_bytes(up))
+        else:
+            given = max(given, silos * upload)
         if any(isinstance(part.exchange, Mix) for part in up):
             mixed = max(mixed, 2 * silos * upload)
         _largest(published, [part for part in up if isinstance(part.exchange, Sum) and part.name != METRICS.name])
@@ -61,6 +66,11 @@ def room(job: Job) -> Room:
         _largest(published, [part for part in down if KEEP not in part.tensors])
     files, letters = sum(published.values()), sum(mail.values())
     return Room(given, mixed, GENERATIONS * files, GENERATIONS * silos * letters)
+
+
+def opened_bytes(up: Sequence[Part]) -> int:
+    """The file of the open sum of these parts: what they fold to, with the total weights."""
+    return sum(HEADER_BYTES + len(part.name) + len(spec.name) + 8 * spec.elements for part, spec in walk_tensors(up))
 
 
 def check_room(job: Job, most: int | None) -> Room:

@@ -70,7 +70,6 @@ class JobState:
     rounds: int
     min_cohort: int
     quorum: float = 1.0  # share of a cohort whose gifts close a round
-    blind: bool = False  # each round is one secure sum
     stage: Stage = "queued"
     round: int = 0
     answers: Mapping[str, str] = field(default_factory=dict)  # silo → "accepted", or the code of its refusal
@@ -83,6 +82,7 @@ class JobState:
     stopping: bool = False  # as soon as the fold is done
     outcome: Literal["running", "completed", "failed"] = "running"
     reason: str = ""
+    blind: bool = False  # each round is one secure sum
     attempt: int = 0  # at the sum of this round: the one that goes on, or the next
     fruitless: int = 0  # attempts at it that ended without a sum
 

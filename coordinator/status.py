@@ -36,6 +36,7 @@ class JobStatus:
     missing: tuple[str, ...]
     dropped: dict[str, str]  # silo → code
     last: LastRound | None
+    attempt: int | None = None  # at the sum of a blind round, from 0
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def _job(state: JobState, last: LastRound | None) -> JobStatus:
     gave, missing, dropped = _who(state)
     closed = last.round + 1 if last else 0
     told = (state.outcome, state.reason, state.cohort, gave, missing, dict(dropped))
-    return JobStatus(state.job, state.stage, closed, state.rounds, *told, last)
+    attempt = state.attempt if state.blind and state.stage == "round" else None
+    return JobStatus(state.job, state.stage, closed, state.rounds, *told, last, attempt)
 
 
 def _who(state: JobState) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:

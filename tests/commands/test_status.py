@@ -221,3 +221,10 @@ def test_a_file_that_is_no_database_is_named(coordinator, tmp_path):
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "coordinator.sqlite").write_bytes(b"not a database" * 100)
     assert "coordinator.sqlite" in fails(coordinator)
+
+
+def test_a_blind_round_shows_its_attempt(coordinator, database):
+    keep(database, JobState("j", SILOS, 3, 2, stage="round", cohort=SILOS, failed={"c": "lost"}, blind=True, attempt=1))
+    assert "round, round 0, secure sum, attempt 2" in show(coordinator)
+    assert read(coordinator)["jobs"][0]["attempt"] == 1
+    database.close()

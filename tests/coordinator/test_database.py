@@ -1,3 +1,4 @@
+import json
 import sqlite3
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import torch
 from staddle.coordinator.database import Database, Submission
 from staddle.coordinator.events import Answered, Began, Drawn, Folded, Given
 from staddle.coordinator.round import JobState, advance
+from staddle.coordinator.secure_rows import Row
 from staddle.errors import LocalError
 
 SILOS = ("b", "a", "c")
@@ -178,3 +180,50 @@ def test_a_state_that_cannot_be_read_is_named(database):
     database._connection.execute("UPDATE jobs SET state = '{}'")
     with pytest.raises(LocalError, match="state of job 'j' cannot be read"):
         database.jobs()
+
+
+def test_what_happened_in_a_sum_comes_back_in_order_until_its_round_is_over(database, path):
+    add(database, job("j"), job("k"))
+    rows = [Row(0, "begun", "", b"spec"), Row(0, "given", "a", b"\0\xff"), Row(1, "begun", "", b"spec")]
+    with database.transaction():
+        for row in rows:
+            database.add_secure("j", 4, row)
+        database.add_secure("k", 4, rows[0])
+        database.add_secure("j", 5, rows[1])
+    database = again(database, path)
+    assert database.secure_rows("j", 4) == rows
+    assert (database.secure_rows("j", 5), database.secure_rows("k", 4)) == ([rows[1]], [rows[0]])
+    with database.transaction():
+        database.drop_secure("j")
+    assert (database.secure_rows("j", 4), database.secure_rows("j", 5)) == ([], [])
+    assert database.secure_rows("k", 4) == [rows[0]]
+
+
+def test_a_submission_of_another_attempt_takes_the_place_of_the_one_before(database):
+    add(database, job())
+    with database.transaction():
+        database.add_submission("j", GIVEN)
+        database.add_submission("j", replace(GIVEN, sha256="00" * 32), again=True)
+    assert database.submission("j", 1, "a").sha256 == "00" * 32
+
+
+def test_a_database_of_the_version_before_is_taken_over(database, path):
+    """Its states lack the fields that came since."""
+    add(database, job())
+    database.close()
+    with sqlite3.connect(path) as old:
+        old.execute("DROP TABLE secure")
+        (state,) = old.execute("SELECT state FROM jobs").fetchone()
+        kept = {key: value for key, value in json.loads(state).items() if key not in ("blind", "attempt", "fruitless")}
+        assert len(kept) == len(json.loads(state)) - 3
+        old.execute("UPDATE jobs SET state = ?", (json.dumps(kept),))
+        old.execute("PRAGMA user_version = 2")
+    reading = Database(path, read_only=True)
+    assert reading.states() == [job()]
+    reading.close()
+    found = Database(path)
+    assert [kept.state for kept in found.jobs()] == [job()]
+    assert found.secure_rows("j", 0) == []
+    found.close()
+    with sqlite3.connect(path) as new:
+        assert new.execute("PRAGMA user_version").fetchone() == (3,)

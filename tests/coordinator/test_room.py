@@ -1,12 +1,15 @@
 """What a job may take on the disk, against what it takes: every upload and fold of a simulated job, on files."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from staddle.algorithms import simulation
 from staddle.algorithms.aggregation import close_round
 from staddle.algorithms.data import digits
-from staddle.algorithms.job import Job, JobFile
+from staddle.algorithms.job import Job, JobFile, SecurityTable
+from staddle.coordinator.opening import masked_bytes
 from staddle.coordinator.room import check_room, room
 from staddle.coordinator.store import JobStore, Spool
 from staddle.errors import LocalError
@@ -97,6 +100,15 @@ def test_the_room_grows_with_the_silos_and_names_what_it_is_for():
     assert mixed.mail > 3 * 4 * upload * 0.9
     assert " uploads, " in str(mixed)
     assert str(mixed).endswith(" mail)")
+
+
+def test_a_blind_job_is_counted_by_its_masked_words_and_its_open_sum():
+    job = dataclasses.replace(
+        made("fedavg"), min_cohort=3, participation=1.0, security=SecurityTable(secure_aggregation="required")
+    )
+    words, values = masked_bytes(job, 0), sum(item.spec.elements for item in given_items(job.up(0)))
+    assert 4 * values < words < 9 * values  # a word of 4 or 8 bytes each, and canaries
+    assert 4 * words + 8 * values < room(job).uploads < 4 * words + 8 * values + 20_000
 
 
 def test_a_job_over_the_limit_is_refused_with_numbers():

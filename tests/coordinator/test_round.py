@@ -12,18 +12,23 @@ from staddle.coordinator.events import (
     Done,
     DrawCohort,
     Drawn,
+    Drop,
     Failed,
     Fold,
     Folded,
     FoldFailed,
+    Gather,
     Given,
+    Halt,
     Lost,
     Report,
     Resumed,
     Stopped,
+    SumFailed,
+    Summed,
     Watch,
 )
-from staddle.coordinator.round import JobState, advance
+from staddle.coordinator.round import JobState, advance, resumed
 from staddle.coordinator.tasks import FinishTask, OfferTask, RoundTask, awaited, task_for
 
 SILOS = ("b", "a", "c")  # job order is not the alphabet's
@@ -708,3 +713,100 @@ def test_a_willing_federation_completes_whatever_the_order(data):
     state, _ = run(state, *(Done(s) for s in data.draw(st.permutations(silos))))
     assert folds == [Fold(number, silos) for number in range(rounds)]
     assert (state.stage, state.outcome, state.round) == ("ended", "completed", rounds)
+
+
+# A blind job: each round is one secure sum.
+
+
+def blind(*events, rounds=2):
+    return run(JobState("job", SILOS, rounds, 2, blind=True), *events)
+
+
+SUM = ("b", "c")
+SUMMED = (*OPEN, Summed(0, SUM))
+
+
+def test_a_blind_round_is_gathered_and_folded_over_the_members_of_its_sum():
+    state, effects = blind(*OPEN)
+    assert (state.stage, without_reports(effects)) == ("round", (Gather(0, SILOS, 0),))
+    assert [task_for(state, s) for s in ALL] == [RoundTask(0, SILOS, 0)] * 3 + [None]
+    assert awaited(state) == SILOS
+    for event in (
+        Given("b", 0, "db"),
+        Deadline("round", 0),
+        Summed(1, SUM),
+        SumFailed(1, 0, "?"),
+        SumFailed(0, 1, "?"),
+    ):
+        assert run(state, event) == (state, ())
+    state, effects = run(state, Summed(0, ("c", "b")))
+    assert (state.stage, without_reports(effects)) == ("folding", (Fold(0, SUM),))  # in job order
+    for event in (Summed(0, SILOS), SumFailed(0, 0, "?"), Failed("a", 0, "lost")):
+        assert run(state, event) == (state, ())
+    state, _ = run(state, Folded(0))
+    assert state.counted == {"b": 1, "c": 1}
+    state, effects = run(state, Drawn(1, SILOS))
+    assert without_reports(effects) == (Gather(1, SILOS, 0),)
+
+
+@pytest.mark.parametrize(("event", "code"), [(Failed("a", 0, "DATA"), "DATA"), (Lost("a"), "lost")])
+def test_who_fails_drops_out_of_the_attempt_and_closes_nothing(event, code):
+    state, effects = blind(*OPEN, event)
+    assert (state.stage, without_reports(effects)) == ("round", (Drop("a", code),))
+    assert reports(effects) == [("silo.dropped", {"silo": "a", "round": 0, "code": code})]
+    assert (task_for(state, "a"), state.open) == (None, ("b", "c"))
+    state, _ = run(state, event)
+    state, effects = run(state, Failed("b", 0, "lost"), Failed("c", 0, "lost"))
+    assert (state.stage, state.open) == ("round", ())  # its sum ends by itself
+    state, effects = run(state, SumFailed(0, 0, "too few"))
+    assert (state.failed, without_reports(effects)) == ({}, (Gather(0, SILOS, 1),))
+    assert task_for(state, "a") == RoundTask(0, SILOS, 0)
+
+
+def test_three_attempts_fail_and_then_the_job():
+    state, effects = blind(*OPEN, SumFailed(0, 0, "x"), SumFailed(0, 1, "y"))
+    assert reports(effects) == [("sum.failed", {"round": 0, "attempt": 1, "why": "y"})]
+    assert without_reports(effects) == (Gather(0, SILOS, 2),)
+    assert run(state, SumFailed(0, 1, "again")) == (state, ())
+    state, effects = run(state, SumFailed(0, 2, "z"))
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "round 0: z")
+    state, _ = blind(*OPEN, SumFailed(0, 0, "x", final=True))
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "round 0: x")
+
+
+def test_each_round_has_its_own_attempts():
+    state, _ = blind(*OPEN, SumFailed(0, 0, "x"), SumFailed(0, 1, "y"), Summed(0, SUM), Folded(0), Drawn(1, SILOS))
+    assert (state.attempt, state.fruitless) == (0, 0)
+    assert run(state, SumFailed(1, 0, "x"), SumFailed(1, 1, "y"))[0].stage == "round"
+
+
+def test_a_stopped_sum_goes_on_with_another_attempt_when_it_is_resumed():
+    state, effects = blind(*OPEN, Stopped())
+    assert (state.stage, without_reports(effects)) == ("stopped", (Halt(0),))
+    assert [task_for(state, s) for s in SILOS] == [None] * 3
+    for _ in range(5):  # what an operator stops does not count
+        state, effects = run(state, SumFailed(0, state.attempt, "stopped"))
+        assert (state.stage, effects) == ("stopped", ())
+        state, effects = run(state, Resumed(), Began())
+        assert without_reports(effects) == (Gather(0, SILOS, state.attempt),)
+        state, _ = run(state, Stopped())
+    assert state.attempt == 5
+    state, effects = run(state, Resumed(), Began())  # it has not ended yet: the same attempt, begun already
+    assert without_reports(effects) == (Gather(0, SILOS, 5),)
+    state, effects = run(state, SumFailed(0, 5, "stopped"))
+    assert without_reports(effects) == (Gather(0, SILOS, 6),)
+
+
+def test_a_sum_that_opens_while_its_job_is_stopped_is_folded_when_it_is_resumed():
+    state, effects = blind(*OPEN, Stopped(), Summed(0, SUM))
+    assert (state.stage, effects, state.given) == ("stopped", (), {"b": "", "c": ""})
+    assert run(state, SumFailed(0, 0, "?")) == (state, ())
+    state, effects = run(state, Resumed(), Began())
+    assert (state.stage, without_reports(effects)) == ("folding", (Fold(0, SUM),))
+
+
+def test_after_a_restart_the_sum_is_gathered_again():
+    state, _ = blind(*OPEN, SumFailed(0, 0, "x"))
+    assert resumed(state) == (Gather(0, SILOS, 1),)
+    assert resumed(blind(*SUMMED)[0]) == (Fold(0, SUM),)
+    assert resumed(blind(*OPEN, Stopped())[0]) == ()

@@ -40,11 +40,11 @@ def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
     local_federation.write_coordinator(running.federation, [job.name for job in running.jobs], timing)
     real_accept, real_cohort, turned_away = daemons.JobRun.accept, Job.cohort, set()
 
-    async def accept(run, silo, round_, spool, items):
+    async def accept(run, silo, round_, spool, items, context):
         if (round_, silo) in LOST:
             turned_away.add((run.job.name, round_, silo))
             raise RefusedError(silo, "NOT_FINITE", "the test loses this one")
-        return await real_accept(run, silo, round_, spool, items)
+        return await real_accept(run, silo, round_, spool, items, context)
 
     async def scenario():
         config = configs.load(running.federation.coordinator_config)

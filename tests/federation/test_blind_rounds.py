@@ -1,0 +1,312 @@
+"""Blind rounds over real TLS: a coordinator, and silos of raw calls with the pure machine."""
+
+import asyncio
+import dataclasses
+import sqlite3
+from types import SimpleNamespace
+
+import blind_silo
+import grpc
+import pytest
+import torch
+from blind_silo import BlindSilo
+from coordinating import coordinator
+from raw_silo import SECONDS, frames_of, refused
+
+from staddle.algorithms.exchange import DTYPES, PLAIN, Gift
+from staddle.algorithms.method import METRICS
+from staddle.commands import local_federation
+from staddle.coordinator import config as configs
+from staddle.coordinator import jobrun as jobruns
+from staddle.proto import federation_pb2 as pb
+from staddle.proto import stream
+from staddle.proto.blind import bounds
+from staddle.proto.secure_given import Over
+from staddle.proto.wire import tensor_bytes
+from staddle.security import roster as rosters
+from staddle.security import secagg_silo_events as s
+from staddle.security.blind_sum import Quantised
+from staddle.security.identity import load_keys
+from staddle.security.secagg_fault import Code
+
+SILOS = ("north", "east", "south", "west")
+
+
+@pytest.fixture
+def world(tmp_path):
+    federation = local_federation.make(tmp_path / "federation", SILOS)
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "rounds": 2,
+        "silos": list(SILOS),
+        "min_cohort": 3,
+        "round_timeout": 60,
+        "method": {"name": "fedavg"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.05},
+        "security": {"secure_aggregation": "required", "weight_most": 1000},
+    }
+    job = local_federation.sign_job(federation, document)
+    local_federation.write_coordinator(federation, ["job"], {"beat_seconds": 5, "hold_seconds": 1})
+    roster = rosters.load(federation.folder / "roster.json")
+
+    def gifts(silo):
+        def given(round_):
+            rng = torch.Generator().manual_seed(100 * round_ + SILOS.index(silo))
+            made = {}
+            for part in job.up(round_):
+                counts = part.name == METRICS.name
+                tensors = {
+                    spec.name: torch.full(spec.shape, 7, dtype=torch.int64)
+                    if counts
+                    else torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype])
+                    for spec in part.tensors
+                }
+                weight = None if part.wire == part.tensors else 50.0 + SILOS.index(silo)
+                made[part.name] = PLAIN.give(part, Gift(tensors, weight))
+            return made
+
+        return given
+
+    def silo(here, name):
+        return BlindSilo(here.address, load_keys(federation.folder / name / "keys"), roster, job, gifts(name))
+
+    return SimpleNamespace(
+        job=job, config=configs.load(federation.coordinator_config), silo=silo, gifts=gifts,
+        folder=tmp_path / "federation" / "coordinator" / "state",
+    )  # fmt: skip
+
+
+def published(world, round_, members=SILOS):
+    """What the members' gifts of a round become, summed without masks."""
+    (part,) = (part for part in world.job.up(round_) if part.name != METRICS.name)
+    exchanges, gave = Quantised(bounds(world.job)), {silo: world.gifts(silo)(round_) for silo in members}
+    fold = exchanges.collect(part, members, lambda silo, name: gave[silo][part.name][name])
+    return b"".join(bytes(tensor_bytes(fold[spec.name])) for spec in part.tensors)
+
+
+async def begun(world, here, silos=SILOS):
+    made = [world.silo(here, silo) for silo in silos]
+    for each in made:
+        await each.accept()
+    for each in made:
+        assert (await each.told("round")).round == 0
+    return made
+
+
+def test_two_blind_rounds_are_the_quantised_ones_to_the_bit(world):
+    async def scenario():
+        made = await begun(world, here)
+        for round_ in (0, 1):
+            await asyncio.gather(*(each.take_part(round_) for each in made))
+            for each in made:
+                asked = await each.told("round" if round_ == 0 else "finish")
+                assert (asked.round, asked.counted) == (round_ + 1, round_ + 1)
+        for each in made:
+            assert await each.delivered(2) == published(world, 1)
+            await each.answer("DONE")
+        return made
+
+    with coordinator(world.config) as here:
+        made = here.run(scenario())
+        assert here.broken == []
+    assert {each.received for each in made} == {published(world, 0)}
+    assert not list(world.folder.glob("jobs/job/*.masked"))
+    with sqlite3.connect(world.folder / "coordinator.sqlite") as rows:
+        assert rows.execute("SELECT count(*) FROM secure").fetchone() == (0,)
+        metrics = rows.execute("SELECT metrics FROM rounds").fetchall()
+    assert all('"tested": 28' in kept for (kept,) in metrics)
+
+
+def refusal(call, code, status, *words):
+    return refused(call, code, getattr(grpc.StatusCode, status), *words)
+
+
+async def until_words_are_due(each, round_=0):
+    """Up to the moment before its upload; the terms of its masks."""
+    due = []
+
+    def hear(effect):
+        if isinstance(effect, s.Upload):
+            due.append(effect.terms)
+            return None
+        return effect
+
+    each.hear = hear
+    own = await each.frame(round_)
+    async with asyncio.timeout(SECONDS):
+        while not due:
+            if (told := await each.next(round_)) is not None:
+                await each.heard(own, told)
+    each.hear = lambda effect: effect
+    each.own, each.words = own, each.masked(due[0])
+    return due[0]
+
+
+async def finish(each, terms, round_=0):
+    await each.do((s.Upload(terms),))
+    async with asyncio.timeout(SECONDS):
+        while each.finished is None:
+            if (told := await each.next(round_)) is not None:
+                await each.heard(each.own, told)
+
+
+def test_masked_words_are_refused_before_a_byte_unless_they_are_due(world):
+    async def scenario():
+        made = await begun(world, here)
+        await refusal(made[0].upload(frames_of(made[0]), True), "MANIFEST", "INVALID_ARGUMENT", "sums are blind")
+        terms = await asyncio.gather(*(until_words_are_due(each) for each in made))
+        first = made[0]
+        for changes in ({"context": b"\1" * 32}, {"round": 1}):
+            await refusal(
+                first.upload(first.masked_frames(**changes), True),
+                "ROUND_CLOSED",
+                "FAILED_PRECONDITION",
+                "not await it",
+            )
+        last = made.pop()
+        short = last.masked_frames(size=len(last.words) - 4)
+        await refusal(last.upload(short, True), "MANIFEST", "INVALID_ARGUMENT", "due are")  # it drops out
+        assert not list(world.folder.glob("jobs/job/*.masked"))
+        await asyncio.gather(*(finish(each, of) for each, of in zip(made, terms, strict=False)))
+        for each in made:
+            assert (await each.told("round")).round == 1
+        return made
+
+    with coordinator(world.config) as here:
+        here.run(scenario())
+        (run,) = here.daemon.runs
+        assert run.state.counted == dict.fromkeys(SILOS[:3], 1)
+        assert here.broken == []
+
+
+def test_a_broken_upload_of_masked_words_goes_on_where_it_broke(world, monkeypatch):
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 1024)  # or all of it would be one chunk
+    monkeypatch.setattr(blind_silo, "MIB", 1024)
+
+    async def scenario():
+        made = await begun(world, here)
+        await asyncio.gather(*(until_words_are_due(each) for each in made))
+        first = made[0]
+        call = first.stub.Upload(timeout=SECONDS)
+        for frame in first.masked_frames()[:4]:
+            await call.write(frame)
+        part = world.folder / "spool" / "north.part"
+        async with asyncio.timeout(SECONDS):
+            while not part.exists() or part.stat().st_size < 3 * 1024:  # noqa: ASYNC110 a file is waited for
+                await asyncio.sleep(0.05)
+        assert (await first.standing()).received == 3 * 1024
+        frames = first.masked_frames(offset=3 * 1024)
+        await first.upload(frames)
+        assert (await first.standing()).receipt.size == len(first.words)
+        again = first.upload(first.masked_frames(), True)
+        await refusal(again, "ROUND_CLOSED", "FAILED_PRECONDITION", "not await it")
+
+    with coordinator(world.config) as here:
+        here.run(scenario())
+
+
+def test_another_attempt_asks_for_other_words_and_gives_no_receipt_of_the_first(world):
+    async def scenario():
+        made = await begun(world, here)
+        terms = await asyncio.gather(*(until_words_are_due(each) for each in made))
+        for each, of in zip(made[:2], terms, strict=False):
+            await each.do((s.Upload(of),))
+        first = (await made[0].standing()).receipt
+        assert first.signature
+        for each in made[2:]:
+            await each.answer("FAILED", code=pb.ERROR_CODE_TRAINING)
+        for each in made:  # over, and asked to give it up
+            while not each.memory.abandoned:
+                if (told := await each.next(0)) is not None:
+                    await each.heard(each.own, told)
+        terms = await asyncio.gather(*(until_words_are_due(each) for each in made))
+        assert not (await made[0].standing()).HasField("receipt")
+        await asyncio.gather(*(finish(each, of) for each, of in zip(made, terms, strict=True)))
+        second = (await made[0].standing()).receipt
+        assert second.sha256 not in (first.sha256, b"")
+        for each in made:
+            assert (await each.told("round")).round == 1
+            assert await each.delivered(1) == published(world, 0)
+
+    with coordinator(world.config) as here:
+        here.run(scenario())
+        assert here.broken == []
+
+
+def test_a_coordinator_that_was_away_goes_on_in_the_same_attempt(world):
+    made, terms = [], []
+
+    async def first():
+        made.extend(await begun(world, here))
+        terms.extend(await asyncio.gather(*(until_words_are_due(each) for each in made)))
+        for each in made:
+            await each.channel.close()
+
+    async def second():
+        for each in made:
+            back = world.silo(here, each.silo)
+            each.channel, each.stub = back.channel, back.stub
+            await each.hello()
+        await asyncio.gather(*(finish(each, of) for each, of in zip(made, terms, strict=True)))
+        for each in made:
+            assert (await each.told("round")).round == 1
+            assert await each.delivered(1) == published(world, 0)
+
+    with coordinator(world.config) as here:
+        here.run(first())
+    with coordinator(world.config) as here:
+        here.run(second())
+        (run,) = here.daemon.runs
+        assert (run.state.counted, run.state.attempt) == (dict.fromkeys(SILOS, 1), 0)
+        assert here.broken == []
+
+
+def test_only_a_silo_with_its_session_asks_and_only_for_an_open_round(world):
+    async def scenario():
+        made = await begun(world, here)
+        each = made[0]
+        session, each.session = each.session, b"0" * 16
+        await refusal(each.next(0), "SESSION", "UNAUTHENTICATED")
+        each.session = session
+        await refusal(each.next(1), "ROUND_CLOSED", "FAILED_PRECONDITION")
+        each.had = 99
+        await refusal(each.next(0), "SECURE", "FAILED_PRECONDITION", "had 99 messages")
+        each.had = 0
+        own, told = await each.frame(0), await each.next(0)
+        each.had = 1
+        assert await each.next(0) is None  # nothing for the hold time
+        each.attempt = dataclasses.replace(told.attempt, ctx=b"\1" * 32)
+        await refusal(each.say(Over(Code.STOPPED)), "SECURE", "FAILED_PRECONDITION", "no attempt of round 0")
+        assert own.round == 0
+
+    with coordinator(world.config) as here:
+        here.run(scenario())
+
+
+def test_a_method_that_delivers_different_values_fails_its_job_and_says_why(world, monkeypatch):
+    real = jobruns.JobRun.delivery
+
+    async def delivery(run, round_, silo):
+        found = await real(run, round_, silo)
+        if round_ == 1 and silo == "east":
+            tensors = {part: {name: t + 1 for name, t in of.items()} for part, of in found.tensors.items()}
+            return jobruns.Delivery(tensors, {})
+        return found
+
+    monkeypatch.setattr(jobruns.JobRun, "delivery", delivery)
+
+    async def scenario():
+        made = await begun(world, here)
+        await asyncio.gather(*(each.take_part(0) for each in made))
+        async with asyncio.timeout(SECONDS):
+            while (task := await made[0].poll()).WhichOneof("body") != "finish":
+                pass
+        assert not task.finish.completed
+
+    with coordinator(world.config) as here:
+        here.run(scenario())
+        (run,) = here.daemon.runs
+        assert "method 'fedavg' delivers different values to silos in round 1" in run.state.reason
