@@ -364,6 +364,6 @@ class Daemon:
         """Let waiting polls go, finish the fold in hand."""
         self.stopping = True
         self.changed.set()
-        if self._tasks:
+        while self._tasks:  # an open sum is folded, too
             await asyncio.wait(self._tasks)
         self._folding.shutdown(wait=True)

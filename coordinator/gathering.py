@@ -24,7 +24,8 @@ from .events import Event, Failed, Gather, SumFailed, Summed
 from .jobrun import Delivery, JobRun
 from .opening import open_sum
 from .secure_rows import Entry, dumped
-from .summing import Setting, Summing
+from .summing import Summing
+from .summing_shell import Setting
 
 WHOLE_ROUND = ("keys", "masked")  # stages that last while silos train and send
 

@@ -16,71 +16,25 @@ Silos that signed survivors take part in no other attempt of the round: where to
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from .. import log
 from ..errors import LocalError, RefusedError
 from ..proto import secure_pb2 as pb
-from ..proto.secure_given import ENVELOPE, Attempt, GivenBody, Over, given_from_wire
+from ..proto.secure_given import ENVELOPE, Attempt, Over, given_from_wire
 from ..proto.secure_told import SignedSpec, Told, ToldBody
 from ..security import secagg_coordinator as machine
 from ..security import secagg_coordinator_events as c
 from ..security import secagg_silo_events as s
-from ..security.masks import Term
-from ..security.round_spec import RoundSpec, Terms
+from ..security.round_spec import RoundSpec
 from ..security.secagg_coordinator import CoordinatorState
 from ..security.secagg_messages import Abandon
-from ..security.signers import Sign, Signers
-from .secure_rows import Begun, Entry, Row, Said, Spooled, loaded, said
+from .secure_events import Happened, event_of, taken, unneeded
+from .secure_rows import Begun, Entry, Row, Spooled, loaded, said
+from .summing_shell import Setting, Shell, nothing
 
 NOTES = "notes"  # beside the machine's stages: an attempt has ended, and abandon notes are awaited
 UP_TO_UPLOADS = ("keys", "shares", "masked")  # nobody has signed survivors
-
-
-def nothing() -> None:
-    """What an entry records beside itself, unless it says otherwise."""
-
-
-class Shell(Protocol):
-    """What the sum of a round asks of the daemon."""
-
-    def keep(self, attempt: int, entry: Entry, also: Callable[[], None]) -> None:
-        """Durable before it returns, in one transaction with what ``also`` writes."""
-
-    def told(self) -> None:
-        """Lists have grown, or who may upload has changed."""
-
-    def watch(self, attempt: int, stage: str) -> None:
-        """Call ``deadline`` when the time of this stage is over."""
-
-    def discard(self, silo: str) -> None:
-        """Remove a silo's masked words."""
-
-    def open(self, attempt: int, spec: RoundSpec, terms: tuple[Term, ...], survivors: tuple[str, ...]) -> None:
-        """Add up the survivors' words and take these masks off; then ``opened`` or ``unopened``."""
-
-    def dropped(self, silo: str, code: str) -> None:
-        """A silo has dropped out of the attempt that goes on."""
-
-    def summed(self, members: tuple[str, ...]) -> None:
-        """The sum over these silos is open."""
-
-    def failed(self, attempt: int, why: str, final: bool) -> None:
-        """An attempt is over without a sum; ``final``: another could not succeed."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Which sum it is, and whose signatures count in it."""
-
-    job: str
-    job_digest: bytes
-    round: int
-    silos: tuple[str, ...]
-    signers: Signers
-    terms: Terms
-    sign: Sign = field(repr=False)
 
 
 class Summing:
@@ -178,7 +132,7 @@ class Summing:
         if given.attempt != self._named(number):
             raise RefusedError(silo, "SECURE", "names another job, round or attempt than its context is of")
         # (3) It was not taken already (its answer was lost on the way), and is still needed.
-        if _taken(self._states[number], silo, given.body) or _unneeded(self._states[number], silo, given.body):
+        if taken(self._states[number], silo, given.body) or unneeded(self._states[number], silo, given.body):
             return
         # (4) It is of the attempt that goes on, unless it gives up an earlier one.
         if isinstance(given.body, Over):
@@ -188,7 +142,7 @@ class Summing:
         if not current and not isinstance(given.body, s.SendAbandon):
             raise RefusedError(silo, "SECURE", f"ORDER: gives a message of attempt {number}, which is over")
         self._take(number, said(silo, given))
-        if isinstance(given.body, s.SendAbandon) and not _taken(self._states[number], silo, given.body):
+        if isinstance(given.body, s.SendAbandon) and not taken(self._states[number], silo, given.body):
             raise RefusedError(silo, "SECURE", "ABANDON: its note does not hold, or it was not among those asked")
 
     def check_upload(self, silo: str, ctx: bytes) -> None:
@@ -295,10 +249,10 @@ class Summing:
         self._over = self._waiting = False
         self._do(effects)
 
-    def _take(self, number: int, entry: Said | c.Failed | c.Deadline | c.Opened | c.OpenFailed) -> None:
+    def _take(self, number: int, entry: Happened) -> None:
         """One entry into its attempt; RefusedError where the machine refuses it."""
         before = self._states[number]
-        state, effects = machine.advance(before, self._event(entry))
+        state, effects = machine.advance(before, event_of(entry, self._spooled))
         if state != before:
             if self._live:
                 self._shell.keep(number, entry, nothing)
@@ -312,26 +266,6 @@ class Summing:
         for effect in effects:
             if isinstance(effect, c.Refuse):
                 raise RefusedError(effect.silo, "SECURE", f"{effect.code}: {effect.why}")
-
-    def _event(self, entry: Said | c.Failed | c.Deadline | c.Opened | c.OpenFailed) -> c.Event:
-        if not isinstance(entry, Said):
-            return entry
-        match entry.given.body:
-            case s.SendKeys(bundle):
-                return c.KeysGiven(bundle)
-            case s.SendShares(dealing, portions):
-                return c.SharesGiven(dealing, portions)
-            case s.SendHeader(header):
-                here = self._spooled.get(entry.silo, Spooled(entry.silo, 0, b""))
-                return c.Uploaded(header, here.size, here.sha256)
-            case s.SendSurvival(survival):
-                return c.SurvivalGiven(survival)
-            case s.SendReveal(reveal):
-                return c.RevealGiven(reveal)
-            case s.SendAbandon(note):
-                return c.AbandonGiven(note)
-            case Over(code):
-                return c.Failed(entry.silo, code)
 
     def _do(self, effects: Sequence[c.Effect]) -> None:
         for effect in effects:
@@ -401,27 +335,3 @@ class Summing:
     def _finished(self) -> None:
         self._over, self._waiting = True, False
         self._shell.failed(self.attempt, self._why, self._final)
-
-
-def _taken(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
-    """Whether the attempt has exactly this message of a silo."""
-    match body:
-        case s.SendKeys(bundle):
-            return state.bundles.get(silo) == bundle
-        case s.SendShares(dealing, portions):
-            return state.dealings.get(silo) == dealing and state.portions.get(silo, portions) == portions
-        case s.SendHeader(header):
-            return state.headers.get(silo) == header
-        case s.SendSurvival(survival):
-            return state.survivals.get(silo) == survival
-        case s.SendReveal(reveal):
-            return state.reveals.get(silo) == reveal
-        case s.SendAbandon(note):
-            return state.notes.get(silo) == note
-        case Over():
-            return False
-
-
-def _unneeded(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
-    """Whether enough others have signed or revealed meanwhile: nobody is refused for being the last."""
-    return state.stage in ("opening", "done") and silo in state.u3 and isinstance(body, s.SendSurvival | s.SendReveal)

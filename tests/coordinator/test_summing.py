@@ -12,7 +12,8 @@ from staddle.coordinator.opening import OpenedSums, open_sum
 from staddle.coordinator.round import JobState
 from staddle.coordinator.secure_rows import dumped, loaded
 from staddle.coordinator.store import JobStore
-from staddle.coordinator.summing import Setting, Summing
+from staddle.coordinator.summing import Summing
+from staddle.coordinator.summing_shell import Setting
 from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.secure_given import Given, Over, given_to_wire

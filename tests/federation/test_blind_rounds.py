@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import sqlite3
+import threading
 from types import SimpleNamespace
 
 import blind_silo
@@ -17,6 +18,8 @@ from staddle.algorithms.exchange import DTYPES, PLAIN, Gift
 from staddle.algorithms.method import METRICS
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
+from staddle.coordinator import daemon as daemons
+from staddle.coordinator import gathering, opening
 from staddle.coordinator import jobrun as jobruns
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
@@ -310,3 +313,36 @@ def test_a_method_that_delivers_different_values_fails_its_job_and_says_why(worl
         here.run(scenario())
         (run,) = here.daemon.runs
         assert "method 'fedavg' delivers different values to silos in round 1" in run.state.reason
+
+
+def test_a_coordinator_that_is_stopped_while_it_opens_a_sum_folds_it_first(world, monkeypatch):
+    stopping = threading.Event()
+
+    def slow(*args):
+        assert stopping.wait(SECONDS)
+        return opening.open_sum(*args)
+
+    monkeypatch.setattr(gathering, "open_sum", slow)
+    real = daemons.Daemon.stop
+
+    async def stop(daemon):
+        asyncio.get_running_loop().call_soon(stopping.set)
+        await real(daemon)
+
+    monkeypatch.setattr(daemons.Daemon, "stop", stop)
+
+    async def scenario():
+        made = await begun(world, here)
+        terms = await asyncio.gather(*(until_words_are_due(each) for each in made))
+        finishing = [asyncio.create_task(finish(each, of)) for each, of in zip(made, terms, strict=True)]
+        (run,) = here.daemon.runs
+        async with asyncio.timeout(SECONDS):
+            while run.summing.stage != "opening":
+                await here.daemon.changed.wait()
+        for task in finishing:
+            task.cancel()
+        return run
+
+    with coordinator(world.config) as here:
+        run = here.run(scenario())
+    assert (run.state.round, run.state.outcome, run.state.counted) == (1, "running", dict.fromkeys(SILOS, 1))

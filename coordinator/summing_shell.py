@@ -1,0 +1,55 @@
+"""What the sum of a round (summing.py) is made with, and what it asks of who runs it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..security.masks import Term
+from ..security.round_spec import RoundSpec, Terms
+from ..security.signers import Sign, Signers
+from .secure_rows import Entry
+
+
+def nothing() -> None:
+    """What an entry records beside itself, unless it says otherwise."""
+
+
+class Shell(Protocol):
+    """What the sum of a round asks of the daemon."""
+
+    def keep(self, attempt: int, entry: Entry, also: Callable[[], None]) -> None:
+        """Durable before it returns, in one transaction with what ``also`` writes."""
+
+    def told(self) -> None:
+        """Lists have grown, or who may upload has changed."""
+
+    def watch(self, attempt: int, stage: str) -> None:
+        """Call ``deadline`` when the time of this stage is over."""
+
+    def discard(self, silo: str) -> None:
+        """Remove a silo's masked words."""
+
+    def open(self, attempt: int, spec: RoundSpec, terms: tuple[Term, ...], survivors: tuple[str, ...]) -> None:
+        """Add up the survivors' words and take these masks off; then ``opened`` or ``unopened``."""
+
+    def dropped(self, silo: str, code: str) -> None:
+        """A silo has dropped out of the attempt that goes on."""
+
+    def summed(self, members: tuple[str, ...]) -> None:
+        """The sum over these silos is open."""
+
+    def failed(self, attempt: int, why: str, final: bool) -> None:
+        """An attempt is over without a sum; ``final``: another could not succeed."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Which sum it is, and whose signatures count in it."""
+
+    job: str
+    job_digest: bytes
+    round: int
+    silos: tuple[str, ...]
+    signers: Signers
+    terms: Terms
+    sign: Sign = field(repr=False)
