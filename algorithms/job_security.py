@@ -34,7 +34,7 @@ class SecurityTable(Strict):
     secure_aggregation: Literal["off", "required"] = "off"
     """Whether the coordinator sees what each silo gives, or only sums over the silos of a round."""
     clip_exponent: Annotated[int, Field(strict=True, ge=-64, le=62)] = 3
-    """No number that is summed is larger than 2 to this power; a round with a larger one is not given."""
+    """No number that is summed, counts aside, is above 2 to this power; a round with a larger one is not given."""
     weights: Literal["private", "public"] = "private"
     """Whether the silos' weights are secret like their tensors, or stand in ``counts``."""
     weight_least: Count = 1
