@@ -8,8 +8,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from staddle.security.appendlog import AppendLog
 from staddle.security.head import Signer
 from staddle.security.ledger import Ledger
-from staddle.security.records import Applied, Payload, Peer, TensorDigest
+from staddle.security.records import Applied, Payload, Peer, Secagg, TensorDigest
+from staddle.security.records_secure import ProtocolMessage, SumEnd, SumOpened
 from staddle.security.release import Release
+from staddle.security.secagg_fault import Code
 from staddle.security.segments import segment
 
 FEDERATION = "lung"
@@ -113,4 +115,71 @@ def full(path, key=KEY):
         send(ledger)
         ledger.policy_deny(job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"])
         ledger.control_close(control, 8, 512)
+        return ledger.stop("asked to stop")
+
+
+# Secure sums.
+
+CTX = "c7" * 32
+MEMBERS = ("silo-a", "silo-b", "silo-c", "silo-d")
+WORDS = (
+    Release("model", "whole_model", "w", "uint32", (10, 4), "masked"),
+    Release("model", "whole_model", "b", "uint32", (4,), "masked"),
+    Release("metric", "metric", "correct", "uint64", (), "masked"),
+)
+CANARIES = 40
+MASKED_BYTES = BYTES + CANARIES
+
+
+def secagg(**changes):
+    fields = {"ctx": CTX, "attempt": 0, "members": MEMBERS, "threshold": 3, "colluders": 1, "clipped": 2}
+    return Secagg(**{**fields, **changes})
+
+
+def intend_masked(ledger, **changes):
+    masked = {"form": "masked", "readers": ["sum"], "releases": WORDS, "message_bytes": MASKED_BYTES}
+    return intend(ledger, **{**masked, "cohort": MEMBERS, "secagg": secagg(), **changes})
+
+
+def protocol(ledger, kind, size=100, **changes):
+    fields = {"job": "j1", "job_digest": HASH, "round": 3, "ctx": CTX, "kind": kind, "recipient": PEER}
+    fields |= {"rpc": "/staddle.v1.Federation/Secure", "message": payload(size)}
+    return ledger.protocol_message(ProtocolMessage(**{**fields, **changes})).seq
+
+
+def end_sum(ledger, why="U3 has 2 members", **changes):
+    fields = {"job": "j1", "job_digest": HASH, "round_number": 3, "ctx": CTX}
+    fields |= {"code": Code.SURVIVORS, "blame": "coordinator"}
+    return ledger.sum_ended(SumEnd.because(why, **{**fields, **changes})).seq
+
+
+def open_sum(ledger, survivors=("silo-a", "silo-b", "silo-d"), **changes):
+    fields = {"job": "j1", "job_digest": HASH, "round": 3, "ctx": CTX, "survivors": survivors, "sha256": HASH}
+    return ledger.sum_opened(SumOpened(**{**fields, **changes})).seq
+
+
+def give_blindly(ledger, receipt="5c1f", job="j1"):
+    """One secure sum, from its keys to its result; where its masked intent stands."""
+    for number, kind in enumerate(("keys", "shares")):
+        protocol(ledger, kind, 100 + number, job=job)
+    ref = intend_masked(ledger, job=job)
+    ledger.digest(ref, (), payload(MASKED_BYTES))
+    protocol(ledger, "header", 102, job=job)
+    ledger.outcome(ref, "sent", MASKED_BYTES, receipt)
+    for number, kind in enumerate(("survival", "reveal"), 103):
+        protocol(ledger, kind, number, job=job)
+    open_sum(ledger, job=job)
+    return ref
+
+
+def summed(path, key=KEY):
+    """A secure sum that was opened, and one that was not."""
+    with open_ledger(path, key=key) as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+        give_blindly(ledger)
+        ctx = "d8" * 32
+        protocol(ledger, "keys", 200, round=4, ctx=ctx)
+        end_sum(ledger, round_number=4, ctx=ctx)
+        protocol(ledger, "abandon", 201, round=4, ctx=ctx)
+        protocol(ledger, "end", 202, round=4, ctx=ctx)
         return ledger.stop("asked to stop")
