@@ -131,7 +131,7 @@ def _body(whole: View, view: View, members: Roster | None, receipts: Receipts | 
     sessions, control = tables.session_table(view.sessions)
     grouped, rows = tables.message_table(view.messages, receipts.good if receipts else None)
     days, charts, left_out = _charts(view)
-    sent = {at.seq for at in (*view.messages, *view.protocol)}
+    sent = {message.seq for message in view.messages} | {at.seq for at in view.protocol}
     others = [message.intent.message.bytes for message in whole.messages if message.seq not in sent]
     others += [at.record.message.bytes for at in whole.protocol if at.seq not in sent]
     return Body(

@@ -53,8 +53,9 @@ from .records import (
     TensorDigest,
     Witness,
 )
-from .records_secure import ProtocolMessage, SumEnd, SumOpened
+from .records_secure import MOST_WHY, ProtocolKind, ProtocolMessage, SumEnd, SumOpened
 from .release import Release
+from .secagg_fault import Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,17 +190,35 @@ class Ledger:
         """How intent ``ref`` ended; durable with the next record, since a missing outcome counts as sent."""
         return self._append(Outcome(ref=ref, status=status, bytes_sent=bytes_sent, receipt=receipt), durable=False)
 
-    def protocol_message(self, message: ProtocolMessage) -> Appended:
-        """A message of a secure sum's protocol is about to leave."""
-        return self._append(message)
+    def protocol_message(
+        self,
+        *,
+        job: str,
+        job_digest: str,
+        round_number: int,
+        ctx: str,
+        kind: ProtocolKind,
+        rpc: str,
+        recipient: Peer,
+        message: Payload,
+    ) -> Appended:
+        """A message of a secure sum's protocol is about to leave, and counts as left."""
+        of = {"job": job, "job_digest": job_digest, "round": round_number, "ctx": ctx}
+        return self._append(ProtocolMessage(**of, kind=kind, rpc=rpc, recipient=recipient, message=message))
 
-    def sum_ended(self, end: SumEnd) -> Appended:
-        """An attempt at a secure sum is over without a sum."""
-        return self._append(end)
+    def secagg_end(
+        self, *, job: str, job_digest: str, round_number: int, ctx: str, code: str, blame: str, why: str
+    ) -> Appended:
+        """An attempt at a secure sum is over without a sum, with a ``Code``; of a long reason what fits."""
+        of = {"job": job, "job_digest": job_digest, "round": round_number, "ctx": ctx}
+        return self._append(SumEnd(**of, code=Code(code), blame=blame, why=why[:MOST_WHY]))
 
-    def sum_opened(self, opened: SumOpened) -> Appended:
-        """A secure sum was opened, and came down."""
-        return self._append(opened)
+    def secagg_sum(
+        self, *, job: str, job_digest: str, round_number: int, ctx: str, survivors: Sequence[str], sha256: str
+    ) -> Appended:
+        """A secure sum was opened, over ``survivors``, sorted; this is the digest of what came down."""
+        of = {"job": job, "job_digest": job_digest, "round": round_number, "ctx": ctx}
+        return self._append(SumOpened(**of, survivors=tuple(survivors), sha256=sha256))
 
     def control_open(self, session: str, recipient: Peer, max_messages: int, max_bytes: int) -> Appended:
         """A session of polls and heartbeats begins, under these caps."""

@@ -3,7 +3,7 @@
 ``ctx`` names the attempt, and with it job, round, cohort and groups: it is the digest of round_spec.py.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -13,6 +13,8 @@ from .records import Count, Payload, Peer, Text
 from .secagg_fault import Code
 
 MOST_WHY = 500  # characters
+
+ProtocolKind: TypeAlias = Literal["keys", "shares", "header", "survival", "reveal", "abandon", "end"]
 
 
 class ProtocolMessage(Strict):
@@ -27,7 +29,7 @@ class ProtocolMessage(Strict):
     job_digest: Hex32
     round: Count
     ctx: Hex32
-    kind: Literal["keys", "shares", "header", "survival", "reveal", "abandon", "end"]
+    kind: ProtocolKind
     rpc: Text
     recipient: Peer
     message: Payload
@@ -48,15 +50,6 @@ class SumEnd(Strict):
     code: Code
     blame: Text
     why: Annotated[str, Field(max_length=MOST_WHY)]
-
-    @classmethod
-    def because(
-        cls, why: str, *, job: str, job_digest: str, round_number: int, ctx: str, code: Code, blame: str
-    ) -> Self:
-        """The record of an end; of a long reason what fits."""
-        return cls(
-            job=job, job_digest=job_digest, round=round_number, ctx=ctx, code=code, blame=blame, why=why[:MOST_WHY]
-        )
 
 
 class SumOpened(Strict):

@@ -9,9 +9,7 @@ from staddle.security.appendlog import AppendLog
 from staddle.security.head import Signer
 from staddle.security.ledger import Ledger
 from staddle.security.records import Applied, Payload, Peer, Secagg, TensorDigest
-from staddle.security.records_secure import ProtocolMessage, SumEnd, SumOpened
 from staddle.security.release import Release
-from staddle.security.secagg_fault import Code
 from staddle.security.segments import segment
 
 FEDERATION = "lung"
@@ -121,6 +119,7 @@ def full(path, key=KEY):
 # Secure sums.
 
 CTX = "c7" * 32
+SUM = {"job": "j1", "job_digest": HASH, "round_number": 3, "ctx": CTX}
 MEMBERS = ("silo-a", "silo-b", "silo-c", "silo-d")
 WORDS = (
     Release("model", "whole_model", "w", "uint32", (10, 4), "masked"),
@@ -142,20 +141,16 @@ def intend_masked(ledger, **changes):
 
 
 def protocol(ledger, kind, size=100, **changes):
-    fields = {"job": "j1", "job_digest": HASH, "round": 3, "ctx": CTX, "kind": kind, "recipient": PEER}
-    fields |= {"rpc": "/staddle.v1.Federation/Secure", "message": payload(size)}
-    return ledger.protocol_message(ProtocolMessage(**{**fields, **changes})).seq
+    fields = {"rpc": "/staddle.v1.Federation/Secure", "recipient": PEER, "message": payload(size)}
+    return ledger.protocol_message(**{**SUM, **fields, "kind": kind, **changes}).seq
 
 
 def end_sum(ledger, why="U3 has 2 members", **changes):
-    fields = {"job": "j1", "job_digest": HASH, "round_number": 3, "ctx": CTX}
-    fields |= {"code": Code.SURVIVORS, "blame": "coordinator"}
-    return ledger.sum_ended(SumEnd.because(why, **{**fields, **changes})).seq
+    return ledger.secagg_end(**{**SUM, "code": "SURVIVORS", "blame": "coordinator", "why": why, **changes}).seq
 
 
 def open_sum(ledger, survivors=("silo-a", "silo-b", "silo-d"), **changes):
-    fields = {"job": "j1", "job_digest": HASH, "round": 3, "ctx": CTX, "survivors": survivors, "sha256": HASH}
-    return ledger.sum_opened(SumOpened(**{**fields, **changes})).seq
+    return ledger.secagg_sum(**{**SUM, "survivors": survivors, "sha256": HASH, **changes}).seq
 
 
 def give_blindly(ledger, receipt="5c1f", job="j1"):
@@ -178,8 +173,8 @@ def summed(path, key=KEY):
         ledger.start("staddle 0.1.0", HASH, HASH)
         give_blindly(ledger)
         ctx = "d8" * 32
-        protocol(ledger, "keys", 200, round=4, ctx=ctx)
+        protocol(ledger, "keys", 200, round_number=4, ctx=ctx)
         end_sum(ledger, round_number=4, ctx=ctx)
-        protocol(ledger, "abandon", 201, round=4, ctx=ctx)
-        protocol(ledger, "end", 202, round=4, ctx=ctx)
+        protocol(ledger, "abandon", 201, round_number=4, ctx=ctx)
+        protocol(ledger, "end", 202, round_number=4, ctx=ctx)
         return ledger.stop("asked to stop")
