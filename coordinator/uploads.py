@@ -122,7 +122,7 @@ class Uploads:
         return self._daemon.conclude(run, silo, arriving.round, file, end, digests, head)
 
     def _check(self, silo: str, manifest: tensor.Manifest, arriving: Arriving) -> list[int]:
-        """Sizes of what a manifest declares: it is open, fits the job and the disk, goes on where the bytes here end."""
+        """Sizes of what a manifest declares; it is open, fits job and disk, and goes on where the bytes here end."""
         run = self._admit(silo, manifest)
         run.check_open(silo, manifest.round)
         if manifest.offset:

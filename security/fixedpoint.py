@@ -78,6 +78,11 @@ class Group(Strict):
         return 2.0**self.clip_exponent
 
 
+def unscaled(group: Group) -> Group:
+    """The group as it is before its cohort is known."""
+    return group.model_copy(update={"scale_exponent": 0})
+
+
 def scale_exponent(ring: int, silos: int, clip_exponent: int, weights: str) -> int:
     """The e that a cohort of ``silos`` uses; LocalError if the ring is too small for so large a clip."""
     bound = ((1 << ring - 1) - 1 - silos) // (1 if weights == "public" else silos)  # 2^(e + clip_exponent) <= bound

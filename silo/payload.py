@@ -43,12 +43,12 @@ def release_of(item: Item) -> Release:
     return Release(item.part, item.kind.name.lower(), spec.name, spec.dtype, spec.shape)
 
 
-def bytes_by_kind(items: tuple[Item, ...], offset: int = 0) -> dict[str, int]:
+def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:
     """Payload bytes of a bundle behind an offset, by kind of part."""
     sizes: Counter[str] = Counter()
-    for item in items:
-        skipped = min(offset, item.spec.nbytes)
-        sizes[item.kind.name.lower()] += item.spec.nbytes - skipped
+    for release in releases:
+        skipped = min(offset, release.nbytes)
+        sizes[release.kind] += release.nbytes - skipped
         offset -= skipped
     return dict(sizes)
 

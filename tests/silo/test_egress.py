@@ -866,7 +866,7 @@ def fetched(world, frames, round_=1):
 
     async def scenario():
         await world.gate.hello()
-        return await world.gate.fetch(world.job, round_)
+        return (await world.gate.fetch(world.job, round_)).tensors
 
     with mock.patch.object(stream, "CHUNK_BYTES", PIECE):
         return asyncio.run(scenario())

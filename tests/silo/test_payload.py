@@ -39,7 +39,7 @@ def payload(**changes):
     ("offset", "model", "metric"), [(0, 24, 8), (10, 14, 8), (16, 8, 8), (20, 8, 4), (24, 8, 0), (30, 2, 0), (32, 0, 0)]
 )
 def test_bytes_behind_an_offset_are_told_by_kind(offset, model, metric):
-    assert bytes_by_kind(ITEMS, offset) == {"whole_model": model, "metric": metric}
+    assert bytes_by_kind([release_of(item) for item in ITEMS], offset) == {"whole_model": model, "metric": metric}
 
 
 # exactly.
