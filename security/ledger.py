@@ -203,22 +203,44 @@ class Ledger:
         message: Payload,
     ) -> Appended:
         """A message of a secure sum's protocol is about to leave, and counts as left."""
-        of = {"job": job, "job_digest": job_digest, "round": round_number, "ctx": ctx}
-        return self._append(ProtocolMessage(**of, kind=kind, rpc=rpc, recipient=recipient, message=message))
+        return self._append(
+            ProtocolMessage(
+                job=job,
+                job_digest=job_digest,
+                round=round_number,
+                ctx=ctx,
+                kind=kind,
+                rpc=rpc,
+                recipient=recipient,
+                message=message,
+            )
+        )
 
     def secagg_end(
         self, *, job: str, job_digest: str, round_number: int, ctx: str, code: str, blame: str, why: str
     ) -> Appended:
         """An attempt at a secure sum is over without a sum, with a ``Code``; of a long reason what fits."""
-        of = {"job": job, "job_digest": job_digest, "round": round_number, "ctx": ctx}
-        return self._append(SumEnd(**of, code=Code(code), blame=blame, why=why[:MOST_WHY]))
+        return self._append(
+            SumEnd(
+                job=job,
+                job_digest=job_digest,
+                round=round_number,
+                ctx=ctx,
+                code=Code(code),
+                blame=blame,
+                why=why[:MOST_WHY],
+            )
+        )
 
     def secagg_sum(
         self, *, job: str, job_digest: str, round_number: int, ctx: str, survivors: Sequence[str], sha256: str
     ) -> Appended:
         """A secure sum was opened, over ``survivors``, sorted; this is the digest of what came down."""
-        of = {"job": job, "job_digest": job_digest, "round": round_number, "ctx": ctx}
-        return self._append(SumOpened(**of, survivors=tuple(survivors), sha256=sha256))
+        return self._append(
+            SumOpened(
+                job=job, job_digest=job_digest, round=round_number, ctx=ctx, survivors=tuple(survivors), sha256=sha256
+            )
+        )
 
     def control_open(self, session: str, recipient: Peer, max_messages: int, max_bytes: int) -> Appended:
         """A session of polls and heartbeats begins, under these caps."""
