@@ -23,7 +23,7 @@ from ..security.release import Release
 from ..security.roster import Roster
 from .config import SiloConfig
 from .declared import Declared, Records
-from .payload import bounds_of, given_releases, readers_of_job
+from .payload import given_releases, readers_of_job
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
 
 
 def _rings(job: Job) -> Iterator[str]:
-    bounds = bounds_of(job)
-    for own in dict.fromkeys(group(part, bounds) for start in job.phase_starts for part in job.up(start)):
+    declared = bounds(job)
+    for own in dict.fromkeys(group(part, declared) for start in job.phase_starts for part in job.up(start)):
         try:
             scale_exponent(own.ring, len(job.silos), own.clip_exponent, own.weights)
         except LocalError as error:
