@@ -26,6 +26,13 @@
     readers = ["coordinator"]
     forms = ["plain"]
 
+    [secure_aggregation]            # left out: these
+    required = false                # true: nothing leaves in the form "plain"
+    min_cohort = 3                  # silos of a blind sum at least
+    min_honest = 2                  # of those behind an opened sum, so many are in league with nobody
+    assumed_colluders = 1           # silos that a job must take to be in league with the coordinator, at least
+    public_counts = false           # true: how many records this silo has may stand in a job
+
 Globs are those of globs.py: ``*`` within one dotted segment, ``**`` for any number of segments.
 """
 
@@ -35,14 +42,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ..errors import LocalError
 from ..files import Strict, parse_toml, read_bytes
 from .globs import check_glob, matches
-from .release import ITEM_BYTES, Release
+from .release import ITEM_BYTES, PLAIN, Release
+
+if TYPE_CHECKING:
+    from .round_spec import Terms
 
 UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 MAX_FILE = 256 * 1024  # bytes; as a text in a record at most twice as many, which fit into its line (chain.py)
@@ -98,6 +108,16 @@ class Control(Strict):
     max_bytes: Bytes
 
 
+class SecureAggregation(Strict):
+    """``[secure_aggregation]``: what this silo asks of jobs, and of every blind sum."""
+
+    required: Annotated[bool, Field(strict=True)] = False
+    min_cohort: Annotated[int, Field(strict=True, ge=2)] = 3
+    min_honest: Annotated[int, Field(strict=True, ge=1)] = 2
+    assumed_colluders: Count = 1
+    public_counts: Annotated[bool, Field(strict=True)] = False
+
+
 class Rule(Strict):
     """One ``[[allow]]``."""
 
@@ -139,6 +159,7 @@ class PolicyFile(Strict):
     limits: Limits
     control: Control
     allow: tuple[Rule, ...] = ()
+    secure_aggregation: SecureAggregation = SecureAggregation()
 
     @model_validator(mode="after")
     def _unique(self) -> Self:
@@ -231,7 +252,18 @@ class Policy:
         # (6) No part is longer than its rule lets it be.
         if norms is not None:
             whole += self._too_long(method, releases, norms)
+        # (7) Nothing is in the clear where sums have to be blind.
+        if self.file.secure_aggregation.required:
+            whole += self._in_the_clear(releases)
         return Decision(verdicts, tuple(whole))
+
+    @property
+    def terms(self) -> "Terms":
+        """What it asks of the cohort and the survivors of a blind sum."""
+        from .round_spec import Terms  # noqa: PLC0415 numpy takes a tenth of a second, commands read policies without
+
+        asked = self.file.secure_aggregation
+        return Terms(asked.min_cohort, asked.min_honest, asked.assumed_colluders)
 
     @property
     def bounds_norms(self) -> bool:
@@ -246,6 +278,13 @@ class Policy:
             yield (
                 f"part {part!r}: rule {rule.name!r}: its norm is {norms.get(part, math.inf):.6g}, over max_norm = "
                 f"{rule.max_norm:g}; raise it if longer ones may leave, or look why training went so far"
+            )
+
+    def _in_the_clear(self, releases: Sequence[Release]) -> Iterator[str]:
+        if parts := list(dict.fromkeys(release.part for release in releases if release.form == PLAIN)):
+            yield (
+                f"{', '.join(parts)} would leave in the form {PLAIN!r}, and secure_aggregation.required = true; ask "
+                'for a job with security.secure_aggregation = "required", or set it to false'
             )
 
     def _verdict(self, method: str, release: Release, recipient: str, readers: Sequence[str]) -> Verdict:
