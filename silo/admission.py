@@ -12,6 +12,7 @@ from ..algorithms.job import Job
 from ..algorithms.weights import load_weights
 from ..errors import LocalError, PeerError, RefusedError
 from ..files import parse_json
+from ..proto.blind import bounds
 from ..security.blind_sum import group
 from ..security.envelope import verify_document
 from ..security.fixedpoint import scale_exponent

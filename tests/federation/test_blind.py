@@ -11,7 +11,7 @@ from staddle.algorithms.simulation import simulate
 from staddle.proto.blind import bounds
 from staddle.security import roster as rosters
 from staddle.security.blind_sum import Quantised
-from staddle.security.identity import load_keys
+from staddle.security.head import own_log_key
 from staddle.security.ledger_audit import ledger_folder, verify
 from staddle.security.reconcile import reconcile
 from staddle.silo.state import split_key
@@ -52,7 +52,7 @@ def check_ledger(running, silo, rounds):
     """All that left as tensors is masked, each round was summed over all silos, and both ledgers agree."""
     path = ledger_folder(running.federation.state(silo))
     roster = rosters.load(running.federation.folder / "roster.json")
-    assert verify(path, key=load_keys(running.federation.keys(silo)).log_key).ok
+    assert verify(path, key=own_log_key(running.federation.name, running.federation.keys(silo))).ok
     records = records_of(running, silo)
     intents = [record for record in records if record["type"] == "egress.intent"]
     assert {record["form"] for record in intents} == {"masked"}
