@@ -1,4 +1,4 @@
-"""A blind round at a silo, with the coordinator's Summing at the other side of a door that fails where it is told to."""
+"""A blind round at a silo; behind its door the coordinator's Summing, and a line that fails where it is told to."""
 
 import asyncio
 import hashlib
@@ -126,7 +126,7 @@ class Door:
         self.secure_records = Notebook()
         self.given, self.uploads, self.calls = [], [], 0
         self.fails_at, self.after = None, False
-        self.refuses = lambda body: None
+        self.refuses = lambda _: None
 
     def _lost(self, *, after):
         if after == self.after and self.calls == self.fails_at:
@@ -179,6 +179,15 @@ class Kept:
         if self.full:
             raise UnwritableError("memory: no space left on device")
         self.memories[instance] = memory
+
+
+async def until(holds):
+    """Let the others go on until it holds."""
+    for _ in range(1_000_000):
+        if holds():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never held")
 
 
 async def trained(silo):
@@ -288,8 +297,7 @@ def test_a_silo_that_begins_anew_is_a_dropout_and_takes_part_in_the_next_attempt
         silos.rounds[away] = silos.enter(away)  # nothing but its memory is left
         last = asyncio.create_task(silos.run(away))
         async with asyncio.timeout(SECONDS):
-            while not hall.ends:
-                await asyncio.sleep(0)
+            await until(lambda: hall.ends)
         # It says that it cannot go on in the attempt, and three of four are enough without Terms.whole.
         assert ("dropped", away, Code.ATTEMPT) in hall.ends
         assert silos.doors[away].secure_records.ends == [(0, Code.ATTEMPT, "coordinator")]
@@ -313,11 +321,9 @@ def test_an_attempt_that_ends_is_abandoned_and_the_next_one_sums():
         hall.begin()
         running = [asyncio.create_task(silos.run(silo)) for silo in SILOS]
         async with asyncio.timeout(SECONDS):
-            while len(hall.words) < len(SILOS) or not all(silos.gave(silo, SendHeader) for silo in SILOS[2:]):
-                await asyncio.sleep(0)
+            await until(lambda: len(hall.words) == 4 and all(silos.gave(silo, SendHeader) for silo in SILOS[2:]))
             hall.summing.deadline(0, "masked")
-            while ("failed", 0) not in [end[:2] for end in hall.ends]:
-                await asyncio.sleep(0)
+            await until(lambda: ("failed", 0) in [end[:2] for end in hall.ends])
             for silo in SILOS:
                 silos.doors[silo].refuses = lambda _: None
             hall.begin(1)
@@ -343,8 +349,7 @@ def test_a_specification_that_is_not_of_this_round_is_refused_and_recorded():
         hall.begin()
         running = [asyncio.create_task(silos.run(silo)) for silo in SILOS]
         async with asyncio.timeout(SECONDS):
-            while not silos.doors[odd].given:
-                await asyncio.sleep(0)
+            await until(lambda: silos.doors[odd].given)
         assert [body for _, body in silos.doors[odd].given] == [Over(Code.SPEC)]
         assert silos.doors[odd].secure_records.ends == [(0, Code.SPEC, "coordinator")]
         assert silos.kept[odd].memories == {}
