@@ -28,7 +28,8 @@ phase the parts that cross. What is not in the schema cannot cross. A silo recom
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor
 from pathlib import Path
@@ -39,8 +40,9 @@ from pydantic import BeforeValidator, Field
 
 from ..errors import LocalError
 from ..files import Strict, canonical_json, read_toml, validate
-from .catalog import configure, method_class, method_options
+from .catalog import METHODS, configure, method_class, method_options
 from .exchange import Part
+from .job_security import Name, SecurityTable, cohort_fault, sums_fault, unsummed
 from .method import METRICS, Method, Optimiser, Setting, specs_of_buffers
 from .models import ModelOptions, build, input_shape, sketch
 from .schema import explain_difference, method_digest, model_digest, phases, plain
@@ -57,7 +59,6 @@ def _no_bool(value: Any) -> Any:
     return value
 
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]  # this engine's $ is the very end, no newline passes
 Whole = Annotated[int, Field(strict=True)]
 Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 
@@ -97,6 +98,7 @@ class JobFile(Strict):
     method: MethodTable
     model: ModelOptions
     training: TrainingTable
+    security: SecurityTable = SecurityTable()
 
     @pydantic.model_validator(mode="after")
     def _combinations(self) -> "JobFile":
@@ -128,6 +130,7 @@ class Job:
     epochs: int
     batch_size: int
     optimiser: Optimiser
+    security: SecurityTable
 
     @classmethod
     def from_toml(cls, path: Path) -> "Job":
@@ -143,7 +146,7 @@ class Job:
                 f"{origin}: method.version = {file.method.version}: this silo's {file.method.name} version differs, "
                 f"it is {here}; install the Staddle release that the job was written with"
             )
-        return cls(
+        job = cls(
             **{key: getattr(file, key) for key in ("name", "seed", "rounds", "silos", "participation", "min_cohort")},
             round_timeout=file.round_timeout,
             quorum=file.quorum,
@@ -153,7 +156,12 @@ class Job:
             epochs=file.training.epochs,
             batch_size=file.training.batch_size,
             optimiser=Optimiser(file.training.lr, file.training.momentum, file.training.weight_decay),
+            security=file.security,
         )
+        rounds = (job.cohort_size, job.min_cohort, job.participation, job.quorum)
+        if fault := cohort_fault(job.security, job.silos, *rounds):
+            raise LocalError(f"{origin}: {fault}")
+        return job
 
     @classmethod
     def from_document(cls, document: Any, origin: str) -> "Job":
@@ -193,6 +201,7 @@ class Job:
                 "momentum": plain(self.optimiser.momentum),
                 "weight_decay": plain(self.optimiser.weight_decay),
             },
+            "security": plain(self.security),
             "schema": schema,
             "method_digest": method_digest(self._method, schema),
             "model_digest": model_digest(self.model, self._method),
@@ -221,10 +230,25 @@ class Job:
 
     @cached_property
     def _schema(self) -> list[dict[str, Any]]:
+        where = f"job {self.name!r} ({self.method_name} on {self.model.name})"
         try:
-            return phases(self.length, self.up, self.down)
+            schema = phases(self.length, self.up, self.down)
         except LocalError as error:
-            raise LocalError(f"job {self.name!r} ({self.method_name} on {self.model.name}): {error}") from error
+            raise LocalError(f"{where}: {error}") from error
+        varying = self.participation < 1 or self.quorum < 1
+        if fault := sums_fault(self.security, schema, varying, self._summing):
+            raise LocalError(f"{where}: {fault}")
+        return schema
+
+    def _summing(self) -> list[str]:
+        """Methods that, with their default options, work with this job's model and only ever sum."""
+        found = []
+        for name in METHODS:
+            options = method_options(name, {})
+            other = replace(self, method_name=name, method_options=options, security=SecurityTable())
+            with suppress(LocalError):
+                found += [] if any(unsummed(phases(other.length, other.up, other.down))) else [name]
+        return found
 
     @cached_property
     def phase_starts(self) -> tuple[int, ...]:
@@ -276,7 +300,7 @@ class Job:
     def cohort(self, round_: int) -> tuple[str, ...]:
         """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for every method."""
         self._check_round(round_)
-        if self._method.census and round_ == 0:
+        if self.cohort_size == len(self.silos) or (self._method.census and round_ == 0):
             return self.silos
         words = raw(stream(self.seed, "", round_, "cohort"), len(self.silos)).tolist()
         drawn = sorted(range(len(self.silos)), key=lambda i: (words[i], i))[: self.cohort_size]

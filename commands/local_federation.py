@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithms.data import Dataset, save_npz
-from ..algorithms.job import Job
+from ..algorithms.job import Job, JobFile
+from ..algorithms.job_security import FEWEST, unsummed
 from ..errors import LocalError
-from ..files import canonical_json, write_atomic
+from ..files import canonical_json, validate, write_atomic
 from ..security import roster as rosters
 from ..security.envelope import sign_document
 from ..security.identity import Entry, Role, create_keys, load_keys
@@ -91,6 +92,19 @@ def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
     signed = sign_document(job.document(), roster, load_keys(federation.folder / "operator"), JOB)
     write_atomic(source.with_suffix(".json"), canonical_json(signed) + b"\n", 0o644)
     return job
+
+
+def blind_where_it_can(document: Mapping[str, Any], records: int) -> dict[str, Any]:
+    """A job's document, with blind sums where it only sums, always over the same four silos or more.
+
+    ``records`` are those of the largest silo.
+    """
+    job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
+    able = len(job.silos) > FEWEST and job.participation == 1 and not any(unsummed(job.document()["schema"]))
+    if not able:
+        return dict(document)
+    security = {"secure_aggregation": "required", "weight_most": records}
+    return {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
 
 
 def write_coordinator(

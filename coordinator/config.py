@@ -19,6 +19,8 @@
     admission_seconds = 3600          # for all silos to answer an offered job
     beat_seconds = 5
     hold_seconds = 20
+    secure_seconds = 60               # for silos to answer a step of a secure sum; keys and masked words have all of
+                                      # the job's round_timeout
 
     [limits]                          # optional
     max_job_bytes = "100GiB"          # what one job may take of the disk; refused up front
@@ -34,7 +36,7 @@ import pydantic
 
 from ..files import Strict, read_toml
 from ..metrics import MetricsConfig
-from ..security.policy import Bytes
+from ..security.policy_file import Bytes
 from ..security.roster import Pins
 
 
@@ -44,6 +46,7 @@ class Timing(Strict):
     admission_seconds: float = pydantic.Field(default=3600.0, gt=0, le=2_592_000)
     beat_seconds: int = pydantic.Field(default=5, ge=1, le=300)
     hold_seconds: int = pydantic.Field(default=20, ge=1, le=300)
+    secure_seconds: float = pydantic.Field(default=60.0, gt=0, le=86_400)
 
 
 class JobLimits(Strict):

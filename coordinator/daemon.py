@@ -3,12 +3,13 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import log
 from ..algorithms.job import Job
@@ -18,6 +19,7 @@ from ..proto import tensor_pb2 as tensor
 from ..proto.stream import Digests
 from ..security import roster as rosters
 from ..security.identity import Keys
+from ..security.public_weights import weights_fault
 from ..security.receiving_ledger import ReceivingLedger
 from .attesting import Attesting
 from .config import CoordinatorConfig
@@ -27,16 +29,20 @@ from .events import (
     Deadline,
     DrawCohort,
     Drawn,
+    Drop,
     Effect,
     Event,
     Fold,
     Folded,
     FoldFailed,
+    Gather,
     Given,
+    Halt,
     Lost,
     Report,
     Watch,
 )
+from .gathering import Gathering, Means
 from .heads import Head
 from .jobrun import FoldResult, JobRun
 from .receiving import Receiving
@@ -44,6 +50,8 @@ from .room import check_room
 from .round import JobState, advance, resumed
 from .store import Spool, check_folder
 from .tasks import SiloTask, awaited, task_for
+
+T = TypeVar("T")
 
 LOST_AFTER_BEATS = 6
 FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSError is tried again
@@ -61,6 +69,7 @@ class Held:
     round: int
     spool: Spool
     size: int
+    context: bytes = b""  # of the attempt whose masked words they are
 
     def fits(self, run: JobRun, round_: int) -> bool:
         """Whether it is of this round of this job."""
@@ -91,7 +100,9 @@ class Daemon:
         self._began = time.monotonic()
         self._seen: dict[str, float] = {}  # silo → when it was last heard of, since this process began
         self._folding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
-        self._tasks: set[asyncio.Task[FoldResult]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._means = Means(config.timing, roster, keys, database)
+        self._gatherings: dict[str, Gathering] = {}  # by job, of its open round
         self._spool = config.directory / "spool"
         shutil.rmtree(self._spool, ignore_errors=True)
         self._spool.mkdir(parents=True)
@@ -99,6 +110,9 @@ class Daemon:
             DrawCohort: self._draw,
             Fold: self._start_fold,
             Watch: self._watch,
+            Gather: lambda run, effect: self._gathering(run).gather(effect),
+            Drop: lambda run, effect: self._gathering(run).summing.drop(effect.silo, effect.code),
+            Halt: lambda run, _: self._gathering(run).summing.halt(),
             Report: self._report,
         }
 
@@ -106,6 +120,9 @@ class Daemon:
         """LocalError where a job that the database does not have may not begin here."""
         check_folder(self._folder(job), -1)
         check_room(job, self.config.limits.max_job_bytes)
+        cohorts = (job.cohort(round_) for round_ in range(job.length))
+        if job.security.counts and (fault := weights_fault(job.security.counts, cohorts, job.min_cohort)):
+            raise LocalError(f"job {job.name!r}: {fault}")
 
     def check_known(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
         """LocalError where the database is older than what lies beside it."""
@@ -116,14 +133,21 @@ class Daemon:
         """Take up all jobs where they stood."""
         self.runs = [JobRun(job, stored, self._folder(job)) for job, stored in jobs]
         for run in self.runs:
+            if run.state.blind and run.state.cohort:
+                self._gathering(run)
+        for run in self.runs:
+            if run.state.blind and run.state.stage in ("queued", "round", "stopped") and run.state.cohort:
+                self._gathering(run).summing.resume()
+                if run.state.stage == "stopped":
+                    self._gathering(run).summing.halt()
             self._run(run, resumed(run.state))
 
     def add(self, job: Job, signed: bytes) -> JobRun:
         """Queue a job, after ``check_new``; it begins at once where none runs."""
-        state = JobState(job.name, job.silos, job.length, job.min_cohort, job.quorum)
+        state = JobState(job.name, job.silos, job.length, job.min_cohort, job.quorum, blind=job.security.required)
         method = job.method().begin()
         run = JobRun(job, StoredJob(signed, state, dict(method), {}), self._folder(job))
-        with self._writing():
+        with self.writing():
             self._database.add_job(signed, state, method)
         self.runs.append(run)
         self._begin_next()
@@ -173,7 +197,13 @@ class Daemon:
         self, run: JobRun, silo: str, round_: int, file: str, end: tensor.End, digests: Digests, head: Head
     ) -> pb.Receipt:
         """Take an accepted upload into the state; the signed receipt."""
-        taken = self.receiving.take(run.job, silo, round_, file, end, digests, head)
+        size = run.upload_bytes(round_)
+        taken = self.receiving.take(run.job, silo, round_, file, size, end, digests, head)
+        if run.state.blind:
+            masked, record = digests.tensors[0], partial(self.receiving.record, taken, again=True)
+            self._gathering(run).summing.spooled(silo, size, masked, record)
+            self.receiving.committed(taken)
+            return taken.receipt
         given = Given(silo, round_, taken.submission.sha256)
         self.apply(run, given, lambda: self.receiving.record(taken), lambda: self.receiving.committed(taken))
         return taken.receipt
@@ -184,7 +214,10 @@ class Daemon:
             self.receiving.delivered(run.job, silo, round_, size, digests)
 
     def receipt(self, run: JobRun, round_: int, silo: str) -> pb.Receipt | None:
-        """The receipt of an upload that was accepted."""
+        """The receipt of an upload that was accepted; of an open sum, in the attempt that goes on."""
+        open_ = run.state.blind and run.state.cohort and run.state.round == round_
+        if open_ and not self._gathering(run).summing.has_words(silo):
+            return None
         given = self._database.submission(run.job.name, round_, silo)
         if given is None:
             return None
@@ -210,15 +243,20 @@ class Daemon:
         state, effects = advance(run.state, event)
         if state == run.state:
             return
-        with self._writing():
+        with self.writing():
             self._database.save_state(state)
             record()
+            if over := run.state.blind and bool(run.state.cohort) and not state.cohort:
+                self._database.drop_secure(state.job)
         run.state = state
         committed()
+        if over:
+            self._gatherings.pop(state.job, None)
+            run.summing, run.summed = None, run.summing
         self._run(run, effects)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         """One transaction. Where the disk does not take it, the daemon stops, whoever called.
 
         It may be in the middle of what follows from an event; started again, it goes on from what is written.
@@ -237,11 +275,23 @@ class Daemon:
     def _run(self, run: JobRun, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
             self._effects[type(effect)](run, effect)
+        self.tidy()
+        self._begin_next()
+
+    def tidy(self) -> None:
+        """Let go what was held for a round that does not await it any more; wake all who wait."""
         for silo, held in list(self.held.items()):
-            if not held.run.awaits(silo, held.round):
+            if not held.run.awaits(silo, held.round, held.context):
                 self.held.pop(silo).spool.discard()
         self.tell()
-        self._begin_next()
+
+    def _gathering(self, run: JobRun) -> Gathering:
+        """That of a blind job's open round."""
+        found = self._gatherings.get(run.job.name)
+        if found is None:
+            found = self._gatherings[run.job.name] = Gathering(self, self._means, run)
+            run.summing = found.summing
+        return found
 
     def tell(self) -> None:
         """Wake every waiting poll and watcher; the next ones wait on a new event."""
@@ -269,17 +319,25 @@ class Daemon:
         seconds = {"admitting": self.config.timing.admission_seconds}.get(effect.stage, run.job.round_timeout)
         loop.call_later(seconds, self.apply, run, Deadline(effect.stage, effect.round))
 
-    def _start_fold(self, run: JobRun, effect: Fold) -> None:
-        task = asyncio.get_running_loop().create_task(self._fold(run, effect))
+    def start(self, work: Coroutine[Any, Any, Any], done: Callable[[asyncio.Task[Any]], None]) -> None:
+        """Run it beside all else; ``done`` hears how it ended, unless it was cancelled."""
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                done(task)
+
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
+        task.add_done_callback(ended)
+
+    def _start_fold(self, run: JobRun, effect: Fold) -> None:
         began = time.monotonic()
-        task.add_done_callback(lambda done: self._folded(run, effect, done, time.monotonic() - began))
+        work = self.in_turn(run, effect.round, partial(run.fold, effect.round, effect.members))
+        self.start(work, lambda done: self._folded(run, effect, done, time.monotonic() - began))
 
     def _folded(self, run: JobRun, effect: Fold, task: "asyncio.Task[FoldResult]", seconds: float) -> None:
         """Whatever ended the fold, the job hears of it."""
-        self._tasks.discard(task)
-        if task.cancelled():
-            return
         if (error := task.exception()) is not None:
             why = f"{type(error).__name__}: {error}"
             log.problem("fold.failed", job=run.job.name, round=effect.round, why=why)
@@ -295,16 +353,16 @@ class Daemon:
 
         self.apply(run, Folded(effect.round), record, lambda: run.commit(effect.round, result))
 
-    async def _fold(self, run: JobRun, effect: Fold) -> FoldResult:
-        """Fold in a thread; an exhausted disk or file table is waited for, folding again changes nothing."""
+    async def in_turn(self, run: JobRun, round_: int, work: Callable[[], T]) -> T:
+        """Run it in the thread of the folds; an exhausted disk or file table is waited for: again it gives the same."""
         loop = asyncio.get_running_loop()
         for wait in FOLD_WAITS:
             try:
-                return await loop.run_in_executor(self._folding, run.fold, effect.round, effect.members)
+                return await loop.run_in_executor(self._folding, work)
             except OSError as error:
-                log.problem("fold.waits", job=run.job.name, round=effect.round, seconds=wait, why=str(error))
+                log.problem("fold.waits", job=run.job.name, round=round_, seconds=wait, why=str(error))
                 await asyncio.sleep(wait)
-        return await loop.run_in_executor(self._folding, run.fold, effect.round, effect.members)
+        return await loop.run_in_executor(self._folding, work)
 
     async def stop(self) -> None:
         """Let waiting polls go, finish the fold in hand."""

@@ -1,8 +1,9 @@
 """What the coordinator must not forget: ``coordinator.sqlite`` in WAL mode, every transaction on the disk when it ends.
 
 Jobs with their state and their method's state, rounds with their members and metrics, submissions with their receipts,
-and which tensor file holds what. Tensor files are written under names of their own before the transaction that names
-them, and removed after the one that no longer does; so whatever instant the process dies at, rows and files agree.
+what happened in the secure sum of an open round, and which tensor file holds what. Tensor files are written under names
+of their own before the transaction that names them, and removed after the one that no longer does; so whatever instant
+the process dies at, rows and files agree.
 
 One connection, used from the event loop's thread alone.
 """
@@ -21,12 +22,13 @@ from torch import Tensor
 
 from ..errors import LocalError
 from .round import JobState
+from .secure_rows import Row
 
 Room: TypeAlias = Literal["result", "version", "mail"]
 Place: TypeAlias = tuple[Room, str, str]  # room, part, silo ("" for a result)
 Files: TypeAlias = Mapping[Place, str]  # place → file name in the job's folder
 
-VERSION = 2
+VERSION = 3
 SCHEMA = """
 CREATE TABLE jobs (
   name TEXT PRIMARY KEY,
@@ -68,6 +70,19 @@ CREATE TABLE files (
   PRIMARY KEY (job, room, part, silo)
 ) STRICT;
 """
+SECURE = """
+CREATE TABLE secure (                   -- what happened in the secure sum of an open round: secure_rows.py
+  job TEXT NOT NULL REFERENCES jobs(name),
+  round INTEGER NOT NULL,
+  number INTEGER NOT NULL,              -- rows are replayed in this order
+  attempt INTEGER NOT NULL,
+  kind TEXT NOT NULL,
+  silo TEXT NOT NULL,                   -- who gave it, or ""
+  body BLOB NOT NULL,
+  PRIMARY KEY (job, round, number)
+) STRICT
+"""
+BEFORE_SECURE = 2  # the version that had no secure sums, else the same
 _STATE = TypeAdapter(JobState)
 
 
@@ -130,9 +145,9 @@ class Database:
         run("PRAGMA synchronous = FULL")
         run("PRAGMA foreign_keys = ON")
         (found,) = run("PRAGMA user_version").fetchone()
-        if found == 0:
+        if found in (0, BEFORE_SECURE):
             with self.transaction():
-                for statement in SCHEMA.split(";\n"):
+                for statement in (*(() if found else SCHEMA.split(";\n")), SECURE):
                     run(statement)
                 run(f"PRAGMA user_version = {VERSION}")
         else:
@@ -140,7 +155,7 @@ class Database:
 
     def _check_version(self) -> None:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if found != VERSION:
+        if found not in (BEFORE_SECURE, VERSION):  # to be read, the older one is the same
             raise LocalError(
                 f"{self._path}: is of version {found}, this release reads {VERSION}; use the one that made it"
             )
@@ -210,11 +225,12 @@ class Database:
 
     # Rounds.
 
-    def add_submission(self, job: str, given: Submission) -> None:
-        """Note an accepted upload with its receipt."""
+    def add_submission(self, job: str, given: Submission, *, again: bool = False) -> None:
+        """Note an accepted upload with its receipt; ``again``: in the place of one of an earlier attempt."""
         fields = (given.round, given.silo, given.file, given.size, given.sha256)
         proof = (given.ledger_seq, given.ledger_leaf, given.receipt)
-        self._connection.execute("INSERT INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (job, *fields, *proof))
+        how = "INSERT OR REPLACE" if again else "INSERT"
+        self._connection.execute(f"{how} INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (job, *fields, *proof))
 
     def heads(self) -> dict[str, StoredHead]:
         """What is held of each silo's ledger."""
@@ -235,6 +251,29 @@ class Database:
                 (job, round_, silo),
             ).fetchone()
         return Submission(*row) if row else None
+
+    # Secure sums.
+
+    def add_secure(self, job: str, round_: int, row: Row) -> None:
+        """Append what happened in the sum of a round."""
+        self._connection.execute(
+            "INSERT INTO secure SELECT ?, ?, coalesce(max(number), -1) + 1, ?, ?, ?, ? FROM secure "
+            "WHERE job = ? AND round = ?",
+            (job, round_, row.attempt, row.kind, row.silo, row.body, job, round_),
+        )
+
+    def secure_rows(self, job: str, round_: int) -> list[Row]:
+        """What happened in the sum of a round, in order."""
+        with self._explained():
+            rows = self._connection.execute(
+                "SELECT attempt, kind, silo, body FROM secure WHERE job = ? AND round = ? ORDER BY number",
+                (job, round_),
+            ).fetchall()
+        return [Row(*row) for row in rows]
+
+    def drop_secure(self, job: str) -> None:
+        """Forget the sum of a round that is over."""
+        self._connection.execute("DELETE FROM secure WHERE job = ?", (job,))
 
     def close_round(
         self,

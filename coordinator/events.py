@@ -38,6 +38,24 @@ class Given:
 
 
 @dataclass(frozen=True)
+class Summed:
+    """The sum of a blind round is open, over these silos."""
+
+    round: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SumFailed:
+    """An attempt at the sum of a blind round is over without one; ``final``: another could not succeed."""
+
+    round: int
+    attempt: int
+    reason: str
+    final: bool = False
+
+
+@dataclass(frozen=True)
 class Failed:
     """A silo cannot take part in this round any more: its own report, or a bad upload."""
 
@@ -94,7 +112,20 @@ class Resumed:
 
 
 Event: TypeAlias = (
-    Stopped | Resumed | Began | Answered | Drawn | Given | Failed | Lost | Folded | FoldFailed | Done | Deadline
+    Stopped
+    | Resumed
+    | Began
+    | Answered
+    | Drawn
+    | Given
+    | Summed
+    | SumFailed
+    | Failed
+    | Lost
+    | Folded
+    | FoldFailed
+    | Done
+    | Deadline
 )
 
 
@@ -125,6 +156,30 @@ class Watch:
 
 
 @dataclass(frozen=True)
+class Gather:
+    """Make the sum of a blind round with this cohort, if this attempt was not begun already: Summed or SumFailed."""
+
+    round: int
+    cohort: tuple[str, ...]
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A silo cannot take part in the attempt that goes on."""
+
+    silo: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Halt:
+    """Let the attempt that goes on end, unless its survivors are known already: then it is finished."""
+
+    round: int
+
+
+@dataclass(frozen=True)
 class Report:
     """Tell the operator: a name of an event and its fields."""
 
@@ -132,4 +187,4 @@ class Report:
     fields: Mapping[str, str | int | tuple[str, ...]]
 
 
-Effect: TypeAlias = DrawCohort | Fold | Watch | Report
+Effect: TypeAlias = DrawCohort | Fold | Watch | Gather | Drop | Halt | Report

@@ -8,14 +8,17 @@ from pathlib import Path
 from torch import Tensor
 
 from ..algorithms import aggregation
-from ..algorithms.exchange import PLAIN
+from ..algorithms.exchange import PLAIN, Exchanges
 from ..algorithms.job import Job
 from ..algorithms.method import CoordinatorState
 from ..errors import RefusedError
+from ..proto.secure_told import Told
 from ..proto.wire import Item, given_items
 from . import heap
 from .database import Place, StoredJob
-from .store import JobStore, Spool, Upload
+from .opening import OpenedSums, masked_bytes
+from .store import JobStore, Spool, Upload, masked_words, opened_sum
+from .summing import Summing
 
 
 @dataclass(frozen=True)
@@ -44,22 +47,51 @@ class JobRun:
         self.signed = stored.signed
         self.state = stored.state
         self.store = JobStore(folder, lambda round_: given_items(job.up(round_)), stored.files)
-        self.store.clean([f"{self.state.round}.{silo}.upload" for silo in self.state.given])
-        self.exchanges = PLAIN
+        self.store.clean(_kept(stored))
+        self.exchanges: Exchanges = PLAIN
+        self.summing: Summing | None = None  # of the open round of a blind job, once it was begun
+        self.summed: Summing | None = None  # of the round before: silos may still ask what came of it
         self._method = job.method()
         self._method_state: CoordinatorState = stored.method
         self._reading = asyncio.Semaphore(2)  # deliveries in memory at a time
-        sizes = (sum(i.spec.nbytes for i in given_items(job.up(r))) for r in job.phase_starts)
-        self.largest_upload = max(sizes)
+        if self.state.blind:
+            self.exchanges = OpenedSums(lambda: self.store.sum_file(self.state.round))
+        self.largest_upload = max(self.upload_bytes(round_) for round_ in job.phase_starts)
 
-    def check_open(self, silo: str, round_: int) -> None:
-        """RefusedError ROUND_CLOSED unless this silo is awaited in this round."""
-        if not self.awaits(silo, round_):
-            raise RefusedError(silo, "ROUND_CLOSED", f"job {self.job.name!r}: round {round_} does not await it")
+    def upload_bytes(self, round_: int) -> int:
+        """How long a silo's upload is in a round."""
+        if self.state.blind:
+            return masked_bytes(self.job, round_)
+        return sum(item.spec.nbytes for item in given_items(self.job.up(round_)))
 
-    def awaits(self, silo: str, round_: int) -> bool:
-        """Whether this silo's upload of this round is still to come."""
-        return self.state.stage == "round" and self.state.round == round_ and silo in self.state.open
+    def check_open(self, silo: str, round_: int, context: bytes = b"") -> None:
+        """RefusedError ROUND_CLOSED unless this silo's upload is awaited in this round, of this attempt of a sum."""
+        if not self.awaits(silo, round_, context):
+            of = " with these masks" if context else ""
+            raise RefusedError(silo, "ROUND_CLOSED", f"job {self.job.name!r}: round {round_} does not await it{of}")
+
+    def awaits(self, silo: str, round_: int, context: bytes = b"") -> bool:
+        """Whether this silo's upload of this round, and of the attempt of this context, is still to come."""
+        here = self.state.stage == "round" and self.state.round == round_ and silo in self.state.open
+        if not self.state.blind:
+            return here
+        return here and self.summing is not None and self.summing.awaits(silo, context)
+
+    def sum_of(self, silo: str, round_: int) -> Summing:
+        """The sum of an open blind round; RefusedError ROUND_CLOSED where there is none."""
+        if self.summing is None or self.state.round != round_ or not self.state.cohort:
+            raise RefusedError(silo, "ROUND_CLOSED", f"job {self.job.name!r}: round {round_} sums nothing now")
+        return self.summing
+
+    def told(self, silo: str, round_: int, had: int) -> Told | None:
+        """The next message of a round's sum for a silo that has had so many, None where there is none yet.
+
+        What came of the round that closed last is told too. RefusedError ROUND_CLOSED for any other.
+        """
+        before = self.summed if self.summed is not None and self.summed.round == round_ else None
+        if before is not None and (told := before.told(silo, had)) is not None:
+            return told
+        return self.sum_of(silo, round_).told(silo, had)
 
     async def delivery(self, round_: int, silo: str) -> Delivery:
         """What this silo gets at the start of this round."""
@@ -69,12 +101,16 @@ class JobRun:
             )
         return Delivery(tensors, self.store.digests(tensors))
 
-    async def accept(self, silo: str, round_: int, spool: Spool, items: Sequence[Item]) -> str:
-        """Check what was spooled, keep it, name it; RefusedError for a bad value, or if the round closed meanwhile."""
+    async def accept(self, silo: str, round_: int, spool: Spool, items: Sequence[Item], context: bytes = b"") -> str:
+        """Check what was spooled, keep it, name it; RefusedError for a bad value, or if the round closed meanwhile.
+
+        Masked words have no values of their own; the round's canaries are checked when its sum is opened.
+        """
         path = await asyncio.to_thread(spool.finished)
-        await asyncio.to_thread(Upload(path, items).check_values, silo)
-        self.check_open(silo, round_)
-        return self.store.keep(silo, round_, path)
+        if not context:
+            await asyncio.to_thread(Upload(path, items).check_values, silo)
+        self.check_open(silo, round_, context)
+        return self.store.keep(silo, round_, path, masked=bool(context))
 
     def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
         """Fold the round's uploads; nothing changes before ``commit``."""
@@ -94,3 +130,11 @@ class JobRun:
         """Turn to what the database has committed."""
         self._method_state = result.method
         self.store.commit(round_, result.files, result.digests)
+
+
+def _kept(stored: StoredJob) -> list[str]:
+    """Names of the files that the open round may need."""
+    state = stored.state
+    if state.blind:
+        return [opened_sum(state.round), *(masked_words(state.round, silo) for silo in state.cohort)]
+    return [f"{state.round}.{silo}.upload" for silo in state.given]

@@ -10,7 +10,7 @@ from ..errors import RefusedError
 
 CALLS_PER_SECOND = 50.0
 BURST = 200.0
-AT_ONCE = {"Upload": 1, "Fetch": 1, "Poll": 2}  # two polls: an old one may not have noticed that its silo came back
+AT_ONCE = {"Upload": 1, "Fetch": 1, "Poll": 2, "SecureNext": 2}  # of two that wait, one may not know that its silo left
 OTHERS_AT_ONCE = 4
 
 

@@ -13,7 +13,6 @@ from ..errors import RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
 from ..proto.stream import Digests
-from ..proto.wire import given_items
 from ..security import roster as rosters
 from ..security.identity import Keys
 from ..security.receipt import Receipt
@@ -59,9 +58,10 @@ class Receiving:
         self._database = database
         self._deliveries: dict[tuple[str, str], tuple[int, int]] = {}  # (silo, job) → round, how often it was delivered
 
-    def take(self, job: Job, silo: str, round_: int, file: str, end: tensor.End, digests: Digests, head: Head) -> Taken:
+    def take(
+        self, job: Job, silo: str, round_: int, file: str, size: int, end: tensor.End, digests: Digests, head: Head
+    ) -> Taken:
         """Sign the receipt of an upload whose head was checked; nothing is kept before ``record``."""
-        size = sum(item.spec.nbytes for item in given_items(job.up(round_)))
         sha256, leaf = digests.total.hex(), end.ledger_leaf.hex()
         receipt = Receipt(
             federation=self._roster.federation,
@@ -80,8 +80,11 @@ class Receiving:
             Submission(round_, silo, file, size, sha256, end.ledger_seq, leaf, signature), job, head, end.holds
         )
 
-    def record(self, taken: Taken) -> None:
-        """Write it: our ledger first, then the rows of the transaction that is open."""
+    def record(self, taken: Taken, *, again: bool = False) -> None:
+        """Write it: our ledger first, then the rows of the transaction that is open.
+
+        ``again``: the silo may have given for this round before, in an earlier attempt at its sum.
+        """
         given, job = taken.submission, taken.job
         sealed = self.ledger.received(
             Received(
@@ -97,7 +100,7 @@ class Receiving:
             )
         )
         taken.ours = self.ledger.growth(taken.holds, sealed.checkpoint)
-        self._database.add_submission(job.name, given)
+        self._database.add_submission(job.name, given, again=again)
         self._database.save_head(given.silo, self.heads.stored(given.silo, taken.head))
 
     def committed(self, taken: Taken) -> None:

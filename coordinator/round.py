@@ -10,6 +10,7 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
     drawing    the cohort is drawn                                  round, or finishing (failed) if it is too small
     round      every member of the cohort gave, failed or was lost, folding (≥ min_cohort gave), else finishing
                or a quorum gave, or the deadline
+    round      of a blind job: its sum is open                      folding;  finishing after three failed attempts
     folding    the fold is done                                     drawing, or finishing after the last one
     folding    the fold failed                                      finishing
     finishing  every admitted silo confirmed or was lost, or the    ended
@@ -18,7 +19,8 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
 
 An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when the fold is done;
 what was given in the open round stays given. A silo that did not answer in time may still do so: it is drawn from then
-on.
+on. In a blind job (``blind``) a round is one secure sum, which summing.py makes: nobody gives alone; a silo that fails
+drops out of an attempt at it, and may take part in the next.
 
 Events that come too late (an upload for a closed round) change nothing. What the silos should do meanwhile follows from
 the state: tasks.py.
@@ -36,20 +38,27 @@ from .events import (
     Done,
     DrawCohort,
     Drawn,
+    Drop,
     Effect,
     Event,
     Failed,
     Fold,
     Folded,
     FoldFailed,
+    Gather,
     Given,
+    Halt,
     Lost,
     Report,
     Resumed,
     Stage,
     Stopped,
+    SumFailed,
+    Summed,
     Watch,
 )
+
+MOST_ATTEMPTS = 3  # at the sum of a blind round; those that an operator stopped do not count
 
 
 @dataclass(frozen=True)
@@ -61,11 +70,12 @@ class JobState:
     rounds: int
     min_cohort: int
     quorum: float = 1.0  # share of a cohort whose gifts close a round
+    blind: bool = False  # each round is one secure sum
     stage: Stage = "queued"
     round: int = 0
     answers: Mapping[str, str] = field(default_factory=dict)  # silo → "accepted", or the code of its refusal
     cohort: tuple[str, ...] = ()
-    given: Mapping[str, str] = field(default_factory=dict)  # silo → digest of its upload in this round
+    given: Mapping[str, str] = field(default_factory=dict)  # silo → digest of its upload in this round; "" in a sum
     failed: Mapping[str, str] = field(default_factory=dict)  # silo → why it drops out of this round
     counted: Mapping[str, int] = field(default_factory=dict)  # silo → one more than the last round it gave to
     done: frozenset[str] = frozenset()
@@ -73,6 +83,8 @@ class JobState:
     stopping: bool = False  # as soon as the fold is done
     outcome: Literal["running", "completed", "failed"] = "running"
     reason: str = ""
+    attempt: int = 0  # at the sum of this round: the one that goes on, or the next
+    fruitless: int = 0  # attempts at it that ended without a sum
 
     @property
     def admitted(self) -> tuple[str, ...]:
@@ -113,13 +125,10 @@ def advance(state: JobState, event: Event) -> Step:
             return _operated(state, event)
         case Drawn(round_, cohort) if state.stage == "drawing" and round_ == state.round:
             return _start_round(state, cohort)
-        case Given(silo, round_, digest) if _expected(state, silo, round_):
-            state = replace(state, given={**state.given, silo: digest})
-            return _then(state, (Report("upload.accepted", {"silo": silo, "round": round_}),), _close_if_complete)
-        case Failed(silo, round_, code) if _expected(state, silo, round_):
-            state = replace(state, failed={**state.failed, silo: code})
-            told = Report("silo.dropped", {"silo": silo, "round": round_, "code": code})
-            return _then(state, (told,), _close_if_complete)
+        case Given(silo, round_) | Failed(silo, round_) if _expected(state, silo, round_):
+            return _heard(state, event)
+        case Summed(round_) | SumFailed(round_) if state.blind and round_ == state.round and state.cohort:
+            return _gathered(state, event)
         case Lost(silo) if state.stage == "round":
             return advance(state, Failed(silo, state.round, "lost"))
         case Lost(silo) if state.stage == "finishing" and silo in state.admitted:
@@ -130,7 +139,7 @@ def advance(state: JobState, event: Event) -> Step:
             state = replace(state, counted={**state.counted, **dict.fromkeys(members, round_ + 1)})
             if round_ + 1 == state.rounds:
                 return _then(replace(state, round=state.rounds), (told,), _complete)
-            state = replace(state, round=round_ + 1, cohort=(), given={}, failed={})
+            state = replace(state, round=round_ + 1, cohort=(), given={}, failed={}, attempt=0, fruitless=0)
             return _then(state, (told,), _stop if state.stopping else _open_round)
         case FoldFailed(round_, reason) if state.stage == "folding" and round_ == state.round:
             return _finish(state, "failed", reason)
@@ -146,7 +155,8 @@ def _operated(state: JobState, event: Stopped | Resumed) -> Step:
     """What operators ask."""
     match event:
         case Stopped() if state.stage in ("queued", "admitting", "drawing", "round"):
-            return replace(state, stage="stopped"), (Report("job.stopped", {"round": state.round}),)
+            halted: tuple[Effect, ...] = (Halt(state.round),) if state.blind and state.stage == "round" else ()
+            return replace(state, stage="stopped"), (Report("job.stopped", {"round": state.round}), *halted)
         case Stopped() if state.stage == "folding":
             return replace(state, stopping=True), ()
         case Resumed() if state.stage == "stopped":
@@ -157,12 +167,52 @@ def _operated(state: JobState, event: Stopped | Resumed) -> Step:
             return state, ()
 
 
+def _heard(state: JobState, event: Given | Failed) -> Step:
+    """A member of the cohort gave, or cannot give."""
+    match event:
+        case Given() if state.blind:
+            return state, ()
+        case Given(silo, round_, digest):
+            state = replace(state, given={**state.given, silo: digest})
+            return _then(state, (Report("upload.accepted", {"silo": silo, "round": round_}),), _close_if_complete)
+        case Failed(silo, round_, code):
+            state = replace(state, failed={**state.failed, silo: code})
+            told = Report("silo.dropped", {"silo": silo, "round": round_, "code": code})
+            return (state, (told, Drop(silo, code))) if state.blind else _then(state, (told,), _close_if_complete)
+
+
+def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
+    """What came of an attempt; one that was stopped meanwhile may have come to its end."""
+    match event:
+        case Summed(_, members) if state.stage in ("round", "stopped", "queued"):
+            state = replace(state, given=dict.fromkeys(members, ""))
+            return _close(state) if state.stage == "round" else (state, ())
+        case SumFailed(_, attempt) if attempt != state.attempt or state.given:
+            return state, ()
+        case SumFailed(round_, attempt, reason, final) if state.stage == "round":
+            told = Report("sum.failed", {"round": round_, "attempt": attempt, "why": reason})
+            if final or state.fruitless + 1 == MOST_ATTEMPTS:
+                return _then(state, (told,), lambda state: _finish(state, "failed", f"round {round_}: {reason}"))
+            state = replace(state, attempt=attempt + 1, fruitless=state.fruitless + 1, failed={})
+            return state, (told, _gather(state))
+        case SumFailed(_, attempt) if state.stage in ("stopped", "queued"):
+            return replace(state, attempt=attempt + 1, failed={}), ()
+        case _:
+            return state, ()
+
+
+def _gather(state: JobState) -> Gather:
+    return Gather(state.round, state.cohort, state.attempt)
+
+
 def _begin(state: JobState) -> Step:
     """Offer the job, or go on where it was stopped."""
     if state.cohort:
+        state = replace(state, stage="round")
         told = Report("round.opened", {"round": state.round, "cohort": state.cohort})
-        watched: tuple[Effect, ...] = (told, Watch("round", state.round))
-        return _then(replace(state, stage="round"), watched, _close_if_complete)
+        if state.blind:
+            return _then(state, (told,), _close) if state.given else (state, (told, _gather(state)))
+        return _then(state, (told, Watch("round", state.round)), _close_if_complete)
     if state.opened:
         return _open_round(state)
     told = Report("job.offered", {"silos": state.silos, "rounds": state.rounds})
@@ -181,7 +231,7 @@ def _start_round(state: JobState, cohort: tuple[str, ...]) -> Step:
         return _finish(state, "failed", why)
     state = replace(state, stage="round", cohort=cohort, given={}, failed={})
     told = Report("round.opened", {"round": state.round, "cohort": cohort})
-    return state, (told, Watch("round", state.round))
+    return state, (told, _gather(state) if state.blind else Watch("round", state.round))
 
 
 def _declined(silo: str, code: str) -> Report:
@@ -234,7 +284,8 @@ def _complete(state: JobState) -> Step:
 
 
 def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: str) -> Step:
-    state = replace(state, stage="finishing", outcome=outcome, reason=reason, cohort=(), given={}, failed={})
+    state = replace(state, stage="finishing", outcome=outcome, reason=reason)
+    state = replace(state, cohort=(), given={}, failed={}, attempt=0, fruitless=0)
     told = Report("job.finishing", {"outcome": outcome, "reason": reason, "round": state.round})
     if not state.admitted:
         return _then(state, (told,), _end)
@@ -254,7 +305,7 @@ def _end(state: JobState) -> Step:
 def _deadline(state: JobState) -> Step:
     if state.stage == "admitting":
         return _admit(state)
-    if state.stage == "round":
+    if state.stage == "round" and not state.blind:
         late = state.open
         state = replace(state, failed={**state.failed, **dict.fromkeys(late, "deadline")})
         told = tuple(Report("silo.dropped", {"silo": s, "round": state.round, "code": "deadline"}) for s in late)
@@ -271,6 +322,8 @@ def resumed(state: JobState) -> tuple[Effect, ...]:
             return (DrawCohort(state.round),)
         case "folding":
             return (Fold(state.round, tuple(s for s in state.cohort if s in state.given)),)
+        case "round" if state.blind:
+            return (_gather(state),)
         case "admitting" | "round" | "finishing":
             return (Watch(state.stage, state.round),)
         case _:

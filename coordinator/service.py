@@ -9,9 +9,12 @@ from typing import Any
 from .. import log
 from ..errors import RefusedError
 from ..proto import federation_pb2 as pb
+from ..proto import secure_pb2 as secure
 from ..proto import tensor_pb2 as tensor
 from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
 from ..proto.frames import Frame
+from ..proto.secure_given import asked_from_wire
+from ..proto.secure_told import told_to_wire
 from ..proto.stream import Digester, chunks
 from ..proto.wire import delivered_items, to_wire
 from ..security import roster as rosters
@@ -29,7 +32,7 @@ WITNESSED_BEFORE_A_TASK = 4  # witness tasks in a row while another one waits: w
 
 
 class Service:
-    """The eight calls; identity and limits were checked by the guard."""
+    """The ten calls; identity and limits were checked by the guard."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -175,6 +178,32 @@ class Service:
         silo = self._silo(request.session, context)
         run = self._run(silo, request.job, request.job_digest)
         return await self._uploads.standing(silo, run, request.round)
+
+    async def Secure(self, request: secure.SecureGiven, context: Context) -> secure.SecureTaken:  # noqa: N802
+        """Take a message into a round's secure sum."""
+        silo = self._silo(request.session, context)
+        run = self._run(silo, request.attempt.job, request.attempt.job_digest)
+        run.sum_of(silo, request.attempt.round).give(silo, request)
+        return secure.SecureTaken()
+
+    async def SecureNext(self, request: secure.SecureAsked, context: Context) -> secure.SecureTold:  # noqa: N802
+        """Wait for the next message of a round's secure sum."""
+        silo = self._silo(request.session, context)
+        asked = asked_from_wire(silo, request)
+        run = self._run(silo, asked.job, asked.job_digest)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._daemon.config.timing.hold_seconds
+        while True:
+            changed = self._daemon.changed
+            self._check_session(silo, asked.session)
+            if (told := run.told(silo, asked.round, asked.had)) is not None:
+                return told_to_wire(told)
+            try:
+                await asyncio.wait_for(changed.wait(), until - loop.time())
+            except TimeoutError:
+                return told_to_wire(None)
+            finally:
+                self._daemon.saw(silo)
 
     def _admit(self, silo: str, manifest: tensor.Manifest) -> JobRun:
         self._check_session(silo, manifest.session)

@@ -6,6 +6,8 @@
                                                              kept for its rest when its connection was lost
     <directory>/jobs/<job>/<round>.<silo>.upload             a checked upload; it stays while it is the last version of
                                                              a Mix, else it goes after the fold
+    <directory>/jobs/<job>/<round>.<silo>.masked             the masked words of a secure sum; they go after the fold
+    <directory>/jobs/<job>/<round>.@sum.safetensors          what the open sum of a round holds, the same
     <directory>/jobs/<job>/<round>.<part>.safetensors        what a round published
     <directory>/jobs/<job>/<round>.<part>.<silo>.safetensors what a round put aside for a silo that was away
     <directory>/jobs/<job>/result.safetensors                what the method's coordinator half knows in the end
@@ -136,7 +138,7 @@ def check_folder(folder: Path, round_: int) -> None:
     is -1 for a job that the database does not have.
     """
     for path in sorted(folder.glob("*")):
-        if path.suffix in (".upload", ".safetensors") and _number(path) > round_:
+        if path.suffix in (".upload", ".masked", ".safetensors") and _number(path) > round_:
             known = f"the job stands in round {round_}" if round_ >= 0 else "there is no such job"
             raise LocalError(
                 f"{folder}: holds {path.name}, but by coordinator.sqlite {known}: it is missing, or older than this "
@@ -173,9 +175,9 @@ class JobStore:
 
     # Uploads of the open round.
 
-    def keep(self, silo: str, round_: int, spooled: Path) -> str:
+    def keep(self, silo: str, round_: int, spooled: Path, *, masked: bool = False) -> str:
         """Give a checked upload its name, which is returned."""
-        name = _upload(round_, silo)
+        name = (masked_words if masked else _upload)(round_, silo)
         spooled.replace(self._folder / name)
         sync_directory(self._folder)
         return name
@@ -185,6 +187,18 @@ class JobStore:
         items = self._items(round_)
         uploads = {silo: Upload(self._folder / _upload(round_, silo), items) for silo in members}
         return lambda part, silo, name: uploads[silo].read(part, name)
+
+    def masked(self, round_: int, silo: str) -> Path:
+        """Where the masked words of a silo lie."""
+        return self._folder / masked_words(round_, silo)
+
+    def discard(self, round_: int, silo: str) -> None:
+        """Remove the masked words of a silo."""
+        self.masked(round_, silo).unlink(missing_ok=True)
+
+    def sum_file(self, round_: int) -> Path:
+        """Where the open sum of a round lies."""
+        return self._folder / opened_sum(round_)
 
     # What the last committed round left: the reading half of an archive.
 
@@ -253,7 +267,8 @@ class JobStore:
             for place in [place for place, name in changes.items() if name is None]:
                 self._files.pop(place, None)
             wanted = set(self._files.values())
-        uploads = {path.name for path in self._folder.glob(f"{round_}.*.upload")} - wanted
+        kinds = (f"{round_}.*.upload", f"{round_}.*.masked", opened_sum(round_))
+        uploads = {path.name for kind in kinds for path in self._folder.glob(kind)} - wanted
         for name in self._rubbish | uploads:
             (self._folder / name).unlink(missing_ok=True)
         self._rubbish = before - wanted
@@ -262,7 +277,7 @@ class JobStore:
         """Remove every file but those that are referred to, and the given uploads of the open round."""
         wanted = {RESULT, *self._files.values(), *uploads}
         for path in self._folder.iterdir():
-            if path.name not in wanted and path.suffix in (".upload", ".safetensors", ".tmp"):
+            if path.name not in wanted and path.suffix in (".upload", ".masked", ".safetensors", ".tmp"):
                 path.unlink()
 
     def write(self, name: str, tensors: Mapping[str, Tensor], header: dict[str, str] | None = None) -> None:
@@ -344,6 +359,16 @@ def _number(path: Path) -> int:
     """The round of a tensor file; 0 for the result, which is of the last one."""
     number = path.name.partition(".")[0]
     return int(number) if number.isascii() and number.isdecimal() else 0
+
+
+def masked_words(round_: int, silo: str) -> str:
+    """Name of a file."""
+    return f"{round_}.{silo}.masked"
+
+
+def opened_sum(round_: int) -> str:
+    """Name of a file; no part is named so."""
+    return f"{round_}.@sum.safetensors"
 
 
 def _upload(round_: int, silo: str) -> str:

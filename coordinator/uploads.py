@@ -42,6 +42,7 @@ class Arriving:
     run: JobRun | None = None
     round: int = 0
     items: tuple[Item, ...] = ()
+    context: bytes = b""  # of masked words: the attempt that they are of
     spool: Spool = field(init=False)
     spooled: bool = False
 
@@ -105,7 +106,7 @@ class Uploads:
             if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
                 raise RefusedError(silo, "MANIFEST", "the end frame names no place in a ledger")
             head = self._daemon.receiving.heads.check(silo, end)
-            file = await run.accept(silo, arriving.round, arriving.spool, arriving.items)
+            file = await run.accept(silo, arriving.round, arriving.spool, arriving.items, arriving.context)
         except asyncio.CancelledError:
             self._keep(silo, arriving)
             raise
@@ -124,24 +125,41 @@ class Uploads:
     def _check(self, silo: str, manifest: tensor.Manifest, arriving: Arriving) -> list[int]:
         """Sizes of what a manifest declares; it is open, fits job and disk, and goes on where the bytes here end."""
         run = self._admit(silo, manifest)
-        run.check_open(silo, manifest.round)
+        if bool(manifest.context) != run.state.blind:
+            gives = "masked words, the job is in the clear" if manifest.context else "tensors, the job's sums are blind"
+            raise RefusedError(silo, "MANIFEST", f"gives {gives}; run the release of Staddle that the job asks for")
+        run.check_open(silo, manifest.round, manifest.context)
         if manifest.offset:
             held = self._daemon.held.get(silo)
             have = held.size if held is not None and held.fits(run, manifest.round) else 0
             if manifest.offset != have:  # before `run` is set: the silo may start over
                 why = f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it; send all of it"
                 raise RefusedError(silo, "MANIFEST", why)
-        arriving.run, arriving.round = run, manifest.round
-        arriving.items = items = given_items(run.job.up(manifest.round))
-        check_manifest(silo, manifest, items)
+        arriving.run, arriving.round, arriving.context = run, manifest.round, manifest.context
+        if manifest.context:
+            sizes = [_masked_size(silo, run, manifest)]
+        else:
+            arriving.items = given_items(run.job.up(manifest.round))
+            check_manifest(silo, manifest, arriving.items)
+            sizes = [item.spec.nbytes for item in arriving.items]
         run.store.check_space(silo, manifest.size - manifest.offset)
         self._daemon.held.pop(silo, None)
         arriving.spool, arriving.spooled = self._daemon.spool(silo, going_on=manifest.offset > 0), True
-        return [item.spec.nbytes for item in items]
+        return sizes
 
     def _keep(self, silo: str, arriving: Arriving) -> None:
         """Leave the bytes that arrived for the rest of their upload, if its round still awaits it."""
         run = arriving.run
-        if run is not None and arriving.spooled and run.awaits(silo, arriving.round):
+        if run is not None and arriving.spooled and run.awaits(silo, arriving.round, arriving.context):
             arriving.spooled = False
-            self._daemon.held[silo] = Held(run, arriving.round, arriving.spool, arriving.spool.suspend())
+            size = arriving.spool.suspend()
+            self._daemon.held[silo] = Held(run, arriving.round, arriving.spool, size, arriving.context)
+
+
+def _masked_size(silo: str, run: JobRun, manifest: tensor.Manifest) -> int:
+    """How many masked words are due, in bytes; RefusedError MANIFEST where they are declared otherwise."""
+    due = run.upload_bytes(manifest.round)
+    if manifest.tensors or manifest.size != due:
+        why = f"declared {manifest.size} bytes of masked words and {len(manifest.tensors)} tensors, due are {due} bytes"
+        raise RefusedError(silo, "MANIFEST", why)
+    return due

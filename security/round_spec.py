@@ -245,9 +245,10 @@ def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:
     1 / Σ s² >= min_cohort - 1. Exact, in whole numbers.
     """
     total, squares = sum(counts), sum(count * count for count in counts)
-    for own in range(len(counts)):
-        others, others_squared = total - counts[own], squares - counts[own] ** 2
-        largest = max((count for i, count in enumerate(counts) if i != own), default=0)
+    second, first = sorted((0, 0, *counts))[-2:]
+    for own in counts:
+        others, others_squared = total - own, squares - own * own
+        largest = second if own == first else first
         if 2 * largest > others or not others:
             return f"one silo has {largest} of the {others} records of all but another, more than half"
         if others * others < (min_cohort - 1) * others_squared:

@@ -59,7 +59,7 @@ class BlindRounds:
         delivered = await self._gate.fetch(job, round_)
         model = model_digest(job, round_, delivered.items, delivered.digests)
         frame = round_frame(job, round_, self._roster.federation, rosters.digest(self._roster), model)
-        terms = round_terms(job, self._policy.secure_terms)
+        terms = round_terms(job, self._policy.terms)
         party = Party(self._silo, Signers.of(self._roster), terms, self._sign, os.urandom)
         training = asyncio.create_task(train(delivered))
         return BlindRound(self._gate, party, frame, keeper, job, admitted.declared, training)

@@ -1,0 +1,88 @@
+"""The open sum of a blind round: from masked words to one file, and from there into the fold.
+
+::
+
+    <round>.@sum.safetensors     tensors "part/name", and "part/@weight" where a part has weights; its header names the
+                                 "survivors", as a JSON list
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BufferedReader
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+
+from ..algorithms.exchange import Gift, Part, Read
+from ..algorithms.job import Job
+from ..errors import LocalError
+from ..proto.blind import round_frame
+from ..security.blind_sum import folded
+from ..security.masked_sum import Accumulator, chunks, upload_bytes
+from ..security.masks import Term
+from ..security.round_spec import RoundSpec, specify
+from .store import JobStore, opened_sum
+
+SURVIVORS = "survivors"
+NOTHING = "0" * 64  # in place of digests where only sizes are asked for
+
+
+def masked_bytes(job: Job, round_: int) -> int:
+    """How long a silo's masked words are in a round; LocalError for a job whose sums cannot be."""
+    frame = round_frame(job, round_, "none", NOTHING, NOTHING)
+    return upload_bytes(specify(frame, job.cohort(round_), 0))
+
+
+def open_sum(
+    store: JobStore, parts: Sequence[Part], spec: RoundSpec, terms: Sequence[Term], survivors: Sequence[str]
+) -> bytes:
+    """Add up the survivors' words, take the masks off, write what is left; SHA-256 of the file, which is durable.
+
+    RefusedError (SUM) where canaries do not come out, OSError where the disk does not take it: then there is no file.
+    """
+    accumulator = Accumulator(spec)
+    for silo in survivors:
+        with store.masked(spec.round, silo).open("rb") as file:
+            accumulator.add(_pieces(file, spec))
+    tensors: dict[str, Tensor] = {}
+    for part, group, opened in zip(parts, spec.groups, accumulator.open(terms, survivors), strict=True):
+        for name, tensor in folded(part, group, opened).items():
+            tensors[f"{part.name}/{name}"] = tensor.clone()  # the format takes no shared memory
+    store.write(opened_sum(spec.round), tensors, {SURVIVORS: json.dumps(list(survivors))})
+    with store.sum_file(spec.round).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _pieces(file: BufferedReader, spec: RoundSpec) -> Iterator[bytes]:
+    """Masked words in the chunks in which they were made; what is too much comes last."""
+    for chunk in chunks(spec):
+        yield file.read(chunk.words * (spec.groups[chunk.group].ring // 8))
+    if rest := file.read(1):
+        yield rest
+
+
+class OpenedSums:
+    """The exchanges of a blind job: what ``collect`` gives was summed before the fold."""
+
+    def __init__(self, path: Callable[[], Path]) -> None:
+        """``path``: where the open sum of the round lies that is folded."""
+        self._path = path
+
+    def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
+        """Silos mask what they give themselves."""
+        raise LocalError(f"part {part.name!r} is given blind; this is a bug in Staddle")
+
+    def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
+        """A part's fold over exactly these members, as it lies in the file; LocalError for another set."""
+        with safe_open(self._path(), framework="pt") as file:
+            survivors = json.loads(file.metadata()[SURVIVORS])
+            if set(survivors) != set(members):
+                raise LocalError(f"{self._path()}: is the sum over {survivors}, not over {list(members)}")
+            names, prefix = list(file.keys()), f"{part.name}/"
+            return {name.removeprefix(prefix): file.get_tensor(name) for name in names if name.startswith(prefix)}
+
+    def mix(self, part: Part, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
+        """A job whose sums are blind has no Mix."""
+        raise LocalError(f"part {part.name!r} is mixed, which is not blind yet; choose a method that only sums")

@@ -1,0 +1,427 @@
+"""The secure sum of one round at the coordinator: all attempts at it, and what each silo is told in them.
+
+What happens goes through the pure machine of an attempt (security/secagg_coordinator.py), and is durable before it
+takes effect. What the machine asks for is done by one table: what tells silos something goes to the end of their lists,
+all else to the shell. A silo asks for the n-th entry of its list; replayed, the same rows give the same lists.
+
+::
+
+    an attempt  ends when                                  then
+    done        its sum is open                            ``summed``
+    ended       too few are left, or masks do not come off ``failed``, once enough silos gave it up for good, all of
+                                                           them did or ``secure_seconds`` are over; at once where no
+                                                           masked words may have left
+
+Silos that signed survivors take part in no other attempt of the round: where too few others are left, it was the last.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .. import log
+from ..errors import LocalError, RefusedError
+from ..proto import secure_pb2 as pb
+from ..proto.secure_given import ENVELOPE, Attempt, GivenBody, Over, given_from_wire
+from ..proto.secure_told import SignedSpec, Told, ToldBody
+from ..security import secagg_coordinator as machine
+from ..security import secagg_coordinator_events as c
+from ..security import secagg_silo_events as s
+from ..security.masks import Term
+from ..security.round_spec import RoundSpec, Terms
+from ..security.secagg_coordinator import CoordinatorState
+from ..security.secagg_messages import Abandon
+from ..security.signers import Sign, Signers
+from .secure_rows import Begun, Entry, Row, Said, Spooled, loaded, said
+
+NOTES = "notes"  # beside the machine's stages: an attempt has ended, and abandon notes are awaited
+UP_TO_UPLOADS = ("keys", "shares", "masked")  # nobody has signed survivors
+
+
+def nothing() -> None:
+    """What an entry records beside itself, unless it says otherwise."""
+
+
+class Shell(Protocol):
+    """What the sum of a round asks of the daemon."""
+
+    def keep(self, attempt: int, entry: Entry, also: Callable[[], None]) -> None:
+        """Durable before it returns, in one transaction with what ``also`` writes."""
+
+    def told(self) -> None:
+        """Lists have grown, or who may upload has changed."""
+
+    def watch(self, attempt: int, stage: str) -> None:
+        """Call ``deadline`` when the time of this stage is over."""
+
+    def discard(self, silo: str) -> None:
+        """Remove a silo's masked words."""
+
+    def open(self, attempt: int, spec: RoundSpec, terms: tuple[Term, ...], survivors: tuple[str, ...]) -> None:
+        """Add up the survivors' words and take these masks off; then ``opened`` or ``unopened``."""
+
+    def dropped(self, silo: str, code: str) -> None:
+        """A silo has dropped out of the attempt that goes on."""
+
+    def summed(self, members: tuple[str, ...]) -> None:
+        """The sum over these silos is open."""
+
+    def failed(self, attempt: int, why: str, final: bool) -> None:
+        """An attempt is over without a sum; ``final``: another could not succeed."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Which sum it is, and whose signatures count in it."""
+
+    job: str
+    job_digest: bytes
+    round: int
+    silos: tuple[str, ...]
+    signers: Signers
+    terms: Terms
+    sign: Sign = field(repr=False)
+
+
+class Summing:
+    """All attempts at the sum of one round; the last one goes on."""
+
+    def __init__(self, setting: Setting, shell: Shell, kept: Iterable[Row] = ()) -> None:
+        """``kept``: what happened before this process began, in order; then ``resume``."""
+        self._setting = setting
+        self._shell = shell
+        self._states: list[CoordinatorState] = []
+        self._lists: dict[str, list[Told]] = {silo: [] for silo in setting.silos}
+        self._spooled: dict[str, Spooled] = {}  # by silo, of the last attempt
+        self._opening: c.Open | None = None
+        self._why = ""  # the last attempt ended
+        self._over = self._waiting = False  # the shell has heard of its end; is to tell when notes are overdue
+        self._table: dict[type[c.Effect], Callable[[Any], None]] = {
+            c.Ask: lambda e: self._tell(e.silos, SignedSpec(e.document, e.signature, self._notes())),
+            c.TellKeys: lambda e: self._tell(e.silos, s.KeysTold(e.bundles)),
+            c.TellShares: lambda e: self._tell((e.silo,), s.SharesTold(e.deliveries)),
+            c.TellSurvivors: lambda e: self._tell(e.silos, s.SurvivorsTold(e.headers)),
+            c.TellNotes: lambda e: self._tell(e.silos, s.NotesTold(e.survivals)),
+            c.TellResult: lambda e: self._tell(e.silos, s.ResultTold(e.sha256, e.tags)),
+            c.AskAbandon: lambda e: self._tell(e.silos, s.AbandonAsked()),
+            c.Watch: self._watch,
+            c.Discard: self._discard,
+            c.Open: self._open,
+            c.End: self._end,
+        }
+        self._live = False
+        for row in kept:
+            self._replay(row.attempt, loaded(row))
+        self._live = True
+
+    @property
+    def round(self) -> int:
+        """The round whose sum it is."""
+        return self._setting.round
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that was begun last; -1 before the first."""
+        return len(self._states) - 1
+
+    @property
+    def stage(self) -> str:
+        """Where that one stands."""
+        return self._states[-1].stage if self._states else "waiting"
+
+    @property
+    def ctx(self) -> bytes:
+        """Its context; empty before the first."""
+        return self._states[-1].ctx if self._states else b""
+
+    @property
+    def spec(self) -> RoundSpec:
+        """Its specification; LocalError before the first."""
+        if not self._states:
+            raise LocalError("no attempt was begun; this is a bug in Staddle")
+        return self._states[-1].spec
+
+    def told(self, silo: str, had: int) -> Told | None:
+        """The next message for a silo that has had so many; None where there is none yet."""
+        tells = self._lists[silo]
+        if had > len(tells):
+            why = f"says that it had {had} messages of round {self._setting.round}, and was told {len(tells)}"
+            raise RefusedError(silo, "SECURE", why)
+        return tells[had] if had < len(tells) else None
+
+    # What happens, in the order of an attempt.
+
+    def begin(self, spec: RoundSpec) -> None:
+        """Ask the cohort into the next attempt; RefusedError for one that silos with these terms would not join."""
+        if spec.attempt != len(self._states):
+            raise LocalError(f"attempt {spec.attempt} after {len(self._states)}; this is a bug in Staddle")
+        step = self._begun(spec)
+        self._shell.keep(spec.attempt, Begun(spec), nothing)
+        self._enter(*step)
+
+    def give(self, silo: str, message: pb.SecureGiven) -> None:
+        """Take what a silo gave; the steps run in order. RefusedError says why not."""
+        # (1) It is of an attempt of this sum.
+        number = next((n for n, state in enumerate(self._states) if state.ctx == message.attempt.context), None)
+        if number is None:
+            raise RefusedError(silo, "SECURE", f"gives a message of no attempt of round {self._setting.round}")
+        current = number == self.attempt
+        # (2) It is well formed; else who sent it drops out.
+        try:
+            given = given_from_wire(silo, message)
+        except RefusedError as error:
+            if error.code == ENVELOPE:
+                raise
+            if current:
+                self.drop(silo, error.code)
+            raise RefusedError(silo, "SECURE", f"{error.code}: {error.why}") from error
+        if given.attempt != self._named(number):
+            raise RefusedError(silo, "SECURE", "names another job, round or attempt than its context is of")
+        # (3) It was not taken already (its answer was lost on the way), and is still needed.
+        if _taken(self._states[number], silo, given.body) or _unneeded(self._states[number], silo, given.body):
+            return
+        # (4) It is of the attempt that goes on, unless it gives up an earlier one.
+        if isinstance(given.body, Over):
+            if current:
+                self.drop(silo, given.body.code)
+            return
+        if not current and not isinstance(given.body, s.SendAbandon):
+            raise RefusedError(silo, "SECURE", f"ORDER: gives a message of attempt {number}, which is over")
+        self._take(number, said(silo, given))
+        if isinstance(given.body, s.SendAbandon) and not _taken(self._states[number], silo, given.body):
+            raise RefusedError(silo, "SECURE", "ABANDON: its note does not hold, or it was not among those asked")
+
+    def check_upload(self, silo: str, ctx: bytes) -> None:
+        """RefusedError ROUND_CLOSED unless this silo's masked words are awaited in the attempt of this context."""
+        if not self.awaits(silo, ctx):
+            why = f"round {self._setting.round} does not await masked words of it now, or not of this attempt"
+            raise RefusedError(silo, "ROUND_CLOSED", why)
+
+    def awaits(self, silo: str, ctx: bytes) -> bool:
+        """Whether this silo's masked words are still to come in the attempt of this context."""
+        if not self._states or self._states[-1].ctx != ctx:
+            return False
+        state = self._states[-1]
+        member = silo in state.u2 and silo not in state.failed
+        return state.stage == "masked" and member and silo not in self._spooled
+
+    def spooled(self, silo: str, size: int, sha256: bytes, also: Callable[[], None] = nothing) -> None:
+        """A silo's masked words, which were awaited, are here whole; ``also`` is written with that."""
+        entry = Spooled(silo, size, sha256)
+        self._shell.keep(self.attempt, entry, also)
+        self._spooled[silo] = entry
+
+    def has_words(self, silo: str) -> bool:
+        """Whether a silo's masked words of the last attempt are here."""
+        return silo in self._spooled
+
+    def drop(self, silo: str, code: str) -> None:
+        """A silo cannot take part any more."""
+        if self._goes_on and silo in self.spec.cohort and silo not in self._states[-1].failed:
+            self._take(self.attempt, c.Failed(silo, str(code)))
+
+    def halt(self) -> None:
+        """End the attempt, unless survivors may have signed already."""
+        for silo in self.spec.cohort if self._states else ():
+            if self.stage in UP_TO_UPLOADS:
+                self.drop(silo, "stopped")
+
+    def deadline(self, attempt: int, stage: str) -> None:
+        """Time is up; for any but the present stage of the last attempt it is stale and changes nothing."""
+        if attempt != self.attempt:
+            return
+        if stage == NOTES and self._waiting:
+            self._finished()
+        elif stage == self.stage and stage in UP_TO_UPLOADS:
+            late = [silo for silo in self.spec.cohort if self._awaited(silo)]
+            for silo in late:  # the last of them closes the stage
+                self.drop(silo, "deadline")
+        elif stage == self.stage:
+            self._take(attempt, c.Deadline(stage))
+
+    def opened(self, attempt: int, sha256: bytes) -> None:
+        """The sum is open and durable; SHA-256 of its file."""
+        self._take(attempt, c.Opened(sha256))
+
+    def unopened(self, attempt: int, why: str) -> None:
+        """The masks did not come off."""
+        self._take(attempt, c.OpenFailed(why))
+
+    def resume(self) -> None:
+        """Do again what may not have been done before this process began; a stage gets its whole time once more."""
+        if not self._states:
+            return
+        state = self._states[-1]
+        if state.stage in machine.WATCHED:
+            self._shell.watch(self.attempt, state.stage)
+        if self._goes_on:
+            for silo, code in state.failed.items():
+                self._shell.dropped(silo, code)
+        if state.stage == "opening" and self._opening is not None:
+            self._shell.open(self.attempt, state.spec, self._opening.terms, self._opening.survivors)
+        self._conclude()
+
+    # How it takes effect.
+
+    @property
+    def _goes_on(self) -> bool:
+        return bool(self._states) and self._states[-1].stage not in ("done", "ended")
+
+    def _awaited(self, silo: str) -> bool:
+        state = self._states[-1]
+        due: Mapping[str, tuple[Sequence[str], Mapping[str, object]]] = {
+            "keys": (state.spec.cohort, state.bundles),
+            "shares": (state.u1, state.dealings),
+            "masked": (state.u2, state.headers),
+        }
+        expected, answered = due[state.stage]
+        return silo in expected and silo not in answered and silo not in state.failed
+
+    def _replay(self, attempt: int, entry: Entry) -> None:
+        match entry:
+            case Begun(spec):
+                self._enter(*self._begun(spec))
+            case Spooled(silo):
+                self._spooled[silo] = entry
+            case _:
+                self._take(attempt, entry)
+
+    def _begun(self, spec: RoundSpec) -> machine.Step:
+        return machine.begin(spec, self._setting.signers, self._setting.terms, self._setting.sign)
+
+    def _enter(self, state: CoordinatorState, effects: Sequence[c.Effect]) -> None:
+        self._states.append(state)
+        self._spooled, self._opening, self._why = {}, None, ""
+        self._over = self._waiting = False
+        self._do(effects)
+
+    def _take(self, number: int, entry: Said | c.Failed | c.Deadline | c.Opened | c.OpenFailed) -> None:
+        """One entry into its attempt; RefusedError where the machine refuses it."""
+        before = self._states[number]
+        state, effects = machine.advance(before, self._event(entry))
+        if state != before:
+            if self._live:
+                self._shell.keep(number, entry, nothing)
+            self._states[number] = state
+        self._do(effects)
+        if not self._live:
+            return
+        for silo in state.failed.keys() - before.failed.keys():
+            self._shell.dropped(silo, state.failed[silo])
+        self._conclude()
+        for effect in effects:
+            if isinstance(effect, c.Refuse):
+                raise RefusedError(effect.silo, "SECURE", f"{effect.code}: {effect.why}")
+
+    def _event(self, entry: Said | c.Failed | c.Deadline | c.Opened | c.OpenFailed) -> c.Event:
+        if not isinstance(entry, Said):
+            return entry
+        match entry.given.body:
+            case s.SendKeys(bundle):
+                return c.KeysGiven(bundle)
+            case s.SendShares(dealing, portions):
+                return c.SharesGiven(dealing, portions)
+            case s.SendHeader(header):
+                here = self._spooled.get(entry.silo, Spooled(entry.silo, 0, b""))
+                return c.Uploaded(header, here.size, here.sha256)
+            case s.SendSurvival(survival):
+                return c.SurvivalGiven(survival)
+            case s.SendReveal(reveal):
+                return c.RevealGiven(reveal)
+            case s.SendAbandon(note):
+                return c.AbandonGiven(note)
+            case Over(code):
+                return c.Failed(entry.silo, code)
+
+    def _do(self, effects: Sequence[c.Effect]) -> None:
+        for effect in effects:
+            if not isinstance(effect, c.Refuse):
+                self._table[type(effect)](effect)
+        if self._live and effects:
+            self._shell.told()
+
+    def _tell(self, silos: Sequence[str], body: ToldBody) -> None:
+        told = Told(self._named(self.attempt), body)
+        for silo in silos:
+            self._lists[silo].append(told)
+
+    def _named(self, number: int) -> Attempt:
+        of = self._setting
+        return Attempt(of.job, of.job_digest, of.round, number, self._states[number].ctx)
+
+    def _notes(self) -> tuple[Abandon, ...]:
+        """Of all attempts before the last."""
+        given = [note for state in self._states[:-1] for note in state.notes.values()]
+        return tuple(sorted(given, key=lambda note: (note.silo, note.signature)))
+
+    def _watch(self, effect: c.Watch) -> None:
+        if self._live:
+            self._shell.watch(self.attempt, effect.stage)
+
+    def _discard(self, effect: c.Discard) -> None:
+        if self._live:
+            self._shell.discard(effect.silo)
+
+    def _open(self, effect: c.Open) -> None:
+        self._opening = effect
+        if self._live:
+            self._shell.open(self.attempt, self.spec, effect.terms, effect.survivors)
+
+    def _end(self, effect: c.End) -> None:
+        state = self._states[-1]
+        self._why = f"{effect.code}: {effect.why}"
+        self._tell([silo for silo in state.spec.cohort if silo not in state.failed], Over(effect.code))
+        if not self._live:
+            return
+        for silo in self._spooled.keys() - state.headers.keys():  # the others are discarded by the machine
+            self._shell.discard(silo)
+        told = {"round": self._setting.round, "attempt": self.attempt, "code": effect.code, "why": effect.why}
+        log.problem("sum.ended", job=self._setting.job, **told, **({"blame": effect.blame} if effect.blame else {}))
+
+    def _conclude(self) -> None:
+        """Tell the shell once that the last attempt is over, when another may follow."""
+        state = self._states[-1]
+        if self._over or self._goes_on:
+            return
+        if state.stage == "done":
+            self._over = True
+            self._shell.summed(state.u3)
+        elif not state.notes_missing or set(state.u1) <= state.notes.keys() or self._final:
+            self._finished()
+        elif not self._waiting:
+            self._waiting = True
+            self._shell.watch(self.attempt, NOTES)
+
+    @property
+    def _final(self) -> bool:
+        state = self._states[-1]
+        least = max(state.spec.threshold, state.spec.min_cohort)
+        return len(state.spec.cohort) - len(state.survivals) < least
+
+    def _finished(self) -> None:
+        self._over, self._waiting = True, False
+        self._shell.failed(self.attempt, self._why, self._final)
+
+
+def _taken(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
+    """Whether the attempt has exactly this message of a silo."""
+    match body:
+        case s.SendKeys(bundle):
+            return state.bundles.get(silo) == bundle
+        case s.SendShares(dealing, portions):
+            return state.dealings.get(silo) == dealing and state.portions.get(silo, portions) == portions
+        case s.SendHeader(header):
+            return state.headers.get(silo) == header
+        case s.SendSurvival(survival):
+            return state.survivals.get(silo) == survival
+        case s.SendReveal(reveal):
+            return state.reveals.get(silo) == reveal
+        case s.SendAbandon(note):
+            return state.notes.get(silo) == note
+        case Over():
+            return False
+
+
+def _unneeded(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
+    """Whether enough others have signed or revealed meanwhile: nobody is refused for being the last."""
+    return state.stage in ("opening", "done") and silo in state.u3 and isinstance(body, s.SendSurvival | s.SendReveal)

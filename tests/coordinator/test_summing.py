@@ -1,0 +1,528 @@
+import dataclasses
+import hashlib
+import random
+
+import pytest
+import torch
+from secure_sums import Drawn, frame, names, signer, signers
+
+from staddle.algorithms.exchange import PLAIN, Gift, Kind, Part, Sum, TensorSpec
+from staddle.coordinator.database import Database
+from staddle.coordinator.opening import OpenedSums, open_sum
+from staddle.coordinator.round import JobState
+from staddle.coordinator.secure_rows import dumped, loaded
+from staddle.coordinator.store import JobStore
+from staddle.coordinator.summing import Setting, Summing
+from staddle.errors import RefusedError
+from staddle.proto import secure_pb2 as pb
+from staddle.proto.secure_given import Given, Over, given_to_wire
+from staddle.proto.secure_told import SignedSpec, told_from_wire, told_to_wire
+from staddle.security import masked_sum
+from staddle.security import secagg_silo as machine
+from staddle.security import secagg_silo_events as s
+from staddle.security.blind_sum import Bounds, Quantised, folded, given, group
+from staddle.security.masked_sum import masked_chunks, upload_bytes
+from staddle.security.round_spec import Terms, specify
+from staddle.security.secagg_fault import Code
+from staddle.security.secagg_memory import Memory
+from staddle.security.secagg_messages import Survival
+
+BOUNDS = Bounds(3, "private", 1, 100)
+PARTS = (
+    Part(
+        "model",
+        Kind.WHOLE_MODEL,
+        Sum("mean"),
+        (TensorSpec("w", "float32", (4, 5)), TensorSpec("b", "float32", (5,))),
+    ),
+    Part("rows", Kind.HEADER_ROWS, Sum("ratio"), (TensorSpec("r", "float64", (3, 2)),)),
+    Part("metrics", Kind.METRIC, Sum("total"), (TensorSpec("tested", "int64", ()),)),
+)
+FRAME = frame(groups=tuple(group(part, BOUNDS) for part in PARTS))
+TERMS = Terms()
+
+
+def gift(silo):
+    """What one silo gives, by part."""
+    rng = torch.Generator().manual_seed(int(silo[-2:]))
+    weights = {"model": float(3 + int(silo[-2:])), "rows": torch.randint(0, 50, (3,), generator=rng).double()}
+    made = {}
+    for part in PARTS:
+        tensors = {spec.name: torch.rand(spec.shape, generator=rng) for spec in part.tensors}
+        tensors = {spec.name: (tensors[spec.name] * 5).to(getattr(torch, spec.dtype)) for spec in part.tensors}
+        made[part.name] = PLAIN.give(part, Gift(tensors, weights.get(part.name)))
+    return made
+
+
+class KilledError(BaseException):
+    """The coordinator's process died."""
+
+
+class World:
+    """A Summing on a real database and real files, and silos with the pure machine; nothing waits.
+
+    Silos ask for their next message one after another, in a drawn order. ``silent``: who says nothing any more.
+    ``hear(silo, effect)`` may give another effect in the place of one that a silo has, or None.
+    """
+
+    def __init__(self, folder, n=4, seed=0):
+        self.folder, self.silos, self.random = folder, names(n), random.Random(seed)
+        self.database = Database(folder / "coordinator.sqlite")
+        with self.database.transaction():
+            self.database.add_job(b"{}", JobState("j1", self.silos, 5, 3, blind=True, round=3), {})
+        self.store = JobStore(folder / "job", lambda _: (), {})
+        self.setting = Setting("j1", b"\xbb" * 32, 3, self.silos, signers(self.silos), TERMS, signer("coordinator"))
+        self.hear = lambda _, effect: effect
+        self.silent, self.memories, self.draws = set(), {}, {silo: Drawn(f"{seed}/{silo}") for silo in self.silos}
+        self.states, self.had, self.spec_of = {}, dict.fromkeys(self.silos, 0), {}
+        self.refusals, self.rows, self.dies_at = [], 0, None
+        self.start()
+
+    def start(self):
+        """The coordinator's process begins, with what is in the database; nothing else is left of the one before."""
+        self.watches, self.opens, self.gone, self.ends, self.wakes = [], [], {}, [], 0
+        self.summing = Summing(self.setting, self, self.database.secure_rows("j1", 3))
+        self.summing.resume()
+
+    # What the Summing asks for.
+
+    def keep(self, attempt, entry, also):
+        row = dumped(attempt, entry)
+        assert loaded(row) == entry
+        with self.database.transaction():
+            self.database.add_secure("j1", 3, row)
+            also()
+        self.rows += 1
+        if self.rows == self.dies_at:
+            raise KilledError
+
+    def told(self):
+        self.wakes += 1
+
+    def watch(self, attempt, stage):
+        self.watches.append((attempt, stage))
+
+    def discard(self, silo):
+        self.store.discard(3, silo)
+
+    def open(self, attempt, spec, terms, survivors):
+        self.opens.append((attempt, spec, terms, survivors))
+
+    def dropped(self, silo, code):
+        self.gone[silo] = code
+
+    def summed(self, members):
+        self.ends.append(("summed", members))
+
+    def failed(self, attempt, why, final):
+        self.ends.append(("failed", attempt, why, final))
+
+    # What happens.
+
+    def begin(self, attempt=0):
+        self.surviving(
+            lambda: self.summing.attempt == attempt or self.summing.begin(specify(FRAME, self.silos, attempt))
+        )
+        return self
+
+    def run(self):
+        """Until nobody has anything more to say; the sum is opened when it can be."""
+        while True:
+            assert lists(self.replayed()) == lists(self.summing)
+            waiting = [silo for silo in self.silos if silo not in self.silent and self.next(silo) is not None]
+            if waiting:
+                self.step(self.random.choice(waiting))
+            elif self.opens:
+                self.open_now()
+            else:
+                return self
+
+    def next(self, silo):
+        return self.summing.told(silo, self.had[silo])
+
+    def step(self, silo):
+        """A silo takes its next message in, and says what follows from it."""
+        told = told_from_wire(pb.SecureTold.FromString(told_to_wire(self.next(silo)).SerializeToString()))
+        self.had[silo] += 1
+        match told.body:
+            case SignedSpec(document, signature, notes):
+                party = machine.Party(silo, self.setting.signers, TERMS, signer(silo), self.draws[silo])
+                memory = self.memories.get(silo, Memory())
+                state, effects = machine.begin(party, FRAME, document, signature, memory, notes)
+                self.spec_of[silo] = told.attempt
+            case Over(code):
+                state, effects = machine.advance(self.states[silo], s.Stopped(code))
+                effects = [effect for effect in effects if not isinstance(effect, s.End)]
+            case body:
+                state, effects = machine.advance(self.states[silo], body)
+        self.states[silo] = state
+        self.do(silo, effects)
+
+    def do(self, silo, effects):
+        for effect in effects:
+            if silo in self.silent or (effect := self.hear(silo, effect)) is None:
+                return
+            match effect:
+                case s.Remember(memory):
+                    self.memories[silo] = memory
+                case s.Upload(terms):
+                    self.upload(silo, terms)
+                case s.Finish(sha256):
+                    assert sha256 == hashlib.sha256(self.store.sum_file(3).read_bytes()).digest()
+                case s.End(code):
+                    self.say(silo, Over(code))
+                case _:
+                    self.say(silo, effect)
+
+    def say(self, silo, body):
+        message = given_to_wire(Given(b"session", self.spec_of[silo], body))
+        try:
+            self.surviving(lambda: self.summing.give(silo, pb.SecureGiven.FromString(message.SerializeToString())))
+        except RefusedError as error:
+            self.refusals.append(error.why if (error.peer, error.code) == (silo, "SECURE") else f"another: {error}")
+
+    def upload(self, silo, terms):
+        spec, ctx = self.summing.spec, self.summing.ctx
+        values = [given(part, own, gift(silo)[part.name]) for part, own in zip(PARTS, spec.groups, strict=True)]
+        data = b"".join(words.tobytes() for words in masked_chunks(spec, silo, values, terms))
+        self.summing.check_upload(silo, ctx)
+        self.store.masked(3, silo).write_bytes(data)
+        self.surviving(
+            lambda: self.summing.has_words(silo) or self.summing.spooled(silo, len(data), hashlib.sha256(data).digest())
+        )
+        with pytest.raises(RefusedError, match="does not await"):
+            self.summing.check_upload(silo, ctx)
+        self.states[silo], effects = machine.advance(
+            self.states[silo], s.Streamed(len(data), hashlib.sha256(data).digest())
+        )
+        self.do(silo, effects)
+
+    def open_now(self):
+        attempt, spec, terms, survivors = self.opens.pop(0)
+        try:
+            sha256 = open_sum(self.store, PARTS, spec, terms, survivors)
+            self.surviving(lambda: self.opens or self.ends or self.summing.opened(attempt, sha256))
+        except RefusedError as error:
+            self.summing.unopened(attempt, error.why)
+
+    def surviving(self, call):
+        """Whoever calls a coordinator that dies calls again once it is back."""
+        try:
+            call()
+        except KilledError:
+            self.start()
+            call()
+
+    def replayed(self):
+        """What another process would make of what is in the database."""
+        return Summing(self.setting, None, self.database.secure_rows("j1", 3))  # no shell: nothing is asked of it
+
+    def late(self):
+        """Time is up for what is awaited now."""
+        self.summing.deadline(*self.watches[-1])
+        return self.run()
+
+    def check_sum(self, members):
+        """The open sum is, to the bit, what the same members give without masks."""
+        assert self.ends[-1] == ("summed", members)
+        opened, plain = OpenedSums(lambda: self.store.sum_file(3)), Quantised(BOUNDS)
+        for part in PARTS:
+            read = lambda silo, name, part=part: gift(silo)[part.name][name]  # noqa: E731
+            found = opened.collect(part, members[::-1], read)
+            wanted = quantised(self.silos, part, members, read, plain)
+            assert found.keys() == wanted.keys()
+            for name in wanted:
+                assert found[name].dtype == wanted[name].dtype
+                assert torch.equal(found[name], wanted[name]), (part.name, name)
+
+
+def lists(summing):
+    """All that each silo is told."""
+    found = {}
+    for silo in summing._setting.silos:
+        had = iter(range(1000))
+        found[silo] = list(iter(lambda silo=silo, had=had: summing.told(silo, next(had)), None))
+    return found
+
+
+def quantised(silos, part, members, read, plain):
+    """As Quantised, over some of a cohort: the others give nothing, with the cohort's scale."""
+    if members == silos:
+        return plain.collect(part, members, read)
+    spec = specify(frame(groups=(group(part, BOUNDS),)), silos, 0)
+    accumulator = masked_sum.Accumulator(spec)
+    for silo in members:
+        values = [given(part, spec.groups[0], {each.name: read(silo, each.name) for each in part.wire})]
+        accumulator.add(words.tobytes() for words in masked_chunks(spec, silo, values, ()))
+    return folded(part, spec.groups[0], accumulator.open((), members)[0])
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    made.database.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_honest_round_is_the_quantised_sum_to_the_bit(tmp_path, seed):
+    world = World(tmp_path, n=5, seed=seed).begin().run()
+    world.check_sum(world.silos)
+    assert (world.refusals, world.gone) == ([], {})
+    assert [world.states[silo].stage for silo in world.silos] == ["done"] * 5
+    assert [stage for _, stage in world.watches] == ["keys", "shares", "masked", "survivors", "reveal"]
+
+
+def stops_at(kind, *silos):
+    """These silos are silent from this effect on."""
+
+    def hear(world):
+        def heard(silo, effect):
+            if silo in silos and isinstance(effect, kind):
+                world.silent.add(silo)
+                return None
+            return effect
+
+        return heard
+
+    return hear
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "watched"),
+    [
+        (s.SendKeys, 3, "keys"),
+        (s.SendShares, 3, "shares"),
+        (s.Upload, 3, "masked"),
+        (s.SendHeader, 3, "masked"),
+        (s.SendSurvival, 4, None),
+        (s.SendReveal, 4, None),
+    ],
+)
+def test_a_silo_that_falls_silent_does_not_stop_the_sum(world, kind, members, watched):
+    last = world.silos[-1]
+    world.hear = stops_at(kind, last)(world)
+    world.begin().run()
+    if watched:
+        assert (world.summing.stage, world.ends) == (watched, [])
+        world.late()
+        assert world.gone == {last: "deadline"}
+    world.check_sum(world.silos[:members])
+
+
+# What is not as it should be.
+
+
+def test_a_message_that_does_not_hold_drops_its_sender_out_and_nobody_else(world):
+    bad = world.silos[1]
+
+    def heard(silo, effect):
+        if silo == bad and isinstance(effect, s.SendShares):
+            return s.SendShares(effect.dealing, effect.portions[1:])
+        return effect
+
+    world.hear = heard
+    world.begin().run()
+    assert [why.partition(":")[0] for why in world.refusals] == ["SHARES"]
+    assert world.gone == {bad: "SHARES"}
+    world.check_sum(tuple(silo for silo in world.silos if silo != bad))
+
+
+def test_what_is_malformed_drops_its_sender_out(world):
+    world.begin()
+    silo = world.silos[0]
+    world.spec_of[silo] = world.next(silo).attempt
+    message = given_to_wire(Given(b"session", world.spec_of[silo], Over(Code.STOPPED)))
+    message.keys.CopyFrom(pb.KeyBundle(silo=silo, seal=b"short"))
+    with pytest.raises(RefusedError, match="KEYS"):
+        world.summing.give(silo, message)
+    assert world.gone == {silo: "KEYS"}
+
+
+def test_what_names_no_attempt_of_this_sum_changes_nothing(world):
+    world.begin()
+    silo = world.silos[0]
+    real = world.next(silo).attempt
+    for changes, why in [
+        ({"ctx": b"\0" * 32}, "no attempt of round 3"),
+        ({"job": "j2"}, "another job"),
+        ({"round": 4}, "another job"),
+        ({"attempt": 1}, "another job"),
+        ({"job_digest": b"\0" * 32}, "another job"),
+    ]:
+        message = given_to_wire(Given(b"session", dataclasses.replace(real, **changes), Over(Code.STOPPED)))
+        with pytest.raises(RefusedError, match=why) as caught:
+            world.summing.give(silo, message)
+        assert caught.value.code == "SECURE"
+    assert (world.rows, world.gone) == (1, {})
+
+
+def test_a_message_that_was_taken_may_come_again_and_another_may_not(world):
+    again = {}
+
+    def heard(silo, effect):
+        if type(effect).__name__.startswith("Send"):
+            again[silo] = effect
+            world.say(silo, effect)
+            rows = world.rows
+            world.say(silo, effect)
+            assert (world.rows, world.refusals) == (rows, [])
+        return effect
+
+    world.hear = heard
+    world.begin().run()
+    world.check_sum(world.silos)
+    assert len(again) == 4
+
+
+def test_who_says_that_it_had_more_than_it_was_told_is_refused(world):
+    world.begin()
+    assert world.summing.told(world.silos[0], 1) is None
+    with pytest.raises(RefusedError, match="had 2 messages of round 3, and was told 1"):
+        world.summing.told(world.silos[0], 2)
+
+
+def test_masked_words_are_awaited_from_members_of_the_attempt_that_goes_on(world):
+    late, *others = world.silos
+    world.hear = lambda _, effect: None if isinstance(effect, s.Upload) else effect
+    world.begin()
+    for silo in world.silos:
+        assert not world.summing.awaits(silo, world.summing.ctx)  # keys first
+    world.silent = {late}
+    world.run()
+    world.late()
+    world.silent = set()
+    world.run()
+    ctx = world.summing.ctx
+    assert [world.summing.awaits(silo, ctx) for silo in world.silos] == [False, True, True, True]
+    assert not world.summing.awaits(others[0], b"\1" * 32)
+    world.summing.drop(others[0], "lost")
+    assert [world.summing.awaits(silo, ctx) for silo in others] == [False, True, True]
+
+
+# Another attempt.
+
+
+def test_another_attempt_follows_once_enough_gave_the_first_up(world):
+    dead = world.silos[2:]
+    world.hear = stops_at(s.Upload, *dead)(world)
+    world.begin().run()
+    world.late()  # two of four are left: the attempt ends, and what they sent can not be opened any more
+    assert world.gone == dict.fromkeys(dead, "deadline")
+    assert world.summing.stage == "ended"
+    assert not list(world.store.masked(3, "x").parent.glob("*.masked"))
+    assert (world.ends, world.watches[-1]) == ([], (0, "notes"))  # of the three notes that it takes there are two
+    world.hear, world.silent = (lambda _, effect: effect), {dead[1]}
+    world.run()  # one of them comes back
+    (end,) = world.ends
+    assert (end[0], end[1], end[3]) == ("failed", 0, False)
+    assert end[2].startswith("TOO_FEW: stage 'masked' closed with 2 silos")
+    world.silent, world.ends = set(), []
+    world.begin(1).run()
+    world.check_sum(world.silos)
+    (asked,) = [told for told in lists(world.summing)[dead[1]] if isinstance(told.body, SignedSpec) and told.body.notes]
+    assert [note.silo for note in asked.body.notes] == list(world.silos[:3])
+
+
+def test_an_attempt_before_any_mask_is_followed_at_once(world):
+    world.hear = stops_at(s.SendKeys, *world.silos[2:])(world)
+    world.begin().run()
+    world.late()
+    assert [end[:2] for end in world.ends] == [("failed", 0)]
+    world.hear, world.silent, world.ends = (lambda _, effect: effect), set(), []
+    world.begin(1).run()
+    world.check_sum(world.silos)
+
+
+def test_notes_that_do_not_come_are_waited_for_only_so_long(world):
+    world.hear = stops_at(s.Upload, *world.silos[1:])(world)
+    world.begin().run()
+    world.late()
+    assert (world.ends, world.watches[-1]) == ([], (0, "notes"))
+    world.summing.deadline(0, "masked")  # stale
+    assert world.ends == []
+    world.late()
+    assert [end[:2] for end in world.ends] == [("failed", 0)]
+    world.summing.deadline(0, "notes")
+    assert len(world.ends) == 1
+
+
+def test_a_note_of_an_earlier_attempt_is_taken_late_and_nothing_else_is(world):
+    slow = world.silos[3]
+    world.hear = stops_at(s.Upload, *world.silos[2:])(world)
+    world.begin().run()
+    world.late()
+    world.late()
+    world.begin(1)
+    first = world.spec_of[slow]
+    note = machine.make_abandon(first.ctx, slow, signer(slow))
+    before = lists(world.summing)
+    world.say(slow, s.SendAbandon(note))
+    assert world.refusals == []
+    world.say(slow, s.SendAbandon(dataclasses.replace(note, signature=b"\0" * 64)))
+    world.say(slow, s.SendKeys(world.states[slow].bundle))
+    assert [why.partition(":")[0] for why in world.refusals] == ["ABANDON"]  # its keys were taken before: no harm
+    world.say(slow, s.SendSurvival(Survival(slow, b"\0" * 64)))
+    assert "ORDER: gives a message of attempt 0, which is over" in world.refusals[-1]
+    assert lists(world.summing) == before == lists(world.replayed())
+
+
+def test_after_survivors_have_signed_there_is_no_other_attempt(world):
+    world.begin()
+
+    def heard(silo, effect):
+        if isinstance(effect, s.SendReveal):
+            path = world.store.masked(3, world.silos[0])
+            path.write_bytes(b"\0" * upload_bytes(world.summing.spec))  # the disk changed: masks do not come off
+        return effect
+
+    world.hear = heard
+    world.run()
+    (end,) = world.ends
+    assert (end[:2], end[3]) == (("failed", 0), True)
+    assert "canaries" in end[2]
+    assert not world.store.sum_file(3).exists()
+
+
+def test_who_is_stopped_before_survivors_sign_ends_the_attempt_and_after_that_not(world):
+    world.hear = lambda _, effect: None if isinstance(effect, s.SendReveal) else effect
+    world.begin().run()
+    assert world.summing.stage == "reveal"
+    world.summing.halt()
+    assert (world.summing.stage, world.gone) == ("reveal", {})
+
+
+def test_a_halt_in_the_first_stages_drops_all(world):
+    world.hear = lambda _, effect: None if isinstance(effect, s.SendShares) else effect
+    world.begin().run()
+    world.summing.halt()
+    assert world.summing.stage == "ended"
+    assert [end[:2] for end in world.ends] == [("failed", 0)]
+
+
+# A coordinator that dies.
+
+
+@pytest.mark.parametrize("row", range(1, 26))
+def test_a_coordinator_that_dies_after_any_row_goes_on_to_the_same_sum(tmp_path, row):
+    (tmp_path / "first").mkdir()
+    world = World(tmp_path / "first", seed=9)
+    world.dies_at = row
+    world.begin().run()
+    assert world.rows >= row, "there are fewer rows than this test thinks: lower its range"
+    world.check_sum(world.silos)
+    assert (world.refusals, world.gone) == ([], {})
+
+
+def test_a_sum_that_was_not_opened_is_opened_by_the_next_process(world):
+    world.begin()
+    opens = world.open_now
+    world.open_now = world.opens.clear  # it died in it
+    world.run()
+    assert (world.summing.stage, world.ends) == ("opening", [])
+    world.start()
+    world.open_now = opens
+    world.run()
+    world.check_sum(world.silos)
+    world.start()  # and once more, before the job has heard of it
+    assert world.ends == [("summed", world.silos)]
