@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..algorithms.exchange import Part
+from ..algorithms.exchange import WEIGHT, Part
+from ..errors import LocalError
 from ..proto import tensor_pb2 as tensor
 from ..proto.frames import Chunk
 from ..proto.stream import Digester, Digests, chunks, recut
@@ -93,7 +94,10 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
     by_name = {(item.part, item.spec.name): value for item, value in zip(items, values, strict=True)}
     gifts: list[Given] = []
     for part, own in zip(parts, spec.groups, strict=True):
-        gifts.append(given(part, own, {each.name: by_name[part.name, each.name] for each in part.wire}))
+        tensors = {each.name: by_name[part.name, each.name] for each in part.wire}
+        if own.weights == "public":
+            _check_declared(part.name, float(tensors[WEIGHT]), spec.counts[spec.cohort.index(masking.silo)])
+        gifts.append(given(part, own, tensors))
     clipped = check_given(spec, gifts)
 
     def pieces() -> Iterator[Chunk]:
@@ -117,6 +121,15 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
         hashes=lambda _: (),
         secagg=secagg,
     )
+
+
+def _check_declared(part: str, weight: float, count: int) -> None:
+    """A sum by public weights takes the declared ones: others would pass in silence for the method's own."""
+    if weight != count:
+        raise LocalError(
+            f"part {part!r}: its weight is {weight:g}, security.counts of the job says {count}; have the job signed "
+            "with the number of this silo's training records, or with private weights"
+        )
 
 
 def streamed_of(
