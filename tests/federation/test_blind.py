@@ -23,6 +23,8 @@ JOBS = (
     ("fedavg", "cnn-digits", {}),
     ("fedper", "cnn-digits", {}),
     ("fedssa", "cnn-digits", {"t_stable": 3}),
+    ("fedaims", "convnet-digits", {"sampling": "balanced"}),
+    ("ppfl", "cnn-digits", {"models": 2}),
 )
 
 
