@@ -27,7 +27,7 @@ phase the parts that cross. What is not in the schema cannot cross. A silo recom
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -305,6 +305,10 @@ class Job:
         words = raw(stream(self.seed, "", round_, "cohort"), len(self.silos)).tolist()
         drawn = sorted(range(len(self.silos)), key=lambda i: (words[i], i))[: self.cohort_size]
         return tuple(self.silos[i] for i in sorted(drawn))
+
+    def cohorts(self) -> Iterator[tuple[str, ...]]:
+        """Those of all rounds, in turn; many come again."""
+        return map(self.cohort, range(self.length))
 
     def _check_round(self, round_: int) -> None:
         if not 0 <= round_ <= self.length:

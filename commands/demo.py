@@ -45,8 +45,8 @@ def demo(
     """Watch a coordinator daemon and silo agents train personalised models together, on this machine.
 
     Three jobs in turn (local-only, FedAvg, the method) on label-skewed shards of the handwritten digits that come with
-    scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one egress ledger a silo. What only sums, with
-    four silos or more, is summed blind: the coordinator reads sums alone.
+    scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one egress ledger a silo. With four silos or
+    more, what only sums is summed blind: the coordinator reads sums alone.
     """
     console = Console()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind

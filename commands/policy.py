@@ -116,10 +116,8 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
     yield f"digest {job.digest}"
     yield f"signed by {signer}"
     if job.security.required:
-        shown = "public, as the job names them" if job.security.weights == "public" else "private"
-        said = (
-            f"its sums are blind: weights {shown}; {job.security.colluders} silos may be in league with the coordinator"
-        )
+        weights = "stand in it" if job.security.weights == "public" else "are masked too"
+        said = f"its sums are blind: {job.security.colluders} colluders assumed, the silos' weights {weights}"
         yield from _wrapped(said, "")
     for outflow in outflows:
         yield ""

@@ -140,8 +140,8 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
                 "the job's weights are public, secure_aggregation.public_counts = false; set it to true if the number "
                 'of this silo\'s records is no secret, or have the job signed with security.weights = "private"'
             )
-        cohorts = (job.cohort(round_) for round_ in range(job.length))
-        if fault := weights_fault(security.counts, cohorts, max(job.min_cohort, terms.min_cohort)):
+        fewest = max(job.min_cohort, terms.min_cohort)
+        if fault := weights_fault(security.counts, job.cohorts(), fewest):
             yield fault
     # (5) The sum of so many silos fits into its ring.
     yield from _rings(job)

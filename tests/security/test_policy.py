@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from staddle.errors import LocalError
 from staddle.security import policy as policies
 from staddle.security.globs import check_glob, matches
+from staddle.security.policy_file import KindName
 from staddle.security.release import ITEM_BYTES, MASKED, SUM_READER, Release
 from staddle.security.round_spec import Terms
 
@@ -290,7 +291,7 @@ def test_release_defaults_to_private_and_knows_its_size():
 
 def test_words_are_those_of_the_exchanges():
     exchange = pytest.importorskip("staddle.algorithms.exchange")
-    assert [kind.name.lower() for kind in exchange.Kind] == list(policies.KindName.__args__)
+    assert [kind.name.lower() for kind in exchange.Kind] == list(KindName.__args__)
     assert {name: dtype.itemsize for name, dtype in exchange.DTYPES.items()}.items() <= ITEM_BYTES.items()
 
 
