@@ -1,4 +1,4 @@
-"""What a round costs beside a bare stream: ``python benchmarks/round.py [--side 324] [--silos 2] [--rounds 6] [--blind]``.
+"""What a round costs beside a bare stream: ``python benchmarks/round.py [--side 324] [--silos 2] [--blind]``.
 
 One run measures two things on the same machine, one after the other, with the same bytes:
 
@@ -12,8 +12,8 @@ Prints seconds (median over rounds), their ratio, and the coordinator's memory: 
 peak while the job runs; the difference also in payloads. What the model took while the job was read is not in it.
 Below that, what gate and ledger take of a round at a silo (its checks and its own copy; records, proofs and their
 fsyncs), measured in the silos around the calls, median over rounds and silos. SHA-256 is in both streams and not in it.
-With ``--blind``, of four silos or more, the same rounds are measured once more with secure aggregation (private weights,
-32 bits a word): setup, masking, consistency and unmasking included, with no training to hide the setup behind.
+With ``--blind``, of four silos or more, the same rounds are measured once more with secure aggregation (private
+weights, 32 bits a word): all of its steps, with no training to hide the setup behind.
 ``--side`` is the edge of LeNet-5's square input: 324 gives 46.7 MB of parameters, 60 gives 1 MB.
 """
 
@@ -335,7 +335,7 @@ def main() -> None:
         took, _, (idle, peak), _ = our_rounds(chosen.silos, chosen.rounds, chosen.side, blind=True)
         blind = statistics.median(took)
         sys.stdout.write(
-            f"blind: round {blind:.3f} s, {blind / ours:.2f} times the plain one; coordinator {idle / 1e6:.0f} MB idle, "
+            f"blind: round {blind:.3f} s, {blind / ours:.2f} times the plain one; coordinator {idle / 1e6:.0f} MB, "
             f"{peak / 1e6:.0f} MB at peak, {(peak - idle) / payload:.2f} payloads more\n"
         )
 

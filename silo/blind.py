@@ -46,7 +46,7 @@ from .outgoing import Masking, streamed_of
 from .secure_records import SecureRecords
 
 Payload = Mapping[str, Mapping[str, Tensor]]
-PAUSE_SECONDS = 0.5  # after an answer without a message that came at once: a coordinator does not set our pace
+PAUSE_SECONDS = 0.5  # after what leads to nothing, or begins anew
 REFUSED = "SECURE"  # the ErrorCode of a message that the coordinator does not take
 
 
@@ -101,6 +101,7 @@ class BlindRound:
         self._had = 0
         self._state: SiloState | None = None
         self._todo: deque[Doing] = deque()
+        self._asked = False  # into an attempt of this round
         self._uploaded: Attempt | None = None  # whose upload the coordinator has, as it said after a lost connection
 
     async def run(self) -> None:
@@ -144,18 +145,19 @@ class BlindRound:
         check(ours, COORDINATOR, Code.ORDER, f"tells of round {attempt.round} of job {attempt.job!r} in another")
         state = self._state
         current = state is not None and attempt.ctx == state.ctx
+        if not current and (self._asked or not isinstance(body, SignedSpec)):
+            await asyncio.sleep(PAUSE_SECONDS)  # a coordinator does not set our pace
         match body:
             case SignedSpec():
+                self._asked = True
                 await self._begin(attempt, body)
             case Over(code) if current:
                 self._advance(Stopped(f"the coordinator ended the attempt: {code}"))
             case AbandonAsked() if not current:
                 await self._abandon_remembered(attempt)
-            case Over():
-                pass  # of an attempt that this process was not in
             case _ if current:
                 self._advance(body)
-            case _:
+            case _:  # of an attempt that this process is not in
                 log.event("secagg.ignored", job=self.job.name, round=self.round, attempt=attempt.attempt)
 
     async def _begin(self, attempt: Attempt, told: SignedSpec) -> None:

@@ -247,7 +247,8 @@ class Gate:
         cohort: Sequence[str],
     ) -> Digests:
         # (4) The policy allows it.
-        offset = self._outcomes.offset(declared.digest, round_, outgoing.size)
+        ctx = outgoing.secagg.ctx if outgoing.secagg else ""
+        offset = self._outcomes.offset(declared.digest, round_, outgoing.size, ctx)
         applied = await self._decide(declared, round_, outgoing, offset, await asyncio.to_thread(norms_of))
         # (5) INTENT is durable.
         intent = await asyncio.to_thread(self._intend, declared, round_, outgoing, offset, applied, cohort)
