@@ -95,7 +95,7 @@ def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
     """What the blind jobs take, as strict as they let it be."""
     if not blind:
         return []
-    lines = ["", "[secure_aggregation]"]
+    lines: list[str] = []
     if len(blind) == jobs:
         lines += [*_comment("Nothing that a round gives leaves in the clear."), "required = true"]
     if (colluders := min(job.security.colluders for job in blind)) < 1:
@@ -103,7 +103,7 @@ def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
         lines += [*_comment(why), f"assumed_colluders = {colluders}"]
     if any(job.security.weights == "public" for job in blind):
         lines += [*_comment("How many records this silo has to train on stands in a job."), "public_counts = true"]
-    return lines
+    return ["", "[secure_aggregation]", *lines] if lines else []
 
 
 def _rule(part: str, rule: Drafted) -> str:

@@ -94,16 +94,18 @@ def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
     return job
 
 
-def blind_where_it_can(document: Mapping[str, Any], records: int) -> dict[str, Any]:
+def blind_where_it_can(document: Mapping[str, Any], records: Sequence[int]) -> dict[str, Any]:
     """A job's document, with blind sums where it only sums, always over the same four silos or more.
 
-    ``records`` are those of the largest silo.
+    ``records`` are those of each silo; some of them will be for tests.
     """
     job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
-    able = len(job.silos) > FEWEST and job.participation == 1 and not any(unsummed(job.document()["schema"]))
-    if not able:
+    schema = job.document()["schema"]
+    if len(job.silos) <= FEWEST or job.participation < 1 or any(unsummed(schema)):
         return dict(document)
-    security = {"secure_aggregation": "required", "weight_most": records}
+    security: dict[str, Any] = {"secure_aggregation": "required", "weight_most": max(records)}
+    if all(part["exchange"] != "sum.ratio" for phase in schema for part in phase["up"]):  # whose weights are by class
+        security["weight_least"] = max(1, min(records) // 2)
     return {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
 
 
