@@ -21,7 +21,9 @@ where need be. These hashes are the leaves of a Merkle tree (RFC 6962), whose ro
 note (c2sp.org/signed-note, c2sp.org/tlog-checkpoint) named ``staddle.example/<federation>/<silo>/egress``.
 
 One message is up to three records: ``egress.intent`` is on the disk before its first byte leaves, ``egress.digest``
-before the message counts at the recipient, ``egress.outcome`` says how it ended.
+before the message counts at the recipient, ``egress.outcome`` says how it ended. A message in the form ``masked`` is a
+part of a secure sum: nobody reads it but as a sum with those of other silos. The messages of that protocol itself are a
+record each, ``egress.protocol``; ``secagg.end`` and ``secagg.sum`` say how an attempt at a sum ended.
 """
 
 from __future__ import annotations
@@ -104,6 +106,10 @@ VALUES = {
     "time": r'"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"',
     "taint": '"(?:public|dp|private)"',
     "status": '"(?:sent|failed|unknown)"',
+    "step": '"(?:keys|shares|header|survival|reveal|abandon|end)"',
+    "fault": '"(?:SPEC|POLICY|ATTEMPT|ABANDON|KEYS|SHARES|UPLOAD|SURVIVORS|NOTES|REVEAL|SUM|ORDER|EQUIVOCATION|TOO_FEW'
+    '|STOPPED)"',
+    "reason": string(500),
     "allow": '"allow"',
     "id": '"[a-z0-9-]{1,64}"',
     "role": '"(?:coordinator|silo|operator|founder)"',
@@ -113,12 +119,15 @@ VALUES = {
     "signatures": r'\{(?:"[a-z0-9-]{1,64}":"[0-9a-f]{128}",?)*(?<!,)\}',
 }
 FRAME = "v:one seq:count prev:hash nonce:nonce time:time mono_us:count type:text "
-FORMS = {  # fields of each object, and what stands in them; of several with a star; with a question mark if it may lack
+# Fields of each object, and what stands in them; of several with a star; with a question mark where it may lack, behind
+# the name, or be null, behind the form.
+FORMS = {
     "peer": "id:text spki:hash",
     "size": "bytes:count",
     "payload": "bytes:count sha256:hash",
     "policy": "file:hash rule:text decision:allow",
     "tensor": "part:text kind:text name:text dtype:text shape:count* bytes:count taint:taint",
+    "secagg": "ctx:hash attempt:count members:text* threshold:count colluders:count clipped:count",
     "tensor_digest": "part:text name:text sha256:hash",
     "start": FRAME + "silo:text software:text roster:hash policy:hash",
     "stop": FRAME + "reason:text",
@@ -129,9 +138,13 @@ FORMS = {  # fields of each object, and what stands in them; of several with a s
     "policy.change": FRAME + "before:maybe_hash after:hash text:policy_text",
     "egress.intent": FRAME + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text "
     "rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor* message:size offset:count "
-    "cohort?:text*",
+    "cohort?:text* secagg?:secagg?",
     "egress.digest": FRAME + "ref:count tensors:tensor_digest* message:payload",
     "egress.outcome": FRAME + "ref:count status:status bytes_sent:count receipt:receipt",
+    "egress.protocol": FRAME
+    + "job:text job_digest:hash round:count ctx:hash kind:step rpc:text recipient:peer message:payload",
+    "secagg.end": FRAME + "job:text job_digest:hash round:count ctx:hash code:fault blame:text why:reason",
+    "secagg.sum": FRAME + "job:text job_digest:hash round:count ctx:hash survivors:text* sha256:hash",
     "control.open": FRAME + "session:text recipient:peer max_messages:count max_bytes:count",
     "control.close": FRAME + "ref:count messages:count bytes:count",
     "ingress": FRAME + "job:text round:count purpose:text rpc:text sender:peer message:payload",
@@ -153,6 +166,8 @@ def grammar(form: str) -> str:
     if form.endswith("*"):
         item = grammar(form[:-1])
         return rf"\[(?:{item}(?:,{item})*)?\]"
+    if form.endswith("?"):
+        return f"(?:null|{grammar(form[:-1])})"
     if form in VALUES:
         return VALUES[form]
     fields = sorted(field.split(":") for field in FORMS[form].split())
@@ -516,10 +531,24 @@ class Message:
         """Bytes of the payload: those that go now, and those before the offset, which the recipient has."""
         return int(self.intent["offset"] + self.intent["message"]["bytes"])
 
+    @property
+    def masked(self) -> bool:
+        """Whether it is a part of a secure sum."""
+        return self.intent.get("secagg") is not None
+
+    @property
+    def stream(self) -> str:
+        """Of what its offset counts bytes: the one payload of a round, or of an attempt at a sum."""
+        return str(self.intent["secagg"]["ctx"] if self.masked else self.intent["round"])
+
     @cached_property
     def leaving(self) -> dict[str, Numbers]:
-        """What leaves by it, by part: of a tensor the bytes behind the offset; "(message)" is of no tensor."""
-        tensors, offset, end = self.intent["tensors"], self.intent["offset"], 0
+        """What leaves by it, by part: of a tensor the bytes behind the offset; "(message)" is of no tensor.
+
+        Canaries lie among masked tensors: they count as the first bytes, and so the tensors in full.
+        """
+        tensors, offset = self.intent["tensors"], self.intent["offset"]
+        end = self.whole - sum(tensor["bytes"] for tensor in tensors) if self.masked else 0
         rest = self.intent["message"]["bytes"]
         parts: dict[str, Numbers] = {}
         for tensor in tensors:
@@ -541,6 +570,32 @@ def named(record: dict[str, Any]) -> list[tuple[str, str]]:
     return [(tensor["part"], tensor["name"]) for tensor in record["tensors"]]
 
 
+def astray(silos: Sequence[str], silo: str) -> bool:
+    """Whether these are not some silos in order, each once, and this one among them."""
+    return silos != sorted(set(silos)) or (bool(silo) and silo not in silos)
+
+
+def masked_fault(record: dict[str, Any]) -> str:
+    """What is wrong with an intent as a part of a secure sum, or with one that is none."""
+    secagg, cohort = record.get("secagg"), record.get("cohort")
+    if (secagg is not None) != (record["form"] == "masked"):
+        return f"has form {record['form']!r} and names {'an' if secagg else 'no'} attempt at a secure sum"
+    if secagg is None:
+        return ""
+    members = secagg["members"]
+    if astray(members, record["silo"]):
+        return "is masked with members that are not sorted, are there twice, or lack this silo"
+    if cohort and not set(members) <= set(cohort):
+        return "is masked with members that are not of its cohort"
+    if secagg["threshold"] > len(members):
+        return f"is masked with {len(members)} members, fewer than its threshold of {secagg['threshold']}"
+    for tensor in record["tensors"]:
+        word = {"uint32": 4, "uint64": 8}.get(tensor["dtype"])
+        if word is None or tensor["bytes"] != math.prod(tensor["shape"]) * word:
+            return f"is masked, and a tensor has {tensor['bytes']} bytes of {tensor['dtype']!r}"
+    return ""
+
+
 class Account:
     """Follows the records of a ledger: whether each may come where it comes, and what left.
 
@@ -555,7 +610,7 @@ class Account:
         self.tree: Tree | None = None  # of the records, to note roots
         self.settled: Callable[[Message, dict[str, Any]], None] | None = None  # told of each message and its outcome
         self.totals: dict[tuple[str, str, str], Numbers] = {}  # by job, part and recipient
-        self._declared: dict[str, dict[int, int]] = {}  # job digest → round → bytes of the payload declared so far
+        self._declared: dict[str, dict[str, int]] = {}  # job digest → Message.stream → bytes declared so far
         self._session: dict[str, Any] | None = None  # the open control session
         self._counts: Counter[str] = Counter()
         self._broken: list[str] = []
@@ -583,6 +638,10 @@ class Account:
             why = self._outcome(record)
         elif kind.startswith("control."):
             why = self._control(record)
+        elif kind == "egress.protocol":
+            self._add(record, "(protocol)", Numbers(1, bytes=record["message"]["bytes"]))
+        elif kind == "secagg.sum" and astray(record["survivors"], self.silo):
+            why = "has survivors that are not sorted, are there twice, or lack this silo"
         if why:
             self._counts["broken"] += 1
             if len(self._broken) < MAX_SHOWN:
@@ -603,20 +662,23 @@ class Account:
     def _intent(self, record: dict[str, Any]) -> str:
         message = Message(record, named(record))
         rounds = self._declared.setdefault(record["job_digest"], {})
-        before = rounds.get(record["round"], 0)
-        # (1) It declares each tensor once, room for all, who can read them, and with whom the silo takes part.
+        before = rounds.get(message.stream, 0)
+        # (1) It declares each tensor once, room for all, who can read them, with whom the silo takes part, and that it
+        # is masked exactly if it is a part of a sum.
         if len(set(message.names)) != len(message.names):
             return "names a tensor twice"
         if sum(tensor["bytes"] for tensor in record["tensors"]) > message.whole:
             return f"has tensors that do not fit into its message of {record['message']['bytes']} bytes"
         if not record["readers"]:
             return "names no reader"
-        if (cohort := record.get("cohort")) and (cohort != sorted(set(cohort)) or record["silo"] not in cohort):
+        if (cohort := record.get("cohort")) and astray(cohort, record["silo"]):
             return "has a cohort that is not sorted, has a silo twice, or lacks this one"
+        if why := masked_fault(record):
+            return why
         # (2) It leaves out only bytes that earlier messages of its round declared.
         if record["offset"] > before:
             return f"goes on at byte {record['offset']}, of which earlier intents of its round declared {before}"
-        rounds[record["round"]] = max(before, message.whole)
+        rounds[message.stream] = max(before, message.whole)
         self.open[record["seq"]] = message
         self._counts["messages"] += 1
         self._counts["undigested"] += 1
@@ -626,10 +688,10 @@ class Account:
 
     def _digest(self, record: dict[str, Any], leaf: str) -> str:
         message = self.open.get(record["ref"])
-        # (3) A digest is the only one of an open message, and of just its tensors and bytes.
+        # (3) A digest is the only one of an open message, and of just its tensors and bytes; of masked ones of none.
         if message is None or message.digest:
             return f"is a digest of seq {record['ref']}, which is no intent, or has a digest or an outcome already"
-        if named(record) != message.names or record["message"]["bytes"] != message.whole:
+        if named(record) != ([] if message.masked else message.names) or record["message"]["bytes"] != message.whole:
             return f"has other tensors or bytes than its intent, seq {record['ref']}"
         message.digest, message.leaf = record, leaf
         message.root = self.tree.root().hex() if self.tree else ""

@@ -27,8 +27,9 @@ phase the parts that cross. What is not in the schema cannot cross. A silo recom
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor
 from pathlib import Path
@@ -39,8 +40,9 @@ from pydantic import BeforeValidator, Field
 
 from ..errors import LocalError
 from ..files import Strict, canonical_json, read_toml, validate
-from .catalog import configure, method_class, method_options
+from .catalog import METHODS, configure, method_class, method_options
 from .exchange import Part
+from .job_security import Name, SecurityTable, cohort_fault, sums_fault, unsummed
 from .method import METRICS, Method, Optimiser, Setting, specs_of_buffers
 from .models import ModelOptions, build, input_shape, sketch
 from .schema import explain_difference, method_digest, model_digest, phases, plain
@@ -57,7 +59,6 @@ def _no_bool(value: Any) -> Any:
     return value
 
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]  # this engine's $ is the very end, no newline passes
 Whole = Annotated[int, Field(strict=True)]
 Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 
@@ -78,23 +79,6 @@ class TrainingTable(Strict):
     lr: Annotated[Real, Field(gt=0)]
     momentum: Annotated[Real, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[Real, Field(ge=0)] = 0.0
-
-
-class SecurityTable(Strict):
-    """The [security] table."""
-
-    secure_aggregation: Literal["off", "required"] = "off"
-    clip_exponent: Whole = 3
-    weights: Literal["private", "public"] = "private"
-    weight_least: Whole = 1
-    weight_most: Whole = 1
-    counts: dict[str, Whole] = Field(default_factory=dict)
-    colluders: Whole = 1
-
-    @property
-    def required(self) -> bool:
-        """Whether the sums are blind."""
-        return self.secure_aggregation == "required"
 
 
 class JobFile(Strict):
@@ -162,7 +146,7 @@ class Job:
                 f"{origin}: method.version = {file.method.version}: this silo's {file.method.name} version differs, "
                 f"it is {here}; install the Staddle release that the job was written with"
             )
-        return cls(
+        job = cls(
             **{key: getattr(file, key) for key in ("name", "seed", "rounds", "silos", "participation", "min_cohort")},
             round_timeout=file.round_timeout,
             quorum=file.quorum,
@@ -174,6 +158,10 @@ class Job:
             optimiser=Optimiser(file.training.lr, file.training.momentum, file.training.weight_decay),
             security=file.security,
         )
+        rounds = (job.cohort_size, job.min_cohort, job.participation, job.quorum)
+        if fault := cohort_fault(job.security, job.silos, *rounds):
+            raise LocalError(f"{origin}: {fault}")
+        return job
 
     @classmethod
     def from_document(cls, document: Any, origin: str) -> "Job":
@@ -191,7 +179,6 @@ class Job:
         """The document that is signed, hashed and sent: canonical JSON can hold it."""
         schema = self._schema  # first: it says what a method cannot do with this job
         return {
-            **({} if self.security == SecurityTable() else {"security": plain(self.security)}),
             "version": 1,
             "name": self.name,
             "seed": self.seed,
@@ -214,6 +201,7 @@ class Job:
                 "momentum": plain(self.optimiser.momentum),
                 "weight_decay": plain(self.optimiser.weight_decay),
             },
+            "security": plain(self.security),
             "schema": schema,
             "method_digest": method_digest(self._method, schema),
             "model_digest": model_digest(self.model, self._method),
@@ -242,10 +230,25 @@ class Job:
 
     @cached_property
     def _schema(self) -> list[dict[str, Any]]:
+        where = f"job {self.name!r} ({self.method_name} on {self.model.name})"
         try:
-            return phases(self.length, self.up, self.down)
+            schema = phases(self.length, self.up, self.down)
         except LocalError as error:
-            raise LocalError(f"job {self.name!r} ({self.method_name} on {self.model.name}): {error}") from error
+            raise LocalError(f"{where}: {error}") from error
+        varying = self.participation < 1 or self.quorum < 1
+        if fault := sums_fault(self.security, schema, varying, self._summing):
+            raise LocalError(f"{where}: {fault}")
+        return schema
+
+    def _summing(self) -> list[str]:
+        """Methods that, with their default options, work with this job's model and only ever sum."""
+        found = []
+        for name in METHODS:
+            options = method_options(name, {})
+            other = replace(self, method_name=name, method_options=options, security=SecurityTable())
+            with suppress(LocalError):
+                found += [] if any(unsummed(phases(other.length, other.up, other.down))) else [name]
+        return found
 
     @cached_property
     def phase_starts(self) -> tuple[int, ...]:
@@ -297,11 +300,15 @@ class Job:
     def cohort(self, round_: int) -> tuple[str, ...]:
         """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for every method."""
         self._check_round(round_)
-        if self._method.census and round_ == 0:
+        if self.cohort_size == len(self.silos) or (self._method.census and round_ == 0):
             return self.silos
         words = raw(stream(self.seed, "", round_, "cohort"), len(self.silos)).tolist()
         drawn = sorted(range(len(self.silos)), key=lambda i: (words[i], i))[: self.cohort_size]
         return tuple(self.silos[i] for i in sorted(drawn))
+
+    def cohorts(self) -> Iterator[tuple[str, ...]]:
+        """Those of all rounds, in turn; many come again."""
+        return map(self.cohort, range(self.length))
 
     def _check_round(self, round_: int) -> None:
         if not 0 <= round_ <= self.length:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,6 +23,9 @@ from ..security.reconcile import reconcile
 from .processes import Daemon, running
 from .settings import MODEL, SETTINGS
 
+if TYPE_CHECKING:
+    from ..algorithms.job import Job
+
 SEED = 7
 ALPHA = 0.3
 TRAINING: Mapping[str, float] = {"epochs": 2, "batch_size": 16, "lr": 0.03, "momentum": 0.9}
@@ -37,17 +40,19 @@ def demo(
     silos: Annotated[int, typer.Option(min=2, max=32, help="Silo agents to launch.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each job.")] = 20,
     keep: Annotated[Path | None, typer.Option(help="Keep everything in this new or empty folder.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Sum in the clear, also what could be summed blind.")] = False,
 ) -> None:
     """Watch a coordinator daemon and silo agents train personalised models together, on this machine.
 
     Three jobs in turn (local-only, FedAvg, the method) on label-skewed shards of the handwritten digits that come with
-    scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one egress ledger a silo.
+    scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one egress ledger a silo. With four silos or
+    more, what only sums is summed blind: the coordinator reads sums alone.
     """
     console = Console()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     folder = keep if keep is not None else Path(tempfile.mkdtemp(prefix="staddle-demo-"))
-    made = Demo(console, folder, method, silos, rounds)
+    made = Demo(console, folder, method, silos, rounds, plain=plain)
     try:
         sound = made.run()
     except BaseException:
@@ -64,7 +69,9 @@ def demo(
 class Demo:
     """One run of the demo."""
 
-    def __init__(self, console: Console, folder: Path, method: str, silos: int, rounds: int) -> None:
+    def __init__(
+        self, console: Console, folder: Path, method: str, silos: int, rounds: int, *, plain: bool = False
+    ) -> None:
         # Imported here: torch takes seconds, and ``staddle --help`` should not.
         from ..algorithms.catalog import method_class  # noqa: PLC0415
         from . import local_federation  # noqa: PLC0415
@@ -75,20 +82,26 @@ class Demo:
         self._settings = SETTINGS.get(method, {})
         self._chosen = method
         self._rounds = rounds
+        self._plain = plain
         self._setup = local_federation
         self._federation = local_federation.make(folder, [f"silo-{n + 1}" for n in range(silos)])
 
     def run(self) -> bool:
         """All of it; whether every ledger verified."""
         started = time.monotonic()
-        jobs = [self._setup.sign_job(self._federation, self._job(name)) for name in self._methods]
+        shards = self._shards()
+        records = [len(shard) for shard in shards]
+        documents = [self._job(name) for name in self._methods]
+        if not self._plain:
+            documents = [self._setup.blind_where_it_can(document, records) for document in documents]
+        jobs = [self._setup.sign_job(self._federation, document) for document in documents]
         names = [job.name for job in jobs]
         self._setup.write_coordinator(self._federation, names, TIMING)
         coordinator = Daemon("coordinator", ("-m", "staddle.coordinator"), self._federation.coordinator_config)
         daemons = [coordinator]
         with running(daemons):
             address = str(coordinator.wait_for("listening", START_SECONDS)["address"])
-            for silo, shard in zip(self._federation.silos, self._shards(), strict=True):
+            for silo, shard in zip(self._federation.silos, shards, strict=True):
                 self._setup.write_silo(self._federation, silo, address, shard, jobs)
                 daemons.append(Daemon(silo, ("-m", "staddle.silo"), self._federation.silo_config(silo)))
             self._console.print(
@@ -96,6 +109,8 @@ class Demo:
                 f"{', '.join(str(d.pid) for d in daemons)}, mutual TLS 1.3 on {address}",
                 highlight=False,
             )
+            for job in jobs:
+                self._console.print(f"{job.name}: {self._seen(job)}", highlight=False)
             self._follow(coordinator, daemons, {job.name: job.length for job in jobs})
         self._show_accuracy(names)
         sound = self._show_ledgers()
@@ -114,6 +129,15 @@ class Demo:
             "model": {**MODEL, **self._settings.get("model", {})},
             "training": dict(TRAINING),
         }
+
+    def _seen(self, job: "Job") -> str:
+        """What the coordinator can see of it."""
+        if not job.security.required:
+            return "in the clear: the coordinator sees what each silo gives"
+        return (
+            f"blind: what a silo gives is masked, the coordinator reads the sums over all {len(job.silos)} silos, "
+            "who took part, sizes and times"
+        )
 
     def _shards(self) -> list[Any]:
         from ..algorithms.data import digits  # noqa: PLC0415

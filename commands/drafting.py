@@ -7,7 +7,8 @@ from typing import Any
 
 from ..algorithms.exchange import Kind
 from ..algorithms.job import Job
-from ..proto.wire import Item, given_items
+from ..security.release import MASKED, PLAIN, SUM_READER, Release
+from ..silo.payload import given_releases
 from .toml import to_toml
 
 WIDTH = 100
@@ -30,6 +31,8 @@ WHAT = {  # what each kind is, and what it can tell those who read it
     Kind.SHARE: "a share of a secret",
 }
 
+READERS = {PLAIN: "coordinator", MASKED: SUM_READER}
+
 
 @dataclass
 class Drafted:
@@ -37,8 +40,16 @@ class Drafted:
 
     method: str
     kind: Kind
-    items: dict[str, Item] = field(default_factory=dict)  # by tensor name
-    jobs: list[str] = field(default_factory=list)
+    releases: dict[tuple[str, str], Release] = field(default_factory=dict)  # by form and tensor name, the largest
+    dtypes: dict[str, None] = field(default_factory=dict)
+    jobs: dict[str, None] = field(default_factory=dict)
+
+    def add(self, release: Release, job: str) -> None:
+        """Let this leave, too."""
+        known = self.releases.get((release.form, release.name))
+        if known is None or known.elements < release.elements:
+            self.releases[release.form, release.name] = release
+        self.dtypes[release.dtype] = self.jobs[job] = None
 
 
 def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None) -> str:
@@ -50,15 +61,11 @@ def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None) -> str:
     largest = 0
     for job in jobs:
         for start in job.phase_starts:
-            items = given_items(job.up(start))
-            largest = max(largest, sum(item.spec.nbytes for item in items))
-            for item in items:
-                rule = rules.setdefault((job.method_name, item.part), Drafted(job.method_name, item.kind))
-                known = rule.items.get(item.spec.name)
-                if known is None or known.spec.elements < item.spec.elements:
-                    rule.items[item.spec.name] = item
-                if job.name not in rule.jobs:
-                    rule.jobs.append(job.name)
+            releases = given_releases(job, start)
+            largest = max(largest, sum(release.nbytes for release in releases))
+            for release in releases:
+                drafted = Drafted(job.method_name, Kind[release.kind.upper()])
+                rules.setdefault((job.method_name, release.part), drafted).add(release, job.name)
     limit = max_bytes_per_round or f"{-(-2 * largest // KIB)}KiB"
     return _head(jobs, limit) + "".join(_rule(part, rule) for (_, part), rule in rules.items())
 
@@ -81,31 +88,56 @@ def _head(jobs: Sequence[Job], limit: str) -> str:
         "max_messages = 100000",
         'max_bytes = "16MiB"',
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_sums([job for job in jobs if job.security.required], len(jobs))]) + "\n"
+
+
+def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
+    """What the blind jobs take, as strict as they let it be."""
+    if not blind:
+        return []
+    lines: list[str] = []
+    if len(blind) == jobs:
+        lines += [*_comment("Nothing that a round gives leaves in the clear."), "required = true"]
+    if (colluders := min(job.security.colluders for job in blind)) < 1:
+        why = "Silos that may be in league with the coordinator: a job takes none to be."
+        lines += [*_comment(why), f"assumed_colluders = {colluders}"]
+    if any(job.security.weights == "public" for job in blind):
+        lines += [*_comment("How many records this silo has to train on stands in a job."), "public_counts = true"]
+    return ["", "[secure_aggregation]", *lines] if lines else []
 
 
 def _rule(part: str, rule: Drafted) -> str:
-    specs = [item.spec for item in rule.items.values()]
-    heads = dict.fromkeys(_glob(spec.name) for spec in specs)
-    said = f"{part!r}: {WHAT[rule.kind]}. Of job {', '.join(repr(job) for job in rule.jobs)}: {len(specs)} tensors, "
-    said += f"{sum(spec.nbytes for spec in specs):,} bytes a round, as they stand."
-    shown = [f"{spec.name} {list(spec.shape)}" for spec in specs[:LISTED]]
-    if len(specs) > LISTED:
-        shown.append(f"and {len(specs) - LISTED} more, which staddle policy check lists")
+    of = f"{part!r}: {WHAT[rule.kind]}. Of job {', '.join(repr(job) for job in rule.jobs)}: "
+    forms = list(dict.fromkeys(form for form, _ in rule.releases))
+    said, shown = [_said(rule, form) for form in forms], [_shown(rule, form) for form in forms]
     document: Mapping[str, Any] = {
         "name": f"{rule.method}-{part}",
         "methods": [rule.method],
         "parts": [part],
         "kinds": [rule.kind.name.lower()],
-        "tensors": list(heads),
-        "dtypes": list(dict.fromkeys(spec.dtype for spec in specs)),
-        "max_elements": max(spec.elements for spec in specs),
+        "tensors": list(dict.fromkeys(_glob(name) for _, name in rule.releases)),
+        "dtypes": list(rule.dtypes),
+        "max_elements": max(release.elements for release in rule.releases.values()),
         "recipients": ["coordinator"],
-        "readers": ["coordinator"],
+        "readers": [READERS[form] for form in forms],
+        **({} if forms == [PLAIN] else {"forms": forms}),
     }
-    return "\n".join(["", *_comment(said), *_comment("Tensors: " + "; ".join(shown) + "."), "[[allow]]", ""]) + to_toml(
-        document
-    )
+    comments = [*_comment(of + "; ".join(said) + "."), *_comment("Tensors: " + "; ".join(shown) + ".")]
+    return "\n".join(["", *comments, "[[allow]]", ""]) + to_toml(document)
+
+
+def _said(rule: Drafted, form: str) -> str:
+    sizes = [release.nbytes for (own, _), release in rule.releases.items() if own == form]
+    how = "masked, so that only their sum over a round's silos can be read" if form == MASKED else "as they stand"
+    return f"{len(sizes)} tensors, {sum(sizes):,} bytes a round, {how}"
+
+
+def _shown(rule: Drafted, form: str) -> str:
+    tensors = [release for (own, _), release in rule.releases.items() if own == form]
+    shown = [f"{release.name} {list(release.shape)}" for release in tensors[:LISTED]]
+    if len(tensors) > LISTED:
+        shown.append(f"and {len(tensors) - LISTED} more, which staddle policy check lists")
+    return "; ".join(shown)
 
 
 def _glob(name: str) -> str:

@@ -45,6 +45,7 @@ def sign(
 ) -> None:
     """Check a job file, write out its wire schema, and sign it with an operator's key."""
     from ..algorithms.job import Job  # noqa: PLC0415 torch takes seconds to import
+    from ..security.public_weights import weights_fault  # noqa: PLC0415 as it imports numpy
 
     signer = load_keys(keys)
     if signer.entry.role is not Role.OPERATOR:
@@ -54,7 +55,10 @@ def sign(
     for silo in job.silos:
         if silo not in members or members[silo].role is not Role.SILO:
             raise LocalError(f"{job_file}: silos names {silo!r}, which is no silo of {roster}; add it or take it out")
-    signed = sign_document(job.document(), members, signer, JOB)
+    document = job.document()
+    if job.security.counts and (fault := weights_fault(job.security.counts, job.cohorts(), job.min_cohort)):
+        raise LocalError(f"{job_file}: security.counts: {fault}")
+    signed = sign_document(document, members, signer, JOB)
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)
     typer.echo(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
 

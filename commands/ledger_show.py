@@ -4,14 +4,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from ..errors import LocalError
 from ..security import ledger_receipts, ledger_view
+from ..security.chain import Line
 from ..security.ledger_audit import ledger_folder
-from ..security.ledger_view import Group, Message, Totals
+from ..security.ledger_view import PROTOCOL, Group, Message, Totals
+from ..security.records import Intent
+from ..security.records_secure import ProtocolMessage, SumEnd, SumOpened
 from . import ledger_received, roster_files
 from .roster_files import Founders, RosterFiles, Threshold
 from .tables import print_table
@@ -36,7 +39,8 @@ def show(
 ) -> None:
     """Show every message that left, or counts as left; of a coordinator's ledger, what it received and delivered.
 
-    There --recipient is the silo that gave or got it.
+    There --recipient is the silo that gave or got it. Of secure sums the messages of their protocol are shown too (as
+    the part "(protocol)"), and how each attempt ended.
     """
     folder = ledger_folder(path)
     if ledger_received.is_coordinators(folder):
@@ -46,21 +50,29 @@ def show(
         return
     if job is not None and job not in (jobs := ledger_view.jobs(folder)):
         raise LocalError(f"{folder}: no record is of job {job!r}; its jobs: {', '.join(jobs) or 'none'}")
-    rows = [
-        message
-        for message in ledger_view.messages(folder)
-        if round_number in (None, message.intent.round)
-        and job in (None, message.intent.job)
-        and (part is None or part in _parts(message))
-        and recipient in (None, message.intent.recipient.id)
+
+    def wanted(record: Intent | SumRecord, parts: Sequence[str], to: str) -> bool:
+        of = round_number in (None, record.round) and job in (None, record.job)
+        return of and (part is None or part in parts) and recipient in (None, to)
+
+    rows = [m for m in ledger_view.messages(folder) if wanted(m.intent, _parts(m), m.intent.recipient.id)]
+    sums = [
+        (line, record) for line, record in ledger_view.sums(folder) if wanted(record, [PROTOCOL], _recipient(record))
     ]
     if as_json:
-        typer.echo(json.dumps([_document(message) for message in rows]))
+        documents = [_document(message) for message in rows] + [_sum_document(line, record) for line, record in sums]
+        typer.echo(json.dumps(sorted(documents, key=lambda document: int(document["seq"]))))
         return
     columns = ("seq", "time", "job", "round", "part", "tensors", "bytes", "recipient", "rule", "outcome")
-    print_table(columns, [_row(message) for message in rows])
-    typer.echo(f"{len(rows)} messages, {sum(message.intent.message.bytes for message in rows):,} bytes")
+    cells = [_row(message) for message in rows] + [_sum_row(line, record) for line, record in sums]
+    print_table(columns, sorted(cells, key=lambda row: int(row[0])))
+    sizes = [message.intent.message.bytes for message in rows]
+    sizes += [record.message.bytes for _, record in sums if isinstance(record, ProtocolMessage)]
+    typer.echo(f"{len(sizes)} messages, {sum(sizes):,} bytes")
     _tell_policies(folder)
+
+
+SumRecord: TypeAlias = ProtocolMessage | SumEnd | SumOpened
 
 
 GROUPS: Sequence[Group] = ("job", "method", "part", "recipient")
@@ -128,6 +140,9 @@ def _document(message: Message) -> dict[str, Any]:
 
 def _row(message: Message) -> list[str]:
     intent = message.intent
+    outcome = message.status if message.digested else f"{message.status}, no digest"
+    if masked := intent.secagg:
+        outcome += f"; masked among {', '.join(masked.members)}, threshold {masked.threshold}"
     return [
         str(message.seq),
         message.time,
@@ -138,5 +153,27 @@ def _row(message: Message) -> list[str]:
         f"{intent.message.bytes:,}",
         intent.recipient.id,
         intent.policy.rule,
-        message.status if message.digested else f"{message.status}, no digest",
+        outcome,
     ]
+
+
+def _recipient(record: SumRecord) -> str:
+    return record.recipient.id if isinstance(record, ProtocolMessage) else ""
+
+
+def _sum_document(line: Line, record: SumRecord) -> dict[str, Any]:
+    return {"seq": line.seq, "time": line.record["time"], **record.model_dump(mode="json")}
+
+
+def _sum_row(line: Line, record: SumRecord) -> list[str]:
+    size, what = "", ""
+    match record:
+        case ProtocolMessage():
+            size, what = f"{record.message.bytes:,}", f"{record.kind}, counts as left"
+        case SumEnd():
+            blame = f", blamed: {record.blame}" if record.blame else ""
+            what = f"attempt {record.ctx[:8]} ended, {record.code}{blame}: {record.why}"
+        case SumOpened():
+            what = f"sum {record.ctx[:8]} opened over {', '.join(record.survivors)}"
+    of = [str(line.seq), line.record["time"], record.job, str(record.round)]
+    return [*of, PROTOCOL, "", size, _recipient(record), "", what]

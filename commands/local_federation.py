@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithms.data import Dataset, save_npz
-from ..algorithms.job import Job
+from ..algorithms.job import Job, JobFile
+from ..algorithms.job_security import FEWEST, unsummed
 from ..errors import LocalError
-from ..files import canonical_json, write_atomic
+from ..files import canonical_json, validate, write_atomic
 from ..security import roster as rosters
 from ..security.envelope import sign_document
 from ..security.identity import Entry, Role, create_keys, load_keys
@@ -91,6 +92,21 @@ def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
     signed = sign_document(job.document(), roster, load_keys(federation.folder / "operator"), JOB)
     write_atomic(source.with_suffix(".json"), canonical_json(signed) + b"\n", 0o644)
     return job
+
+
+def blind_where_it_can(document: Mapping[str, Any], records: Sequence[int]) -> dict[str, Any]:
+    """A job's document, with blind sums where it only sums, always over the same four silos or more.
+
+    ``records`` are those of each silo; some of them will be for tests.
+    """
+    job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
+    schema = job.document()["schema"]
+    if len(job.silos) <= FEWEST or job.participation < 1 or any(unsummed(schema)):
+        return dict(document)
+    security: dict[str, Any] = {"secure_aggregation": "required", "weight_most": max(records)}
+    if all(part["exchange"] != "sum.ratio" for phase in schema for part in phase["up"]):  # whose weights are by class
+        security["weight_least"] = max(1, min(records) // 2)
+    return {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
 
 
 def write_coordinator(

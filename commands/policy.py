@@ -15,6 +15,7 @@ from ..security import policy as policies
 from ..security import roster as rosters
 from ..security.identity import ENTRY_FILE, load_entry
 from ..security.policy import Policy, Verdict
+from ..security.release import MASKED
 from . import examples
 
 if TYPE_CHECKING:
@@ -80,11 +81,13 @@ def check(
             typer.echo(f"this silo would DECLINE the job, {error.code}: {error.why}")
         raise typer.Exit(1) from error
     outflows = admission.outflows(job, members, found)
-    accepts = all(outflow.decision.allow for outflow in outflows)
+    objections = admission.sum_objections(job, found)
+    accepts = not objections and all(outflow.decision.allow for outflow in outflows)
     if as_json:
-        typer.echo(json.dumps(_document(job, signer, found, outflows, accepts)))
+        document = {**_document(job, signer, found, outflows, accepts), "reasons": objections}
+        typer.echo(json.dumps(document))
     else:
-        for line in _lines(job, signer, found, outflows):
+        for line in (*_lines(job, signer, found, outflows), *_objections(objections)):
             typer.echo(line)
         typer.echo(_ending(outflows, accepts))
     if not accepts:
@@ -112,6 +115,10 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
     yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
     yield f"digest {job.digest}"
     yield f"signed by {signer}"
+    if job.security.required:
+        weights = "stand in it" if job.security.weights == "public" else "are masked too"
+        said = f"its sums are blind: {job.security.colluders} colluders assumed, the silos' weights {weights}"
+        yield from _wrapped(said, "")
     for outflow in outflows:
         yield ""
         yield f"{_rounds(outflow)}:"
@@ -126,6 +133,13 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
     yield ""
 
 
+def _objections(objections: Sequence[str]) -> Iterator[str]:
+    for objection in objections:
+        yield from _wrapped(f"DECLINED: {objection}", "")
+    if objections:
+        yield ""
+
+
 def _rounds(outflow: "Outflow") -> str:
     if outflow.first == outflow.last:
         return f"round {outflow.first}"
@@ -135,9 +149,11 @@ def _rounds(outflow: "Outflow") -> str:
 def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow", longest: float | None) -> Iterator[str]:
     """One part, a line a tensor."""
     kind, readers = verdicts[0].release.kind, ", ".join(outflow.readers)
+    masked = all(verdict.release.form == MASKED for verdict in verdicts)
+    read = "masked, read as a sum over the round's silos alone" if masked else f"read by {readers}"
     size = sum(verdict.release.nbytes for verdict in verdicts)
     norm = f"; held back in a round in which its norm is over {longest:g}" if longest is not None else ""
-    yield from _wrapped(f"part {part!r} ({kind}), {size:,} bytes, read by {readers}{norm}", "  ")
+    yield from _wrapped(f"part {part!r} ({kind}), {size:,} bytes, {read}{norm}", "  ")
     cells = [_cells(verdict) for verdict in verdicts]
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
     for verdict, (name, dtype, shape, size_, said) in zip(verdicts, cells, strict=True):
@@ -169,7 +185,7 @@ def _ending(outflows: Sequence["Outflow"], accepts: bool) -> str:
             "staddle silo check --job looks at them."
         )
     held = sum(bool(verdict.reasons) for outflow in outflows for verdict in outflow.decision.tensors)
-    return f"This silo would DECLINE the job; {held} tensors are held back."
+    return "This silo would DECLINE the job" + (f"; {held} tensors are held back." if held else ".")
 
 
 # For scripts.
@@ -215,6 +231,7 @@ def _tensor(verdict: Verdict) -> dict[str, Any]:
         "name": release.name,
         "dtype": release.dtype,
         "shape": release.shape,
+        "form": release.form,
         "bytes": release.nbytes,
         "rule": verdict.rule,
         "leaves": not verdict.reasons,

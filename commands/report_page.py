@@ -11,11 +11,12 @@ from ..security.ledger_receipts import Receipts
 from ..security.ledger_view import Totals
 from ..security.records import Deny, Peer, Witness
 from ..security.roster import Roster
-from . import report_chart
+from . import report_chart, report_sums
 from . import report_rules as rules
 from . import report_tables as tables
 from .report_chart import Chart
 from .report_rules import PolicySpan, PolicyText
+from .report_sums import Sums
 from .report_tables import JobFlows, JobRow, Listed, MessageRow, TaintRow
 from .report_words import sentence
 
@@ -77,6 +78,7 @@ class Body:
     rules: tuple[tuple[str, str, int], ...]
     denials: Listed[At[Deny]]
     jobs: tuple[JobRow, ...]
+    sums: Sums
     taints: tuple[TaintRow, ...]
     sessions: Listed[Session]
     control: Totals
@@ -129,8 +131,9 @@ def _body(whole: View, view: View, members: Roster | None, receipts: Receipts | 
     sessions, control = tables.session_table(view.sessions)
     grouped, rows = tables.message_table(view.messages, receipts.good if receipts else None)
     days, charts, left_out = _charts(view)
-    sent = {message.seq for message in view.messages}
+    sent = {message.seq for message in view.messages} | {at.seq for at in view.protocol}
     others = [message.intent.message.bytes for message in whole.messages if message.seq not in sent]
+    others += [at.record.message.bytes for at in whole.protocol if at.seq not in sent]
     return Body(
         first=whole.first,
         last=whole.last,
@@ -148,6 +151,7 @@ def _body(whole: View, view: View, members: Roster | None, receipts: Receipts | 
         rules=rules.rule_table(view.messages),
         denials=tables.newest(view.denials),
         jobs=tables.job_table(view),
+        sums=report_sums.sum_table(view),
         taints=tables.taint_table(view.messages),
         sessions=sessions,
         control=control,
@@ -189,7 +193,9 @@ def _charts(view: View) -> tuple[Chart | None, tuple[Chart, ...], int]:
 
 def _recipients(view: View, members: Roster | None) -> Iterable[Recipient]:
     peers: Mapping[Peer, None] = dict.fromkeys(
-        [message.intent.recipient for message in view.messages] + [s.opened.recipient for s in view.sessions]
+        [message.intent.recipient for message in view.messages]
+        + [sent.record.recipient for sent in view.protocol]
+        + [session.opened.recipient for session in view.sessions]
     )
     for peer in peers:
         if members is None:

@@ -56,11 +56,13 @@ class JobFlows:
 def flow_table(view: View, *, control: bool) -> tuple[JobFlows, ...]:
     """One group a job; that of the control sessions last, if they are wanted."""
     groups: dict[str, JobFlows] = {}
-    for flow, totals in flows(view if control else View(view.verified, messages=view.messages)).items():
+    shown = view if control else View(view.verified, messages=view.messages, protocol=view.protocol)
+    for flow, totals in flows(shown).items():
         group = groups.setdefault(flow.job, JobFlows(flow.job))
         group.rows.append((flow, totals))
         group.total.add(totals)
     counted = Counter(message.intent.job for message in view.messages)
+    counted.update(sent.record.job for sent in view.protocol)
     for job, group in groups.items():
         if job in counted:  # a message of two parts stands in two rows
             group.total.messages = counted[job]

@@ -15,9 +15,11 @@ def sentence(view: View, members: Roster | None) -> str:
     declined = sum(isinstance(decision.record, JobDecline) for decision in view.decisions)
     accepted = any(isinstance(decision.record, JobAccept) for decision in view.decisions)
     held = f" The silo's policy held {_count(len(view.denials), 'message')} back." if view.denials else ""
+    protocol = _protocol(view)
     if not messages:
+        what = "no tensor left" if protocol else "nothing left"
         why = "this silo declined it" if declined and not accepted else "this silo accepted it" if accepted else ""
-        return f"nothing left{f'; {why}' if why else ''}.{held}"
+        return f"{what}{f'; {why}' if why else ''}.{protocol}{held}"
     sizes: Counter[str] = Counter()
     for message in messages:
         sizes.update(parts(message))
@@ -28,16 +30,26 @@ def sentence(view: View, members: Roster | None) -> str:
     if len(rounds) <= last - first:
         span = f"{len(rounds):,} rounds between {first} and {last}"
     rules = dict.fromkeys(rule for message in messages for rule in message.intent.policy.rule.split(", "))
+    masked = sum(message.intent.secagg is not None for message in messages)
     assumed = sum(message.intent.message.bytes for message in messages if not message.digested)
     return (
         f"{_bytes(total)} left in {_count(len(messages), 'message')}, {span}, "
         f"for {_names((m.intent.recipient.id for m in messages), members)}: "
         + ", ".join(f"{part} {count:,} bytes" for part, count in sizes.items())
         + f". Who can read it: {_names(r for m in messages for r in m.intent.readers)}. "
-        f"The policy's {'rule' if len(rules) == 1 else 'rules'} {', '.join(rules)} let it pass."
+        + (f"{_count(masked, 'message')} of these left masked, and can be read only in a sum. " if masked else "")
+        + f"The policy's {'rule' if len(rules) == 1 else 'rules'} {', '.join(rules)} let it pass."
         + (f" {assumed:,} of these bytes are of messages cut short and are counted in full." if assumed else "")
+        + protocol
         + held
     )
+
+
+def _protocol(view: View) -> str:
+    if not view.protocol:
+        return ""
+    size = sum(sent.record.message.bytes for sent in view.protocol)
+    return f" The protocol of secure sums took {_count(len(view.protocol), 'message')} besides, {_bytes(size)}."
 
 
 def _bytes(count: int) -> str:

@@ -36,7 +36,7 @@ import pydantic
 
 from ..files import Strict, read_toml
 from ..metrics import MetricsConfig
-from ..security.policy import Bytes
+from ..security.policy_file import Bytes
 from ..security.roster import Pins
 
 

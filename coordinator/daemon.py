@@ -19,6 +19,7 @@ from ..proto import tensor_pb2 as tensor
 from ..proto.stream import Digests
 from ..security import roster as rosters
 from ..security.identity import Keys
+from ..security.public_weights import weights_fault
 from ..security.receiving_ledger import ReceivingLedger
 from .attesting import Attesting
 from .config import CoordinatorConfig
@@ -119,6 +120,8 @@ class Daemon:
         """LocalError where a job that the database does not have may not begin here."""
         check_folder(self._folder(job), -1)
         check_room(job, self.config.limits.max_job_bytes)
+        if job.security.counts and (fault := weights_fault(job.security.counts, job.cohorts(), job.min_cohort)):
+            raise LocalError(f"job {job.name!r}: {fault}")
 
     def check_known(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
         """LocalError where the database is older than what lies beside it."""

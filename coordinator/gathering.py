@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..errors import LocalError, RefusedError
-from ..proto.blind import model_digest, round_frame
+from ..proto.blind import model_digest, round_frame, round_terms
 from ..proto.wire import Item, delivered_items, tensor_bytes
 from ..security import roster as rosters
 from ..security.identity import Keys
@@ -74,7 +74,7 @@ class Gathering:
             round=self.round,
             silos=job.silos,
             signers=Signers.of(means.roster),
-            terms=Terms(min_cohort=job.min_cohort, colluders=job.security.colluders),
+            terms=round_terms(job, Terms(min_cohort=job.min_cohort, colluders=job.security.colluders)),
             sign=means.keys.sign,
         )
         self.summing = Summing(setting, self, means.database.secure_rows(job.name, self.round))

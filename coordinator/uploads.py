@@ -123,7 +123,7 @@ class Uploads:
         return self._daemon.conclude(run, silo, arriving.round, file, end, digests, head)
 
     def _check(self, silo: str, manifest: tensor.Manifest, arriving: Arriving) -> list[int]:
-        """Sizes of what a manifest declares: it is open, fits job and disk, goes on where the bytes here end."""
+        """Sizes of what a manifest declares; it is open, fits job and disk, and goes on where the bytes here end."""
         run = self._admit(silo, manifest)
         if bool(manifest.context) != run.state.blind:
             gives = "masked words, the job is in the clear" if manifest.context else "tensors, the job's sums are blind"

@@ -6,12 +6,15 @@ order in which the parts cross (security/blind_sum.py).
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from ..algorithms.exchange import Sum
 from ..algorithms.job import Job
+from ..algorithms.method import METRICS
 from ..files import canonical_json
 from ..security.blind_sum import Bounds, group
 from ..security.labels import SECAGG_MODEL, framed
-from ..security.round_spec import Frame
+from ..security.round_spec import Frame, Terms
 from .wire import Item
 
 PURPOSE = "update"
@@ -37,6 +40,19 @@ def model_digest(job: Job, round_: int, items: Sequence[Item], tensors: Sequence
 
 def _names(item: Item) -> tuple[bytes, bytes]:
     return item.part.encode(), item.spec.name.encode()
+
+
+def round_terms(job: Job, terms: Terms) -> Terms:
+    """What ``terms`` ask of this job's sums.
+
+    What does not change from round to round, private weights or which classes a silo has, two sums that differ by one
+    silo would show; it is summed over all of the job's silos or not at all (SECURITY.md rule 1). Only means by weights
+    that are declared, and the metrics, may be summed over others: METRICS counts records, which are declared then, too.
+    """
+    parts = [part for start in job.phase_starts for part in job.up(start) if part != METRICS]
+    means = all(isinstance(part.exchange, Sum) and part.exchange.form == "mean" for part in parts)
+    varying = means and job.security.weights == "public"
+    return replace(terms, whole=() if varying else tuple(sorted(job.silos)))
 
 
 def round_frame(job: Job, round_: int, federation: str, roster: str, model: str) -> Frame:

@@ -96,15 +96,16 @@ def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[Chunk
 
 
 def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[Chunk]:
-    """The same bytes in chunks of ``size`` (the last may be smaller); a piece is copied before the next is asked for."""
+    """The same bytes in chunks of ``size``, the last what is left; a piece is copied before the next is asked for."""
     buffer, filled = bytearray(size), 0
     for piece in pieces:
-        while piece:
-            step = min(len(piece), size - filled)
-            buffer[filled : filled + step] = piece[:step]
-            piece, filled = piece[step:], filled + step
+        left = piece
+        while left:
+            step = min(len(left), size - filled)
+            buffer[filled : filled + step] = left[:step]
+            left, filled = left[step:], filled + step
             if filled == size:
-                yield Chunk.of([buffer])
+                yield Chunk.of([memoryview(buffer)])
                 filled = 0
     if filled:
         yield Chunk.of([memoryview(buffer)[:filled]])
@@ -124,7 +125,7 @@ class Inbound:
         check: Callable[[pb.Manifest], Sequence[int]],
         sink: Callable[[memoryview], object],
     ) -> None:
-        """``check`` refuses a manifest or returns the sizes of what is hashed; ``sink`` takes bytes that were declared."""
+        """``check`` refuses a manifest or gives the sizes of what is hashed; ``sink`` takes the declared bytes."""
         self._peer = peer
         self._check = check
         self._sink = sink

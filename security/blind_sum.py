@@ -73,10 +73,16 @@ def group(part: Part, bounds: Bounds) -> Group:
 
 
 def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> Given:
-    """What a silo gives for a part's group, out of the tensors that it gives in the clear (``part.wire``)."""
+    """What a silo gives for a part's group, out of the tensors that it gives in the clear (``part.wire``).
+
+    Its values are float tensors' own memory, row by row of a ratio alone a copy: leave the tensors as they are.
+    """
     dtype = np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32
-    flat = [tensors[spec.name].detach().reshape(own.rows, -1).numpy().astype(dtype) for spec in part.tensors]
-    values = np.concatenate(flat, axis=1).reshape(-1) if len(flat) > 1 else flat[0].reshape(-1)
+    flat = [
+        tensors[spec.name].detach().reshape(own.rows, -1).numpy().astype(dtype, copy=False) for spec in part.tensors
+    ]
+    whole = own.rows == 1 or len(flat) == 1
+    values = tuple(each.reshape(-1) for each in flat) if whole else np.concatenate(flat, axis=1).reshape(-1)
     if own.weights != "private":
         return Given(values)
     return Given(values, tensors[WEIGHT].reshape(own.rows).numpy().astype(np.float64))

@@ -25,6 +25,7 @@ from ..files import Strict
 
 Words: TypeAlias = npt.NDArray[Any]  # little-endian uint32 or uint64
 Floats: TypeAlias = npt.NDArray[Any]  # float32 or float64
+Flat: TypeAlias = Floats | tuple[Floats, ...]  # one vector; or its pieces in order, each [k], of one dtype
 Reals: TypeAlias = npt.NDArray[np.float64]
 Ring: TypeAlias = Literal[32, 64]
 
@@ -78,6 +79,11 @@ class Group(Strict):
         return 2.0**self.clip_exponent
 
 
+def unscaled(group: Group) -> Group:
+    """The group as it is before its cohort is known."""
+    return group.model_copy(update={"scale_exponent": 0})
+
+
 def scale_exponent(ring: int, silos: int, clip_exponent: int, weights: str) -> int:
     """The e that a cohort of ``silos`` uses; LocalError if the ring is too small for so large a clip."""
     bound = ((1 << ring - 1) - 1 - silos) // (1 if weights == "public" else silos)  # 2^(e + clip_exponent) <= bound
@@ -95,16 +101,33 @@ def weight_exponent(ring: int, silos: int) -> int:
     return scale_exponent(ring, silos, 0, "private")
 
 
-def check_values(group: Group, values: Floats, *, saturate: bool = False) -> int:
+def pieces(values: Flat) -> tuple[Floats, ...]:
+    """The arrays of a vector."""
+    return values if isinstance(values, tuple) else (values,)
+
+
+def cut(values: Flat, start: int, stop: int) -> Floats:
+    """Elements ``start`` to ``stop``; copied only where they lie in several pieces."""
+    found, at = [], 0
+    for piece in pieces(values):
+        if at < stop and start < at + piece.size:
+            found.append(piece[max(start - at, 0) : stop - at])
+        at += piece.size
+    return found[0] if len(found) == 1 else np.concatenate(found or [np.empty(0)])
+
+
+def check_values(group: Group, values: Flat, *, saturate: bool = False) -> int:
     """How many elements exceed the clip; LocalError, before anything leaves, unless they may be cut to it.
 
     Always LocalError for values that are not finite, or not ``group.elements`` floats in one row.
     """
-    if values.dtype not in (np.float32, np.float64) or values.shape != (group.elements,):
-        raise LocalError(
-            f"group {group.name!r}: got {values.dtype} {list(values.shape)}; give float32 or float64 [{group.elements}]"
-        )
-    low, high = float(values.min()), float(values.max())  # NaN comes through
+    given = pieces(values)
+    floats = {piece.dtype for piece in given} in ({np.dtype(np.float32)}, {np.dtype(np.float64)})
+    if not floats or {piece.ndim for piece in given} != {1} or sum(piece.size for piece in given) != group.elements:
+        found = ", ".join(f"{piece.dtype} {list(piece.shape)}" for piece in given)
+        raise LocalError(f"group {group.name!r}: got {found}; give float32 or float64 [{group.elements}]")
+    held = [piece for piece in given if piece.size]
+    low, high = float(np.min([each.min() for each in held])), float(np.max([each.max() for each in held]))  # NaN too
     if not np.isfinite(low) or not np.isfinite(high):
         raise LocalError(f"group {group.name!r} holds NaN or infinity; training has diverged, lower the lr")
     largest = max(-low, high)
@@ -115,7 +138,7 @@ def check_values(group: Group, values: Floats, *, saturate: bool = False) -> int
             f"group {group.name!r}: its largest magnitude is {largest:g}, above its clip {group.clip:g}; "
             "raise clip_exponent in the job, or let values saturate"
         )
-    blocks = (values[at : at + BLOCK] for at in range(0, values.size, BLOCK))
+    blocks = (piece[at : at + BLOCK] for piece in held for at in range(0, piece.size, BLOCK))
     return sum(int(np.count_nonzero(np.abs(block) > group.clip)) for block in blocks)
 
 

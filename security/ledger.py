@@ -29,6 +29,7 @@ from .ledger_rules import Rules
 from .merkle import Hashes
 from .note import Note, VerifierKey
 from .record_form import well_formed
+from .record_parsing import Record, checked, parse_record
 from .records import (
     Applied,
     ControlClose,
@@ -44,17 +45,17 @@ from .records import (
     Payload,
     Peer,
     PolicyChange,
-    Record,
+    Secagg,
     Size,
     Start,
     Stop,
     Tensor,
     TensorDigest,
     Witness,
-    checked,
-    parse_record,
 )
+from .records_secure import MOST_WHY, ProtocolKind, ProtocolMessage, SumEnd, SumOpened
 from .release import Release
+from .secagg_fault import Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Ledger:
 
     def __init__(self, silo: str) -> None:
         self.silo = silo
-        self._rules = Rules()
+        self._rules = Rules(silo)
         self._sent: Counter[tuple[str, int]] = Counter()
         self._attempts: Counter[tuple[str, int]] = Counter()
         self._unsettled: dict[int, list[Line]] = {}  # seq of an intent → it, and its digest if there is one
@@ -137,11 +138,12 @@ class Ledger:
         message_bytes: int,
         offset: int = 0,
         cohort: Sequence[str] = (),
+        secagg: Secagg | None = None,
     ) -> Appended:
         """A message is about to leave; its ``seq`` is the ``ref`` of what follows.
 
         ``message_bytes`` are those that go now: of the payload all but its first ``offset`` bytes. ``cohort`` are the
-        ids of the round's silos, sorted.
+        ids of the round's silos, sorted; ``secagg`` is of a masked message, whose form is ``masked``.
         """
         tensors = tuple(
             Tensor(part=r.part, kind=r.kind, name=r.name, dtype=r.dtype, shape=r.shape, bytes=r.nbytes, taint=r.taint)
@@ -165,11 +167,15 @@ class Ledger:
                 message=Size(bytes=message_bytes),
                 offset=offset,
                 cohort=tuple(cohort),
+                secagg=secagg,
             )
         )
 
     def digest(self, ref: int, tensors: Sequence[TensorDigest], message: Payload) -> Sealed:
-        """All bytes of intent ``ref`` are with the transport, and these are their hashes; with the head for others."""
+        """All bytes of intent ``ref`` are with the transport, and these are their hashes; with the head for others.
+
+        Of a masked message ``tensors`` is empty.
+        """
         record = Digest(ref=ref, tensors=tuple(tensors), message=message)
         stored = record.model_dump(mode="json")
         with self._mutex:
@@ -183,6 +189,58 @@ class Ledger:
     ) -> Appended:
         """How intent ``ref`` ended; durable with the next record, since a missing outcome counts as sent."""
         return self._append(Outcome(ref=ref, status=status, bytes_sent=bytes_sent, receipt=receipt), durable=False)
+
+    def protocol_message(
+        self,
+        *,
+        job: str,
+        job_digest: str,
+        round_number: int,
+        ctx: str,
+        kind: ProtocolKind,
+        rpc: str,
+        recipient: Peer,
+        message: Payload,
+    ) -> Appended:
+        """A message of a secure sum's protocol is about to leave, and counts as left."""
+        return self._append(
+            ProtocolMessage(
+                job=job,
+                job_digest=job_digest,
+                round=round_number,
+                ctx=ctx,
+                kind=kind,
+                rpc=rpc,
+                recipient=recipient,
+                message=message,
+            )
+        )
+
+    def secagg_end(
+        self, *, job: str, job_digest: str, round_number: int, ctx: str, code: str, blame: str, why: str
+    ) -> Appended:
+        """An attempt at a secure sum is over without a sum, with a ``Code``; of a long reason what fits."""
+        return self._append(
+            SumEnd(
+                job=job,
+                job_digest=job_digest,
+                round=round_number,
+                ctx=ctx,
+                code=Code(code),
+                blame=blame,
+                why=why[:MOST_WHY],
+            )
+        )
+
+    def secagg_sum(
+        self, *, job: str, job_digest: str, round_number: int, ctx: str, survivors: Sequence[str], sha256: str
+    ) -> Appended:
+        """A secure sum was opened, over ``survivors``, sorted; this is the digest of what came down."""
+        return self._append(
+            SumOpened(
+                job=job, job_digest=job_digest, round=round_number, ctx=ctx, survivors=tuple(survivors), sha256=sha256
+            )
+        )
 
     def control_open(self, session: str, recipient: Peer, max_messages: int, max_bytes: int) -> Appended:
         """A session of polls and heartbeats begins, under these caps."""
@@ -218,7 +276,10 @@ class Ledger:
         return self._log.head
 
     def sent(self, job_digest: str, round_number: int) -> int:
-        """Payload bytes of all intents of a round, whatever became of them, restarts included."""
+        """Payload bytes of all intents of a round, whatever became of them, restarts included.
+
+        Messages of a secure sum's protocol are not payload.
+        """
         with self._mutex:
             return self._sent[job_digest, round_number]
 

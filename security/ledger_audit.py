@@ -16,7 +16,7 @@ from .head import Agreement, Held, stored, stored_by
 from .ledger_rules import Rules
 from .note import Note, VerifierKey
 from .record_form import well_formed
-from .records import checked
+from .record_parsing import checked
 from .segments import CHECKPOINT, SINGLE, Reading, segment
 
 LEDGER = "ledger"  # the folder inside a silo's folder
@@ -50,8 +50,8 @@ class Verified:
 class _Walk:
     """What the records say, taken in one after another."""
 
-    def __init__(self, known: Mapping[int, str]) -> None:
-        self.rules = Rules()
+    def __init__(self, known: Mapping[int, str], silo: str) -> None:
+        self.rules = Rules(silo)
         self.problems: list[str] = []
         self.undigested: dict[int, None] = {}
         self.silos: set[str] = set()
@@ -102,7 +102,7 @@ def verify(
     """
     if witnessed and key is None:
         raise LocalError("a checkpoint that another party holds says nothing without the silo's log key; give it")
-    walk = _Walk(known or {})
+    walk = _Walk(known or {}, checkpoints.owner(key.name)[1] if key else "")
     # (1) Each checkpoint is signed; the folder's is read before the records, which only grow.
     own, held = _own(folder, key, walk.problems), []
     if own:

@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 from ..errors import LocalError
 from .chain import Line
 from .ledger_audit import Verified
-from .ledger_view import CONTROL, MESSAGE, Message, Totals
+from .ledger_view import CONTROL, MESSAGE, PROTOCOL, Message, Totals
+from .record_parsing import Record
 from .records import (
     ControlClose,
     ControlOpen,
@@ -25,12 +26,12 @@ from .records import (
     KeyRotate,
     Outcome,
     PolicyChange,
-    Record,
     Recovery,
     Start,
     Stop,
     Witness,
 )
+from .records_secure import ProtocolMessage, SumEnd, SumOpened
 
 LATER = ("dp",)  # fields of an intent that some ledgers have, and how they are called there
 
@@ -78,6 +79,8 @@ class View:
     denials: list[At[Deny]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
+    protocol: list[At[ProtocolMessage]] = field(default_factory=list)
+    sums: list[At[SumEnd] | At[SumOpened]] = field(default_factory=list)  # how attempts at secure sums ended
     received: dict[str, Counter[int]] = field(default_factory=dict)  # by job: bytes delivered to the silo, by round
     witnesses: dict[str, At[Witness]] = field(default_factory=dict)  # by member: the last head that it said to hold
     later: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by seq: fields of LATER that a message has
@@ -92,8 +95,10 @@ class View:
     @property
     def jobs(self) -> tuple[str, ...]:
         """Names of all jobs that any record is of."""
-        said = [decision.record.job for decision in self.decisions] + [denial.record.job for denial in self.denials]
-        return tuple(dict.fromkeys([*said, *(message.intent.job for message in self.messages), *self.received]))
+        said = [at.record.job for at in (*self.decisions, *self.denials)]
+        gave = [message.intent.job for message in self.messages]
+        summed = [at.record.job for at in (*self.protocol, *self.sums)]
+        return tuple(dict.fromkeys([*said, *gave, *summed, *self.received]))
 
     def of(self, job: str) -> "View":
         """What the records say of one job; starts and sessions are of all jobs, and stay."""
@@ -103,6 +108,8 @@ class View:
             decisions=[decision for decision in self.decisions if decision.record.job == job],
             denials=[denial for denial in self.denials if denial.record.job == job],
             messages=messages,
+            protocol=[sent for sent in self.protocol if sent.record.job == job],
+            sums=[end for end in self.sums if end.record.job == job],
             received={name: rounds for name, rounds in self.received.items() if name == job},
         )
 
@@ -124,31 +131,29 @@ def view(verified: Verified, records: Iterable[tuple[Line, Record]]) -> View:
     return found
 
 
+_LISTS: Mapping[type[Record], tuple[str, ...]] = {  # records that stand for themselves, and in which lists of a view
+    Start: ("starts", "policies", "events"),
+    Stop: ("events",),
+    KeyRotate: ("events",),
+    Recovery: ("events",),
+    PolicyChange: ("policies",),
+    JobAccept: ("decisions",),
+    JobDecline: ("decisions",),
+    Deny: ("denials",),
+    ProtocolMessage: ("protocol",),
+    SumEnd: ("sums",),
+    SumOpened: ("sums",),
+}
+
+
 def _take(found: View, messages: dict[int, Message], sessions: dict[int, Session], line: Line, record: Record) -> None:
     seq, time = line.seq, line.record["time"]
     found.first, found.last = found.first or time, time
+    for name in _LISTS.get(type(record), ()):
+        getattr(found, name).append(At(seq, time, record))
     match record:
-        case Start():
-            at = At(seq, time, record)
-            found.starts.append(at)
-            found.policies.append(at)
-            found.events.append(at)
-        case Stop():
-            found.events.append(At(seq, time, record))
-        case KeyRotate():
-            found.events.append(At(seq, time, record))
-        case Recovery():
-            found.events.append(At(seq, time, record))
-        case PolicyChange():
-            found.policies.append(At(seq, time, record))
         case Witness():
             found.witnesses[record.by] = At(seq, time, record)
-        case JobAccept():
-            found.decisions.append(At(seq, time, record))
-        case JobDecline():
-            found.decisions.append(At(seq, time, record))
-        case Deny():
-            found.denials.append(At(seq, time, record))
         case Intent():
             messages[seq] = Message(seq, time, record, False, "no outcome", None)
             found.later[seq] = {name: line.record[name] for name in LATER if line.record.get(name) is not None}
@@ -182,7 +187,7 @@ class Flow:
 
     job: str
     part: str
-    kind: str  # of its tensors; empty for bytes that are of none
+    kind: str  # of its tensors, or of the protocol's message; empty for bytes that are of none
     recipient: str
     readers: tuple[str, ...]
     form: str
@@ -190,13 +195,18 @@ class Flow:
 
 
 def flows(view: View) -> dict[Flow, Totals]:
-    """Totals by flow, sessions of control messages included: the same in all as ``summary``."""
+    """Totals by flow, control and protocol messages included: the same in all as ``summary``."""
     found: dict[Flow, Totals] = {}
     for message in view.messages:
         intent = message.intent
         for (part, kind), totals in _pieces(message):
             flow = Flow(intent.job, part, kind, intent.recipient.id, intent.readers, intent.form, message.status)
             found.setdefault(flow, Totals()).add(totals)
+    for sent in view.protocol:
+        record = sent.record
+        peer = record.recipient.id
+        flow = Flow(record.job, PROTOCOL, record.kind, peer, (peer,), "plain", "no outcome")
+        found.setdefault(flow, Totals()).add(Totals(messages=1, bytes=record.message.bytes))
     for session in view.sessions:
         peer = session.opened.recipient.id
         flow = Flow(CONTROL, CONTROL, "", peer, (peer,), "plain", "sent" if session.closed else "no outcome")

@@ -8,12 +8,16 @@ record                may come
 ``policy.change``     any time; its text has its digest, and it goes from the policy that is in force
 ``policy.deny``       any time, by the policy in force
 ``egress.intent``     any time, by the policy in force; its tensors fit into its message and the bytes before its
-                      offset, and these were declared by an earlier intent of that round; its cohort, if it has
-                      one, is sorted and has this silo
-``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the whole payload
+                      offset, and these were declared by an earlier intent of that round, or of that attempt at
+                      a sum; its cohort, if it has one, is sorted and has this silo; it is masked exactly if it
+                      names such an attempt, whose members are some of the cohort, sorted, this silo and at least
+                      as many as its threshold, and its tensors are words then
+``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the whole payload; of a
+                      masked one without any tensor
 ``egress.outcome``    once for an intent; ``sent`` only after its digest and with all its bytes
 ``control.open``      when no control session is open; a ``start`` abandons one that a crash left open
 ``control.close``     for the open session, within its caps
+``secagg.sum``        any time; its survivors are sorted and have this silo
 all others            any time
 ====================  ==========================================================================
 
@@ -24,14 +28,21 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from math import prod
 from typing import Any
+
+from .release import ITEM_BYTES
+
+MASKED = "masked"  # the form of a message that is a part of a secure sum
+WORDS = ("uint32", "uint64")  # dtypes of what is masked
+_ASTRAY = "which is not sorted, has a silo twice, or lacks this one"
 
 
 @dataclass(slots=True)
 class OpenIntent:
     """An intent without outcome so far."""
 
-    tensors: list[tuple[str, str]]  # (part, name)
+    tensors: list[tuple[str, str]]  # (part, name) of those that its digest names
     bytes: int  # that go now
     offset: int  # bytes of the payload before them
     digested: bool = False
@@ -40,11 +51,13 @@ class OpenIntent:
 class Rules:
     """Follows a ledger record by record; ``check`` before ``accept``. Both take records whose form is right."""
 
-    def __init__(self) -> None:
+    def __init__(self, silo: str = "") -> None:
+        self.silo = silo  # whose ledger it is; by default as its records say
         self.intents: dict[int, OpenIntent] = {}
         self.control: tuple[int, Mapping[str, Any]] | None = None
         self.policy: str | None = None  # digest of the policy in force; None in a ledger from before they were recorded
-        self.declared: defaultdict[str, dict[int, int]] = defaultdict(dict)  # job digest → round → bytes so far
+        # Job digest → round, or ctx of an attempt at a sum → bytes so far.
+        self.declared: defaultdict[str, dict[int | str, int]] = defaultdict(dict)
         self._tensors: tuple[object, list[tuple[str, str]], str, int] = (None, [], "", 0)
 
     def check(self, record: Mapping[str, Any]) -> str:
@@ -64,20 +77,25 @@ class Rules:
                 return f"control session {self.control[1]['session']!r} (seq {self.control[0]}) is still open"
             case "control.close":
                 return self._check_close(record)
+            case "secagg.sum" if _astray(record["survivors"], self.silo):
+                return f"sum has survivors {', '.join(record['survivors'])}, {_ASTRAY}"
         return ""
 
     def accept(self, seq: int, record: Mapping[str, Any]) -> None:
         """Take note of a record that ``check`` lets pass."""
         match record["type"]:
             case "start":
+                self.silo = self.silo or record["silo"]
                 self.control = None
             case "policy.change":
                 self.policy = record["after"]
             case "egress.intent":
                 offset, size = record.get("offset", 0), record["message"]["bytes"]
-                self.intents[seq] = OpenIntent(self._read(record["tensors"])[0], size, offset)
-                declared = self.declared[record["job_digest"]]
-                declared[record["round"]] = max(offset + size, declared.get(record["round"], 0))
+                named = self._read(record["tensors"])[0] if record["form"] != MASKED else []
+                self.intents[seq] = OpenIntent(named, size, offset)
+                declared, stream = self.declared[record["job_digest"]], _stream(record)
+                declared[stream] = max(offset + size, declared.get(stream, 0))
+                self.silo = self.silo or record["silo"]
             case "egress.digest":
                 self.intents[record["ref"]].digested = True
             case "egress.outcome":
@@ -111,11 +129,32 @@ class Rules:
             return f"tensors of {inside} bytes do not fit into the intent's message of {size} bytes{behind}"
         if not record["readers"]:
             return "intent names no reader; name at least its recipient"
-        if (cohort := record.get("cohort")) and (cohort != sorted(set(cohort)) or record["silo"] not in cohort):
-            return f"intent has cohort {', '.join(cohort)}, which is not sorted, has a silo twice, or lacks this one"
-        before = self.declared[record["job_digest"]].get(record["round"], 0)
+        if (cohort := record.get("cohort")) and _astray(cohort, record["silo"]):
+            return f"intent has cohort {', '.join(cohort)}, {_ASTRAY}"
+        if why := self._check_masked(record):
+            return why
+        before = self.declared[record["job_digest"]].get(_stream(record), 0)
         if offset > before:
             return f"intent goes on at byte {offset}, of which earlier intents of its round declared {before}"
+        return ""
+
+    def _check_masked(self, record: Mapping[str, Any]) -> str:
+        secagg, form, cohort = record.get("secagg"), record["form"], record.get("cohort")
+        if (secagg is not None) != (form == MASKED):
+            return f"intent has form {form!r} and names {'an' if secagg else 'no'} attempt at a secure sum"
+        if secagg is None:
+            return ""
+        members, threshold = secagg["members"], secagg["threshold"]
+        if _astray(members, record["silo"]):
+            return f"intent is masked with members {', '.join(members)}, {_ASTRAY}"
+        if cohort and not set(members) <= set(cohort):
+            return f"intent is masked with members {', '.join(members)}, and its cohort is {', '.join(cohort)}"
+        if threshold > len(members):
+            return f"intent is masked with {len(members)} members, fewer than its threshold of {threshold}"
+        for tensor in record["tensors"]:
+            dtype, size = tensor["dtype"], tensor["bytes"]
+            if dtype not in WORDS or size != prod(tensor["shape"]) * ITEM_BYTES[dtype]:
+                return f"intent is masked, and tensor {tensor['part']}/{tensor['name']} has {size} bytes of {dtype!r}"
         return ""
 
     def _read(self, tensors: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str, int]:
@@ -164,6 +203,17 @@ class Rules:
                 f"bytes, its cap is {cap['max_messages']} and {cap['max_bytes']}"
             )
         return ""
+
+
+def _astray(silos: Sequence[str], silo: str) -> bool:
+    """Whether these are not some silos in order, each once, and this one among them."""
+    return silos != sorted(set(silos)) or (bool(silo) and silo not in silos)
+
+
+def _stream(record: Mapping[str, Any]) -> int | str:
+    """Of what an intent's offset counts bytes: the one payload of a round, or of an attempt at a sum."""
+    secagg = record.get("secagg")
+    return secagg["ctx"] if secagg else record["round"]  # type: ignore[no-any-return]
 
 
 def _named(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """What left, read from a ledger: message by message, and added up. Needs no lock, no key and no network.
 
 ``summary`` counts by rule 27: an intent without digest left with all bytes that it declared. Of a payload that goes on
-at an offset only the bytes behind it count again, with all elements of the tensors that they are of.
+at an offset only the bytes behind it count again, with all elements of the tensors that they are of. Masked tensors
+count as any, by their words on the wire.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +14,14 @@ from ..errors import LocalError
 from .chain import Line
 from .ledger_rules import Rules
 from .record_form import well_formed
-from .records import ControlClose, ControlOpen, Intent, PolicyChange, Record, checked, parse_any, parse_record
+from .record_parsing import Record, checked, parse_any, parse_record
+from .records import ControlClose, ControlOpen, Intent, PolicyChange
+from .records_secure import ProtocolMessage, SumEnd, SumOpened
 from .segments import Reading
 
-MESSAGE = "(message)"  # bytes of a message that belong to no tensor
+MESSAGE = "(message)"  # bytes of a message that belong to no tensor, canaries of a masked one among them
 CONTROL = "(control)"  # polls and heartbeats
+PROTOCOL = "(protocol)"  # messages of a secure sum's protocol
 
 Group = Literal["job", "method", "part", "recipient"]
 
@@ -48,6 +52,13 @@ def messages(folder: Path) -> tuple[Message, ...]:
             case "egress.outcome":
                 found[record["ref"]] = replace(found[record["ref"]], status=record["status"], receipt=record["receipt"])
     return tuple(found.values())
+
+
+def sums(folder: Path) -> tuple[tuple[Line, ProtocolMessage | SumEnd | SumOpened], ...]:
+    """What the records say of secure sums beside the masked messages; LocalError for a ledger that does not hold."""
+    return tuple(
+        (line, record) for line, record in records(folder) if isinstance(record, ProtocolMessage | SumEnd | SumOpened)
+    )
 
 
 def jobs(folder: Path) -> tuple[str, ...]:
@@ -86,8 +97,9 @@ class Totals:
 def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[str, ...], Totals]:
     """Totals of all that left, grouped; LocalError for a ledger that does not hold.
 
-    Bytes of a message beyond its tensors stand under the part ``(message)``, polls under ``(control)`` as job, method
-    and part: an unclosed control session counts with its cap.
+    Bytes of a message beyond its tensors stand under the part ``(message)``, messages of a secure sum's protocol under
+    ``(protocol)`` as method and part, polls under ``(control)`` as job, method and part: an unclosed control session
+    counts with its cap.
     """
     totals: dict[tuple[str, ...], Totals] = {}
 
@@ -106,13 +118,13 @@ def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[s
             add({**group, "part": part}, Totals(1, len(tensors), elements, size, 0 if message.digested else size))
         if rest or not intent.tensors:
             add({**group, "part": MESSAGE}, Totals(1, 0, 0, rest, 0 if message.digested else rest))
-    for recipient, session in _control(folder):
-        add({"job": CONTROL, "method": CONTROL, "part": CONTROL, "recipient": recipient}, session)
+    for job, part, recipient, more in _small(folder):
+        add({"job": job, "method": part, "part": part, "recipient": recipient}, more)
     return totals
 
 
-def _control(folder: Path) -> Iterator[tuple[str, Totals]]:
-    """Recipient and totals of each control session."""
+def _small(folder: Path) -> Iterator[tuple[str, str, str, Totals]]:
+    """Job, part, recipient and totals of each control session and of each protocol message."""
     opened: dict[int, ControlOpen] = {}
     for line in lines(folder):
         match line.record["type"]:
@@ -120,10 +132,14 @@ def _control(folder: Path) -> Iterator[tuple[str, Totals]]:
                 opened[line.seq] = parse_record(line, ControlOpen)
             case "control.close":
                 closed = parse_record(line, ControlClose)
-                yield opened.pop(closed.ref).recipient.id, Totals(messages=closed.messages, bytes=closed.bytes)
+                peer = opened.pop(closed.ref).recipient.id
+                yield CONTROL, CONTROL, peer, Totals(messages=closed.messages, bytes=closed.bytes)
+            case "egress.protocol":
+                sent = parse_record(line, ProtocolMessage)
+                yield sent.job, PROTOCOL, sent.recipient.id, Totals(messages=1, bytes=sent.message.bytes)
     for record in opened.values():
         cap = record.max_bytes
-        yield record.recipient.id, Totals(messages=record.max_messages, bytes=cap, assumed=cap)
+        yield CONTROL, CONTROL, record.recipient.id, Totals(messages=record.max_messages, bytes=cap, assumed=cap)
 
 
 def records(folder: Path) -> Iterator[tuple[Line, Record]]:

@@ -19,12 +19,14 @@ import numpy.typing as npt
 from ..errors import LocalError, RefusedError
 from .fixedpoint import (
     WORD,
+    Flat,
     Floats,
     Group,
     Reals,
     Words,
     check_values,
     check_weights,
+    cut,
     dequantise,
     quantise,
     quantise_weights,
@@ -43,7 +45,7 @@ LAST_CANARIES = 4
 class Given:
     """What a silo gives for one group: values [elements], and weights [rows] where they are private."""
 
-    values: Floats
+    values: Flat
     weights: Reals | None = None
 
 
@@ -147,7 +149,7 @@ def masked_chunks(
     """
     ctx = spec.context()
     masks = [Mask(terms, index, group.ring) for index, group in enumerate(spec.groups)]
-    buffer = np.empty(spec.chunk_bytes, np.uint8)
+    buffer = np.empty(min(spec.chunk_bytes, -(-upload_bytes(spec) // 8) * 8), np.uint8)  # whole words of either ring
     for chunk in chunks(spec):
         group = spec.groups[chunk.group]
         words = buffer.view(WORD[group.ring])[: chunk.words]
@@ -164,7 +166,7 @@ def _write_body(spec: RoundSpec, silo: str, group: Group, given: Given, chunk: C
     """Quantise numbers ``start`` to ``start + body`` of a group: its elements, then its private weights."""
     split = min(max(group.elements - chunk.start, 0), chunk.body)
     stop = chunk.start + split
-    values, elements = given.values[chunk.start : stop], into[:split]
+    values, elements = cut(given.values, chunk.start, stop), into[:split]
     if given.weights is None:
         quantise(group, values, spec.share_of(silo) if group.weights == "public" else 1.0, elements)
         return

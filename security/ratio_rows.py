@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import LocalError
-from .fixedpoint import Group, Reals
+from .fixedpoint import Group, Reals, cut
 from .masked_sum import Given
 from .round_spec import RoundSpec
 
@@ -32,6 +32,6 @@ def hide_rows(group: Group, given: Given, shown: npt.NDArray[np.bool_]) -> Given
     """The same with zeros, in values and weights, for the rows that are not shown."""
     if given.weights is None or shown.shape != (group.rows,):
         raise LocalError(f"group {group.name!r} has {group.rows} rows with private weights; {shown.shape} fit no ratio")
-    values = given.values.reshape(group.rows, -1).copy()
+    values = cut(given.values, 0, group.elements).reshape(group.rows, -1).copy()
     values[~shown] = 0
     return replace(given, values=values.reshape(-1), weights=np.where(shown, given.weights, 0.0))

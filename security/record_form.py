@@ -1,9 +1,9 @@
 """Whether a line is one of the ledger's records, in one pass: what makes a ledger of a million lines quick to check.
 
-A decoder for each type of record is made from the models of records.py and the frame of chain.py. It reads a line into
-plain dictionaries; these, written out again with sorted keys, give the same bytes exactly if the line was canonical: no
-key unknown or twice, no space, shortest escapes. No field takes a float or an integer beyond 2^53. It can only be
-stricter than chain.py's own way, which decides whenever this one says no.
+A decoder for each type of record is made from its model (record_parsing.py) and the frame of chain.py. It reads a line
+into plain dictionaries; these, written out again with sorted keys, give the same bytes exactly if the line was
+canonical: no key unknown or twice, no space, shortest escapes. No field takes a float or an integer beyond 2^53. It can
+only be stricter than chain.py's own way, which decides whenever this one says no.
 """
 
 import re
@@ -17,7 +17,8 @@ import msgspec
 import pydantic
 
 from .chain import FRAME
-from .records import Count, Record, Tensor
+from .record_parsing import Record
+from .records import Count, Tensor
 
 Gather = Callable[[Any], str]  # all that must be hexadecimal in a value, one after another
 
@@ -104,17 +105,29 @@ def _table(schema: Mapping[str, Any], inner: Mapping[str, Any]) -> tuple[Any, Ga
     fields: dict[str, Any] = {}
     plain: list[str] = []
     nested: list[tuple[str, Gather]] = []
+    lacking: list[tuple[str, Gather]] = []  # in those that have it
     for name, field in schema["properties"].items():
         kind, gather = _type(field, inner)
         required = name in schema["required"]
         fields[name] = kind if required else NotRequired[kind]
-        if gather is str:
+        if gather and not required:
+            lacking.append((name, gather))
+        elif gather is str:
             plain.append(name)
         elif gather:
             nested.append((name, gather))
-        if gather and not required:
-            raise TypeError(f"{name}: hexadecimal, and may be missing; teach record_form.py to read it")
-    return TypedDict("Table", fields), _gathering(plain, nested)  # type: ignore[operator]
+    due = _gathering(plain, nested)
+    if lacking:
+        return TypedDict("Table", fields), _gathering_more(due, lacking)  # type: ignore[operator]
+    return TypedDict("Table", fields), due  # type: ignore[operator]
+
+
+def _gathering_more(due: Gather | None, lacking: list[tuple[str, Gather]]) -> Gather:
+    def gather(value: Any) -> str:
+        more = [inner(value[name]) for name, inner in lacking if name in value]
+        return "".join([due(value), *more] if due else more)
+
+    return gather
 
 
 def _gathering(plain: list[str], nested: list[tuple[str, Gather]]) -> Gather | None:
@@ -136,7 +149,8 @@ def _form(model: type[pydantic.BaseModel]) -> tuple[Callable[[bytes], Any], Gath
     schema["properties"] |= frame
     schema["required"] = {*schema.get("required", ()), *frame, "type"}
     kind, gather = _type(schema, schema.get("$defs", {}))
-    assert gather  # of the frame
+    if gather is None:
+        raise TypeError(f"{model.__name__}: has no hexadecimal, while a frame has; look into chain.py's FRAME")
     return msgspec.json.Decoder(kind).decode, gather
 
 

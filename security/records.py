@@ -1,19 +1,16 @@
 """The records of a silo's egress ledger, each with a literal example.
 
 The log adds ``v``, ``seq``, ``prev``, ``nonce``, ``time`` and ``mono_us`` to each (chain.py); ``ref`` is the ``seq``
-of an earlier record. What may follow what stands in ledger_rules.py.
+of an earlier record. Those of secure sums are in records_secure.py, how any is read in record_parsing.py, and what may
+follow what in ledger_rules.py.
 """
 
-from collections.abc import Callable
 from math import prod
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-import pydantic
 from pydantic import Field
 
-from ..errors import LocalError
 from ..files import MAX_SAFE_INTEGER, Strict
-from .chain import FRAME, Line
 from .identity import Hex32, Hex64
 from .policy import MAX_FILE
 
@@ -75,6 +72,20 @@ class Applied(Strict):
     file: Hex32
     rule: Text
     decision: Literal["allow"]
+
+
+class Secagg(Strict):
+    """What a masked message is a part of: one attempt at a secure sum, as the silo knew it when it masked.
+
+    ``{"attempt":0,"clipped":0,"colluders":1,"ctx":"5c1f…","members":["hospital-a","hospital-b",…],"threshold":3}``
+    """
+
+    ctx: Hex32  # of the attempt's specification: round_spec.py
+    attempt: Count
+    members: tuple[Text, ...]  # U2, sorted: with whom it was masked
+    threshold: Count  # shares that open it
+    colluders: Count  # silos that may side with the coordinator, as the specification assumes
+    clipped: Count  # values that were cut to the group's bound
 
 
 class Start(Strict):
@@ -148,12 +159,13 @@ class Intent(Strict):
     """Durable before byte 1 leaves; without an ``egress.digest`` all of it counts as left (rule 27).
 
     ``tensors`` are the whole payload, ``message`` is what goes of it now: all behind its first ``offset`` bytes, which
-    the recipient has from an attempt whose connection broke (0: everything goes).
+    the recipient has from an attempt whose connection broke (0: everything goes). Of a masked message ``tensors`` are
+    those that are summed, in words on the wire, and the rest are canaries among them (masked_sum.py).
 
     ``{"attempt":0,"cohort":["hospital-a","hospital-b"],"form":"plain","job":"lung-3","job_digest":"ab12…","message":{"bytes":1800},
     "method":"fedavg","offset":0,"policy":{"decision":"allow","file":"e3b0…","rule":"round-update"},"purpose":"update",
     "readers":["coordinator"],"recipient":{"id":"coordinator","spki":"9f86…"},"round":17,
-    "rpc":"/staddle.Federation/Upload","silo":"hospital-a","tensors":[{…}],"type":"egress.intent"}``
+    "rpc":"/staddle.Federation/Upload","secagg":null,"silo":"hospital-a","tensors":[{…}],"type":"egress.intent"}``
     """
 
     type: Literal["egress.intent"] = "egress.intent"
@@ -173,11 +185,16 @@ class Intent(Strict):
     message: Size
     offset: Count = 0
     cohort: tuple[Text, ...] = ()  # silos of the round, sorted, as the recipient told it; older records have none
+    secagg: Secagg | None = None  # of a masked message, and of no other; older records have none
 
     @property
     def leaving(self) -> tuple[tuple[Tensor, int], ...]:
-        """The tensors of which something goes now, and how many bytes of each."""
-        found, end = [], 0
+        """The tensors of which something goes now, and how many bytes of each.
+
+        Where canaries lie among them is not recorded: they count as the first bytes, and so the tensors in full.
+        """
+        whole = self.offset + self.message.bytes
+        found, end = [], whole - sum(tensor.bytes for tensor in self.tensors) if self.secagg else 0
         for tensor in self.tensors:
             end += tensor.bytes
             left = min(tensor.bytes, max(0, end - self.offset))
@@ -189,7 +206,8 @@ class Intent(Strict):
 class Digest(Strict):
     """Durable before the END frame: ``{"message":{…},"ref":412,"tensors":[{…}],"type":"egress.digest"}``.
 
-    Hashes and size are of the whole payload, bytes before the intent's offset included.
+    Hashes and size are of the whole payload, bytes before the intent's offset included. Of a masked message no tensor
+    has a hash: masked they lie interleaved, and with the hash of a plain tensor guesses could be compared.
     """
 
     type: Literal["egress.digest"] = "egress.digest"
@@ -320,55 +338,3 @@ class HeadRefused(Strict):
     silo: Text
     checkpoint: Annotated[str, Field(max_length=4096)]
     why: Text
-
-
-Record = (
-    Start
-    | Stop
-    | Recovery
-    | KeyRotate
-    | JobAccept
-    | JobDecline
-    | PolicyChange
-    | Intent
-    | Digest
-    | Outcome
-    | ControlOpen
-    | ControlClose
-    | Witness
-    | Ingress
-    | Deny
-    | Serving
-    | Received
-    | Delivered
-    | HeadRefused
-)
-_RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(Annotated[Record, Field(discriminator="type")])
-RecordT = TypeVar("RecordT", bound=Strict)
-
-
-def checked(line: Line) -> dict[str, Any]:
-    """The record of a verified line, whose form is right; LocalError names its seq and what is wrong with it."""
-    if not line.typed:
-        _validated(line, _RECORDS.validate_python)
-    return line.record
-
-
-def parse_record(line: Line, model: type[RecordT]) -> RecordT:
-    """The typed record of a verified line of this type; LocalError names its seq and what is wrong with it."""
-    return _validated(line, model.model_validate)
-
-
-def parse_any(line: Line) -> Record:
-    """The typed record of a verified line, whatever its type."""
-    return _validated(line, _RECORDS.validate_python)
-
-
-def _validated(line: Line, validate: Callable[[Any], RecordT]) -> RecordT:
-    body = {key: value for key, value in line.record.items() if key not in FRAME}
-    try:
-        return validate(body)
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "type"
-        raise LocalError(f"seq {line.seq}: {where}: {first['msg']}") from None

@@ -8,6 +8,10 @@ from ..errors import LocalError
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "int64": 8, "uint32": 4, "uint64": 8}  # the unsigned ones are masked words
 
+PLAIN = "plain"
+MASKED = "masked"
+SUM_READER = "sum"  # who can open a masked tensor reads it only as a part of a sum over the cohort
+
 
 @dataclass(frozen=True, slots=True)
 class Release:
@@ -22,7 +26,7 @@ class Release:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    form: str = "plain"
+    form: str = PLAIN
     taint: Literal["public", "dp", "private"] = "private"
     ledger_ids: tuple[int, ...] = ()
 

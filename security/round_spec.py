@@ -118,11 +118,15 @@ class Frame:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a silo's policy asks of every secure sum; the defaults are those of SECURITY.md rule 6."""
+    """What a silo's policy asks of every secure sum; the defaults are those of SECURITY.md rule 6.
+
+    Without one of the silos in ``whole`` no sum is opened: it has values that do not change between rounds (rule 1).
+    """
 
     min_cohort: int = 3
     min_honest: int = 2
     colluders: int = 1
+    whole: tuple[str, ...] = ()
 
 
 def threshold(silos: int) -> int:
@@ -201,7 +205,10 @@ def check_cohort(spec: RoundSpec, terms: Terms) -> None:
     # (3) The cohort is no smaller than both minima.
     minimum = max(spec.min_cohort, terms.min_cohort)
     _agree(n >= minimum, f"a cohort of {n} is smaller than min_cohort {minimum}")
-    # (4) No silo outweighs the others.
+    # (4) No silo is missing that all sums need.
+    missing = [silo for silo in terms.whole if silo not in spec.cohort]
+    _agree(not missing, f"the cohort lacks {', '.join(missing)}, and values that do not change are summed over all")
+    # (5) No silo outweighs the others.
     if spec.counts:
         fault = concentration_fault(spec.counts, minimum)
         _agree(not fault, f"public weights of the cohort: {fault}")
@@ -220,7 +227,11 @@ def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> 
         Code.SURVIVORS,
         f"of {m} survivors {honest} are sure to be honest, the policy asks for {terms.min_honest}",
     )
-    # (3) None outweighs the others.
+    # (3) None is missing that all sums need.
+    missing = [silo for silo in terms.whole if silo not in survivors]
+    why = f"{', '.join(missing)} did not survive, and values that do not change are summed over all or not at all"
+    check(not missing, COORDINATOR, Code.SURVIVORS, why)
+    # (4) None outweighs the others.
     if spec.counts:
         left = [spec.counts[spec.cohort.index(silo)] for silo in survivors]
         fault = concentration_fault(left, max(spec.min_cohort, terms.min_cohort))
@@ -234,9 +245,10 @@ def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:
     1 / Σ s² >= min_cohort - 1. Exact, in whole numbers.
     """
     total, squares = sum(counts), sum(count * count for count in counts)
-    for own in range(len(counts)):
-        others, others_squared = total - counts[own], squares - counts[own] ** 2
-        largest = max((count for i, count in enumerate(counts) if i != own), default=0)
+    second, first = sorted((0, 0, *counts))[-2:]
+    for own in counts:
+        others, others_squared = total - own, squares - own * own
+        largest = second if own == first else first
         if 2 * largest > others or not others:
             return f"one silo has {largest} of the {others} records of all but another, more than half"
         if others * others < (min_cohort - 1) * others_squared:

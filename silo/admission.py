@@ -1,7 +1,7 @@
 """May this job run here? Numbered checks in running order, before anything trains and before anything is told."""
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..algorithms import sources
@@ -12,16 +12,19 @@ from ..algorithms.job import Job
 from ..algorithms.weights import load_weights
 from ..errors import LocalError, PeerError, RefusedError
 from ..files import parse_json
-from ..proto.wire import given_items
+from ..proto.blind import bounds
+from ..security.blind_sum import group
 from ..security.envelope import verify_document
+from ..security.fixedpoint import scale_exponent
 from ..security.identity import Role
 from ..security.labels import JOB
 from ..security.policy import Decision, Policy
+from ..security.public_weights import weights_fault
 from ..security.release import Release
 from ..security.roster import Roster
 from .config import SiloConfig
 from .declared import Declared, Records
-from .payload import readers_of, release_of
+from .payload import given_releases, readers_of_job
 
 
 @dataclass(frozen=True)
@@ -94,16 +97,63 @@ def checked_cohort(cohort: Sequence[str], job: Job, round_: int, silo: str, rost
 
 def outflows(job: Job, roster: Roster, policy: Policy) -> list[Outflow]:
     """What the policy says to all that the job's rounds give; rounds in a row that give the same are one."""
-    found: dict[int, list[Release]] = {}
+    found: dict[int, tuple[Release, ...]] = {}
     for start in job.phase_starts:
-        releases = [release_of(item) for item in given_items(job.up(start))]
+        releases = given_releases(job, start)
         if not found or releases != list(found.values())[-1]:  # what comes down begins phases, too
             found[start] = releases
-    readers, coordinator = readers_of(roster), roster.coordinator.id
+    readers, coordinator = readers_of_job(job, roster), roster.coordinator.id
     return [
         Outflow(first, following - 1, readers, policy.decide(job.method_name, releases, coordinator, readers))
         for (first, releases), following in zip(found.items(), (*list(found)[1:], job.length), strict=True)
     ]
+
+
+def sum_objections(job: Job, policy: Policy) -> tuple[str, ...]:
+    """All that the policy has against a job's blind sums, each with its fix; it asks the same of every cohort."""
+    return tuple(_objections(job, policy)) if job.security.required else ()
+
+
+def _objections(job: Job, policy: Policy) -> Iterator[str]:
+    security, terms = job.security, policy.terms
+    # (1) The job takes as many silos to be in league with the coordinator as the policy does.
+    if security.colluders < terms.colluders:
+        yield (
+            f"the job assumes {security.colluders} colluders, this silo's policy {terms.colluders}; have it signed "
+            "with a higher security.colluders, or lower secure_aggregation.assumed_colluders"
+        )
+    # (2) Its rounds have silos enough, and enough that are in league with nobody.
+    if job.cohort_size < terms.min_cohort:
+        yield (
+            f"the job's rounds have {job.cohort_size} silos, secure_aggregation.min_cohort = {terms.min_cohort}; it "
+            "takes more silos or a lower min_cohort"
+        )
+    if (honest := job.cohort_size - security.colluders) < terms.min_honest:
+        yield (
+            f"of {job.cohort_size} silos of a round {honest} are in league with nobody, "
+            f"secure_aggregation.min_honest = {terms.min_honest}; it takes more silos or a lower min_honest"
+        )
+    # (3) Counts stand in it only if they are no secret, and (4) then no silo outweighs the others.
+    if security.weights == "public":
+        if not policy.file.secure_aggregation.public_counts:
+            yield (
+                "the job's weights are public, secure_aggregation.public_counts = false; set it to true if the number "
+                'of this silo\'s records is no secret, or have the job signed with security.weights = "private"'
+            )
+        fewest = max(job.min_cohort, terms.min_cohort)
+        if fault := weights_fault(security.counts, job.cohorts(), fewest):
+            yield fault
+    # (5) The sum of so many silos fits into its ring.
+    yield from _rings(job)
+
+
+def _rings(job: Job) -> Iterator[str]:
+    declared = bounds(job)
+    for own in dict.fromkeys(group(part, declared) for start in job.phase_starts for part in job.up(start)):
+        try:
+            scale_exponent(own.ring, len(job.silos), own.clip_exponent, own.weights)
+        except LocalError as error:
+            yield f"part {own.name!r}: {error}"
 
 
 def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: SiloConfig, key: bytes) -> Admitted:
@@ -113,7 +163,9 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
     job, signer = read_job(signed, roster)
     # (3) We are one of its silos.
     check_member(job, silo, roster)
-    # (4) The policy allows all that any of its rounds gives.
+    # (4) The policy agrees to its blind sums, and allows all that any of its rounds gives.
+    if objections := sum_objections(job, policy):
+        raise RefusedError(coordinator, "POLICY", "; ".join(objections))
     for outflow in outflows(job, roster, policy):
         if not outflow.decision.allow:
             why = f"from round {outflow.first} on: " + "; ".join(outflow.decision.reasons)

@@ -14,9 +14,14 @@ from ..proto import federation_pb2 as pb
 from ..security.identity import ID_PATTERN
 from ..security.policy import Policy
 from ..security.roster import Roster
+from ..security.signers import Sign
 from .admission import Admitted, admit, checked_cohort
+from .blind import Payload
+from .blind_rounds import BlindRounds
 from .config import SiloConfig
+from .delivery import Delivered
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
+from .secure_memory import MemoryFiles
 from .session import (
     Asked,
     Barred,
@@ -54,12 +59,14 @@ PAUSE_SECONDS = 0.5  # after what led to nothing: a coordinator does not set our
 class Agent:
     """One silo at one coordinator."""
 
-    def __init__(self, config: SiloConfig, silo: str, roster: Roster, policy: Policy, gate: Gate) -> None:
+    def __init__(self, config: SiloConfig, silo: str, roster: Roster, policy: Policy, gate: Gate, sign: Sign) -> None:
+        """``sign`` with the silo's protocol key."""
         self._config = config
         self._silo = silo
         self._roster = roster
         self._policy = policy
         self._gate = gate
+        self._blind = BlindRounds(silo, roster, policy, gate, sign)
         self._trainer = Trainer()
         self._admitted: dict[str, Admitted] = {}
         self._beat_seconds = 5
@@ -77,6 +84,7 @@ class Agent:
             return await self._run()
         finally:
             self._trainer.close()
+            await self._blind.leave()
             await self._gate.close()
 
     async def _run(self) -> str:
@@ -140,6 +148,7 @@ class Agent:
         self._beat_seconds = await self._gate.hello()
         for upload in await self._gate.settle():
             log.event("upload.settled", job=upload.job, round=upload.round, outcome=upload.status, why=upload.why)
+            self._blind.settled(upload)
         log.event("connected", coordinator=self._roster.coordinator.id, address=self._config.coordinator)
         return Connected()
 
@@ -223,7 +232,7 @@ class Agent:
     async def _round(self, admitted: Admitted, asked: Asked) -> None:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
-        payload = await asyncio.to_thread(folder.outbox, round_)
+        payload: Payload | None = await asyncio.to_thread(folder.outbox, round_)
         if folder.finished or round_ >= job.length or (payload is None and round_ < folder.rounds_done):
             raise RefusedError(
                 self._roster.coordinator.id,
@@ -231,15 +240,30 @@ class Agent:
                 f"asks for round {round_} of job {job.name!r}; here {folder.rounds_done} of {job.length} are over, "
                 "and what a round gave is given once",
             )
+        if admitted.declared.bounds is not None:
+            keeper = MemoryFiles(folder.path)
+
+            async def trained(delivered: Delivered) -> Payload:
+                return payload if payload is not None else await self._train(admitted, asked, delivered)
+
+            await self._blind.take_part(admitted, round_, keeper, trained, WAITING)
+            log.event("round.given", job=job.name, round=round_)
+            return
         if payload is None:
             delivered = await self._gate.fetch(job, round_)
-            began = time.monotonic()
-            payload = await self._trainer.run(self._work(admitted).train, round_, asked.counted, delivered)
-            log.event("round.trained", job=job.name, round=round_, seconds=round(time.monotonic() - began, 3))
+            payload = await self._train(admitted, asked, delivered)
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # told again: we set the pace
         await self._gate.give(admitted.declared, round_, payload, cohort)
         log.event("round.given", job=job.name, round=round_)
+
+    async def _train(self, admitted: Admitted, asked: Asked, delivered: Delivered) -> Payload:
+        began = time.monotonic()
+        train = self._work(admitted).train
+        payload = await self._trainer.run(train, asked.round, asked.counted, delivered.tensors)
+        seconds = round(time.monotonic() - began, 3)
+        log.event("round.trained", job=admitted.job.name, round=asked.round, seconds=seconds)
+        return payload
 
     def _work(self, admitted: Admitted) -> Work:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
@@ -275,7 +299,7 @@ class Agent:
             if finished.completed:
                 admitted = self._known(finished.job, finished.digest)
                 delivered = await self._gate.fetch(admitted.job, finished.round)
-                await self._trainer.run(self._work(admitted).finish, finished.counted, delivered)
+                await self._trainer.run(self._work(admitted).finish, finished.counted, delivered.tensors)
             log.event("job.finished", job=finished.job, completed=finished.completed)
         except (UnreachableError, TurnedAwayError, UnwritableError):
             raise

@@ -8,6 +8,7 @@ import grpc
 
 from ..errors import PeerError, RefusedError
 from ..proto import federation_pb2 as pb
+from ..proto import secure_pb2
 from ..proto.channel import ERROR_METADATA, FETCH, OPTIONS, UPLOAD, require_tls13, transfer_seconds
 from ..proto.federation_pb2_grpc import FederationStub
 from ..proto.frames import Frame, decode, encode
@@ -77,6 +78,14 @@ class Client:
     async def attest(self, said: pb.Attestation) -> None:
         """Say what we hold of another silo's ledger."""
         await self._unary(self._stub.Attest, said, CALL_SECONDS)
+
+    async def secure(self, given: secure_pb2.SecureGiven) -> None:
+        """Give a message of a secure sum."""
+        await self._unary(self._stub.Secure, given, CALL_SECONDS)
+
+    async def secure_next(self, asked: secure_pb2.SecureAsked, hold: float) -> secure_pb2.SecureTold:
+        """Wait for the next message of a round's secure sums, at most about ``hold`` seconds."""
+        return cast("secure_pb2.SecureTold", await self._unary(self._stub.SecureNext, asked, hold + HOLD_GRACE_SECONDS))
 
     async def fetch(self, request: pb.FetchRequest, largest: int) -> AsyncIterator[Frame]:
         """Frames of a delivery of at most ``largest`` bytes."""

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from ..errors import LocalError
 from ..security.ledger import Ledger
-from ..security.policy import Control as Caps
+from ..security.policy_file import Control as Caps
 from ..security.records import Peer
 
 MAX_CONTROL_BYTES = 1024  # one control message: ids, digests and numbers fit well below

@@ -4,7 +4,8 @@ Nothing leaves from here: the gate hands in the frames of the call that it made.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -19,15 +20,22 @@ from ..security.records import Payload, Peer
 from .payload import Buffer, announced, unpack
 
 
+@dataclass(frozen=True)
+class Delivered:
+    """What came down: tensors by part and name; what they were declared as, and the SHA-256 of each, in wire order."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    items: Sequence[Item]
+    digests: Sequence[bytes]
+
+
 def largest(job: Job, round_: int) -> int:
     """Bytes of the largest delivery that a round can have."""
     return sum(item.spec.nbytes for item in delivered_items(job.down(round_)))
 
 
-async def take(
-    ledger: Ledger, sender: Peer, job: Job, round_: int, frames: AsyncIterator[Frame]
-) -> dict[str, dict[str, Tensor]]:
-    """Tensors by part and name; RefusedError for anything that the job's schema does not have in this round."""
+async def take(ledger: Ledger, sender: Peer, job: Job, round_: int, frames: AsyncIterator[Frame]) -> Delivered:
+    """Take a delivery in; RefusedError for anything that the job's schema does not have in this round."""
     buffer = Buffer()
 
     items: Sequence[Item] = ()
@@ -45,7 +53,7 @@ async def take(
     delivered = unpack(sender.id, items, buffer.bytes)
     if delivered:
         await asyncio.to_thread(_record, ledger, sender, job, round_, len(buffer.bytes), digests)
-    return delivered
+    return Delivered(delivered, items, digests.tensors)
 
 
 def _record(ledger: Ledger, sender: Peer, job: Job, round_: int, size: int, digests: Digests) -> None:

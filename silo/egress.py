@@ -20,8 +20,8 @@ a method can write anything into the tensors that it may give (docs/wire.md).
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from google.protobuf.message import Message
@@ -35,26 +35,31 @@ from ..proto import federation_pb2 as pb
 from ..proto import tensor_pb2 as tensor
 from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, UPLOAD, checked_address
 from ..proto.frames import Frame
-from ..proto.stream import Digester, chunks
-from ..proto.wire import Item, to_wire
+from ..proto.secure_given import Asked, Attempt, Given, GivenBody, asked_to_wire, given_to_wire
+from ..proto.secure_told import Told, told_from_wire
+from ..proto.stream import Digester, Digests
+from ..proto.wire import Item
 from ..security import roster as rosters
+from ..security.fixedpoint import unscaled
 from ..security.identity import Keys
 from ..security.ledger import Ledger
 from ..security.policy import Policy
-from ..security.records import Applied, Payload, Peer, TensorDigest
+from ..security.records import Applied, Payload, Peer
+from ..security.secagg_silo_events import Streamed
 from . import delivery
 from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
 from .control import Control
 from .declared import Declared
 from .outcomes import Outcomes, Settled, Status
+from .outgoing import Masking, Outgoing, masked, plain
 from .payload import (
     bytes_by_kind,
     exactly,
     miscounted,
     norms,
     readers_of,
-    release_of,
 )
+from .secure_records import SecureRecords
 from .witness import Witness
 
 MAX_SESSION_BYTES = 64
@@ -93,6 +98,7 @@ class Gate:
         self._hold = 0.0
         self._control = Control(ledger, policy.file.control, self._coordinator)
         self._outcomes = Outcomes(ledger, roster)
+        self.secure_records = SecureRecords(ledger, self._coordinator)
 
     @property
     def _coordinator(self) -> Peer:
@@ -176,7 +182,7 @@ class Gate:
 
     # Deliveries.
 
-    async def fetch(self, job: Job, round_: int) -> dict[str, dict[str, Tensor]]:
+    async def fetch(self, job: Job, round_: int) -> delivery.Delivered:
         """What the coordinator delivers to us at the start of a round, checked and recorded as ingress."""
         request = pb.FetchRequest(
             session=self._session, job=job.name, job_digest=bytes.fromhex(job.digest), round=round_
@@ -194,6 +200,29 @@ class Gate:
 
         ``cohort`` are the ids of the round's silos, sorted.
         """
+        if declared.bounds is not None:
+            raise LocalError(f"job {declared.job!r} wants secure aggregation; nothing of it leaves in the clear")
+        items, values = await self._checked(declared, round_, payload)
+        outgoing = plain(items, values, readers_of(self._roster))
+        await self._send(declared, round_, outgoing, self._norms(items, values), cohort)
+
+    async def give_masked(
+        self, declared: Declared, round_: int, payload: Mapping[str, Mapping[str, Tensor]], masking: Masking
+    ) -> Streamed:
+        """Let one round's bundle out as the masked words of a secure sum; what was streamed, for its header."""
+        items, values = await self._checked(declared, round_, payload)
+        parts, own = declared.groups(round_)
+        # (3b) The sum is over what the signed document declares.
+        if (asked := tuple(map(unscaled, masking.spec.groups))) != own:
+            raise LocalError(f"a secure sum of groups {asked}, the signed job declares {own}; nothing leaves")
+        outgoing = await asyncio.to_thread(masked, parts, items, values, masking)
+        cohort = masking.spec.cohort
+        digests = await self._send(declared, round_, outgoing, self._norms(items, values), cohort)
+        return Streamed(outgoing.size, digests.tensors[0])
+
+    async def _checked(
+        self, declared: Declared, round_: int, payload: Mapping[str, Mapping[str, Tensor]]
+    ) -> tuple[tuple[Item, ...], list[Tensor]]:
         # (1) Exactly what the signed document declares; nobody else holds these copies.
         items = declared.items(round_)
         values = await asyncio.to_thread(exactly, items, payload)
@@ -204,13 +233,26 @@ class Gate:
         # (3) What counts records counts records that there are.
         if why := miscounted(items, values, declared.records):
             raise LocalError(f"{why}; the message does not leave")
+        return items, values
+
+    def _norms(self, items: tuple[Item, ...], values: list[Tensor]) -> Callable[[], dict[str, float] | None]:
+        return lambda: norms(items, values) if self._policy.bounds_norms else None
+
+    async def _send(
+        self,
+        declared: Declared,
+        round_: int,
+        outgoing: Outgoing,
+        norms_of: Callable[[], dict[str, float] | None],
+        cohort: Sequence[str],
+    ) -> Digests:
         # (4) The policy allows it.
-        size = sum(item.spec.nbytes for item in items)
-        offset = self._outcomes.offset(declared.digest, round_, size)
-        applied = await self._decide(declared, round_, items, values, offset)
+        ctx = outgoing.secagg.ctx if outgoing.secagg else ""
+        offset = self._outcomes.offset(declared.digest, round_, outgoing.size, ctx)
+        applied = await self._decide(declared, round_, outgoing, offset, await asyncio.to_thread(norms_of))
         # (5) INTENT is durable.
-        intent = await asyncio.to_thread(self._intend, declared, round_, items, (offset, size), applied, cohort)
-        for kind, left in bytes_by_kind(items, offset).items():
+        intent = await asyncio.to_thread(self._intend, declared, round_, outgoing, offset, applied, cohort)
+        for kind, left in bytes_by_kind(outgoing.releases, offset).items():
             log.event("leaving", job=declared.job, round=round_, kind=kind, bytes=left, intent=intent)
         # (6) to (8): the bytes, the DIGEST record and the END frame.
         sent = _Sent()
@@ -219,14 +261,16 @@ class Gate:
             job=declared.job,
             job_digest=bytes.fromhex(declared.digest),
             round=round_,
-            size=size,
-            tensors=to_wire(items),
+            size=outgoing.size,
+            tensors=outgoing.headers,
             offset=offset,
+            context=outgoing.context,
         )
         status: Status | Literal["open"] = "unknown"
         receipt = b""
         try:
-            reply = await self._client.upload(self._frames(intent, manifest, items, values, sent), size - offset)
+            frames = self._frames(intent, manifest, outgoing, sent)
+            reply = await self._client.upload(frames, outgoing.size - offset)
             seq = self._outcomes.check_receipt(intent, reply)
             status, receipt = "sent", reply.signature
             self._witness.accepted(seq)
@@ -243,18 +287,24 @@ class Gate:
                 self._outcomes.broke(intent, sent.size)
             else:
                 await self._outcomes.close(intent, status, sent.size, receipt)
+        return sent.digests
 
     async def _decide(
-        self, declared: Declared, round_: int, items: tuple[Item, ...], values: list[Tensor], offset: int
+        self,
+        declared: Declared,
+        round_: int,
+        outgoing: Outgoing,
+        offset: int,
+        norms: Mapping[str, float] | None,
     ) -> Applied:
         decision = self._policy.decide(
             declared.method,
-            [release_of(item) for item in items],
+            outgoing.releases,
             self._roster.coordinator.id,
-            readers_of(self._roster),
+            outgoing.readers,
             sent=self._ledger.sent(declared.digest, round_) - offset,  # the policy adds the whole message
             attempts=self._ledger.attempts(declared.digest, round_),
-            norms=await asyncio.to_thread(norms, items, values) if self._policy.bounds_norms else None,
+            norms=norms,
         )
         if not decision.allow:
             denied = (declared.digest, round_, decision.reasons)
@@ -276,37 +326,37 @@ class Gate:
         self,
         declared: Declared,
         round_: int,
-        items: tuple[Item, ...],
-        stretch: tuple[int, int],
+        outgoing: Outgoing,
+        offset: int,
         applied: Applied,
         cohort: Sequence[str],
     ) -> int:
-        offset, size = stretch
         return self._ledger.intent(
             job=declared.job,
             job_digest=declared.digest,
             method=declared.method,
             round_number=round_,
-            attempt=0,
+            attempt=outgoing.attempt,
             purpose="update",
             rpc=UPLOAD,
             recipient=self._coordinator,
-            readers=readers_of(self._roster),
-            form="plain",
+            readers=outgoing.readers,
+            form=outgoing.form,
             policy=applied,
-            releases=[release_of(item) for item in items],
-            message_bytes=size - offset,
+            releases=outgoing.releases,
+            message_bytes=outgoing.size - offset,
             offset=offset,
             cohort=cohort,
+            secagg=outgoing.secagg,
         ).seq
 
     async def _frames(
-        self, intent: int, manifest: tensor.Manifest, items: tuple[Item, ...], values: list[Tensor], sent: "_Sent"
+        self, intent: int, manifest: tensor.Manifest, outgoing: Outgoing, sent: "_Sent"
     ) -> AsyncIterator[Frame]:
         yield tensor.Frame(manifest=manifest)
-        digester = Digester([item.spec.nbytes for item in items])
+        digester = Digester(outgoing.sizes)
         at = 0
-        for chunk in chunks(values):
+        for chunk in outgoing.chunks():
             digester.update(chunk.payload)
             at += len(chunk.payload)
             if at <= manifest.offset:  # it is there already
@@ -314,13 +364,9 @@ class Gate:
                 continue
             sent.size += len(chunk.payload)
             yield chunk
-        digests = digester.digests()
+        sent.digests = digests = digester.digests()
         message = Payload(bytes=at, sha256=digests.total.hex())
-        tensors = [
-            TensorDigest(part=item.part, name=item.spec.name, sha256=value.hex())
-            for item, value in zip(items, digests.tensors, strict=True)
-        ]
-        sealed = await asyncio.to_thread(self._ledger.digest, intent, tensors, message)
+        sealed = await asyncio.to_thread(self._ledger.digest, intent, outgoing.hashes(digests), message)
         head, inclusion = self._witness.proof(sealed)
         yield tensor.Frame(
             end=tensor.End(
@@ -333,6 +379,20 @@ class Gate:
                 holds=self._witness.holds,
             )
         )
+
+    # The messages of a secure sum.
+
+    async def secure_next(self, job: Job, round_: int, had: int) -> Told | None:
+        """Wait for the next message of the round's secure sums; None where none came within the hold time."""
+        asked = asked_to_wire(Asked(self._session, job.name, bytes.fromhex(job.digest), round_, had))
+        self._count(asked)
+        return told_from_wire(await self._client.secure_next(asked, self._hold))
+
+    async def secure(self, attempt: Attempt, body: GivenBody) -> None:
+        """Give a message of a secure sum, recorded before it leaves."""
+        given = given_to_wire(Given(self._session, attempt, body))
+        await self.secure_records.leaving(attempt, given)
+        await self._client.secure(given)
 
     # What became of uploads whose connection broke.
 
@@ -372,3 +432,4 @@ class _Sent:
     """How far an upload came."""
 
     size: int = 0  # payload bytes handed to the transport
+    digests: Digests = field(default_factory=lambda: Digests(()))  # of the whole payload, once all of it was made

@@ -41,7 +41,7 @@ class Outcomes:
         self._ledger = ledger
         self._roster = roster
         self._handed: dict[int, int] = {}  # intent whose connection broke → payload bytes handed to the transport
-        self._received: dict[tuple[str, int], int] = {}  # (job digest, round) → bytes that wait there for the rest
+        self._received: dict[tuple[str, int, str], int] = {}  # job digest, round, ctx → bytes that wait for the rest
 
     def check_receipt(self, intent: int, reply: pb.Receipt) -> int:
         """Where our ledger has the message; PeerError unless the coordinator signed that it has it, from this place."""
@@ -70,9 +70,12 @@ class Outcomes:
         """The connection broke when ``size`` payload bytes had been handed to the transport: OUTCOME has to wait."""
         self._handed[intent] = size
 
-    def offset(self, job_digest: str, round_: int, size: int) -> int:
-        """Where an upload of ``size`` bytes goes on, told once: 0, or behind what waits at the coordinator."""
-        received = self._received.pop((job_digest, round_), 0)
+    def offset(self, job_digest: str, round_: int, size: int, ctx: str = "") -> int:
+        """Where an upload of ``size`` bytes goes on, told once: 0, or behind what waits at the coordinator.
+
+        ``ctx`` is that of its attempt at a secure sum, if it is of one: another attempt's words are other bytes.
+        """
+        received = self._received.pop((job_digest, round_, ctx), 0)
         return received if resumable(received, size) else 0
 
     async def settle(self, ask: Ask) -> list[Settled]:
@@ -97,7 +100,8 @@ class Outcomes:
             if error.code != "UNKNOWN_JOB":
                 raise
             return "unknown", b"", str(error)
-        self._received[intent.job_digest, intent.round] = reply.received
+        ctx = intent.secagg.ctx if intent.secagg else ""
+        self._received[intent.job_digest, intent.round, ctx] = reply.received
         if not reply.HasField("receipt"):
             return "unknown", b"", f"the coordinator has {reply.received} bytes that wait for the rest"
         try:

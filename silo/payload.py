@@ -8,13 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange import DTYPES, WEIGHT, Kind, all_finite
+from ..algorithms.exchange import DTYPES, WEIGHT, Kind, Part, all_finite
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
+from ..proto.blind import bounds
 from ..proto.tensor_pb2 import Manifest
-from ..proto.wire import Item, check_manifest, delivered_items, tensor_from
-from ..security.release import Release
+from ..proto.wire import Item, check_manifest, delivered_items, given_items, tensor_from
+from ..security.blind_sum import group
+from ..security.fixedpoint import Group
+from ..security.release import MASKED, SUM_READER, Release
 from ..security.roster import Roster
 from .declared import Records
 
@@ -43,14 +46,40 @@ def release_of(item: Item) -> Release:
     return Release(item.part, item.kind.name.lower(), spec.name, spec.dtype, spec.shape)
 
 
-def bytes_by_kind(items: tuple[Item, ...], offset: int = 0) -> dict[str, int]:
+def masked_releases(parts: Sequence[Part], groups: Sequence[Group]) -> tuple[Release, ...]:
+    """What policy and ledger read about a masked round: a release for each tensor, weights only where private.
+
+    ``groups`` are those of the parts, in their order.
+    """
+    return tuple(
+        Release(part.name, part.kind.name.lower(), spec.name, f"uint{group.ring}", spec.shape, MASKED)
+        for part, group in zip(parts, groups, strict=True)
+        for spec in (part.wire if group.weights == "private" else part.tensors)
+    )
+
+
+def given_releases(job: Job, round_: int) -> tuple[Release, ...]:
+    """All that a silo gives in a round, in the form in which it leaves."""
+    parts = job.up(round_)
+    if job.security.required:
+        declared = bounds(job)
+        return masked_releases(parts, [group(part, declared) for part in parts])
+    return tuple(release_of(item) for item in given_items(parts))
+
+
+def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:
     """Payload bytes of a bundle behind an offset, by kind of part."""
     sizes: Counter[str] = Counter()
-    for item in items:
-        skipped = min(offset, item.spec.nbytes)
-        sizes[item.kind.name.lower()] += item.spec.nbytes - skipped
+    for release in releases:
+        skipped = min(offset, release.nbytes)
+        sizes[release.kind] += release.nbytes - skipped
         offset -= skipped
     return dict(sizes)
+
+
+def readers_of_job(job: Job, roster: Roster) -> tuple[str, ...]:
+    """Who can open what a silo gives for a job; of blind sums nobody opens a part."""
+    return (SUM_READER,) if job.security.required else readers_of(roster)
 
 
 def readers_of(roster: Roster) -> tuple[str, ...]:

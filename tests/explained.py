@@ -4,6 +4,7 @@ It knows the messages from their descriptors and the rules from SECURITY.md, and
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -15,6 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from staddle.errors import ProofError
 from staddle.files import canonical_json
 from staddle.proto import federation_pb2 as pb
+from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.security import checkpoint as checkpoints
 from staddle.security import note as notes
@@ -24,6 +26,7 @@ from staddle.security.consistency import Consistency
 from staddle.security.head import log_key
 from staddle.security.labels import HEAD
 from staddle.security.merkle import Tree
+from staddle.security.record_parsing import Record, parse_any
 from staddle.security.records import (
     ControlClose,
     ControlOpen,
@@ -33,14 +36,13 @@ from staddle.security.records import (
     JobAccept,
     JobDecline,
     Outcome,
-    Record,
     Start,
-    parse_any,
 )
+from staddle.security.records_secure import ProtocolMessage
 from staddle.security.roster import Roster
 from staddle.security.segments import Reading
 
-UPLOAD, FETCH = "/staddle.v1.Federation/Upload", "/staddle.v1.Federation/Fetch"
+UPLOAD, FETCH, SECURE = (f"/staddle.v1.Federation/{name}" for name in ("Upload", "Fetch", "Secure"))
 MESSAGES = {  # method → what a silo sends, what it gets
     f"/staddle.v1.Federation/{method.name}": (method.input_type, method.output_type)
     for method in pb.DESCRIPTOR.services_by_name["Federation"].methods
@@ -115,13 +117,15 @@ class _Reader:
         self.intents = [e for e in ledger if isinstance(e.record, Intent)]
         self.digests = {e.record.ref: e for e in ledger if isinstance(e.record, Digest)}
         self.outcomes = {e.record.ref: e.record for e in ledger if isinstance(e.record, Outcome)}
+        self.protocol = [e for e in ledger if isinstance(e.record, ProtocolMessage)]
         decided = [e.record for e in ledger if isinstance(e.record, JobAccept | JobDecline)]
         self.jobs = {(record.job, bytes.fromhex(record.job_digest)) for record in decided}
         self.rosters = {bytes.fromhex(e.record.roster) for e in ledger if isinstance(e.record, Start)}
         self.token = b""  # of the session that is open
         self.rounds = {0}  # that the silo was asked for
+        self.told: Counter[tuple[str, int]] = Counter()  # (job, round) → messages of its secure sums that came down
         self.sessions: list[_Session] = []
-        self.held: dict[tuple[str, int], bytes] = {}  # (job digest, round) → payload that crossed so far
+        self.held: dict[tuple[str, int, bytes], bytes] = {}  # (job digest, round, ctx) → payload that crossed so far
         self.receipts: set[str] = set()
         self.deliveries: list[tuple[str, int, int, str]] = []  # (job, round, bytes, sha256)
 
@@ -140,6 +144,8 @@ class _Reader:
         sends, gets = MESSAGES[call.method]
         if call.method == UPLOAD:
             yield from self._upload(call)
+        elif call.method == SECURE:
+            yield from self._secure(call)
         else:
             yield from self._control(place, call, sends)
         for data in call.received:
@@ -182,6 +188,7 @@ class _Reader:
                 "job": lambda v: v in {job for job, _ in self.jobs},
                 "job_digest": lambda v: (message.job, v) in self.jobs,
                 "round": lambda v: v in self.rounds,
+                "had": lambda v: v <= self.told[message.job, message.round],
                 "kind": lambda v: v in pb.AnswerKind.values(),
                 "code": lambda v: v in pb.ErrorCode.values(),
             }
@@ -218,6 +225,8 @@ class _Reader:
                 if message.head:
                     proof = Consistency.parse(message.head)
                     self.ours.add(Checkpoint.parse(proof.checkpoint.text).size)
+            case secure.SecureTold() if message.WhichOneof("body") != "nothing":
+                self.told[message.attempt.job, message.attempt.round] += 1
             case pb.StandingReply() if message.HasField("receipt"):
                 self.receipts.add(message.receipt.signature.hex())
 
@@ -239,6 +248,29 @@ class _Reader:
             elif seen != (close.messages, close.bytes):
                 said = (close.messages, close.bytes)
                 yield f"session {entry.seq}: {seen} messages and bytes crossed, the ledger closes it with {said}"
+
+    # The protocol of secure sums: a record for each message, of its very bytes.
+
+    def _secure(self, call: Call) -> Iterator[str]:
+        if len(call.sent) > 1:
+            yield f"{len(call.sent)} messages in a call that has one"
+        for data in call.sent:
+            message = yield from _message(secure.SecureGiven.DESCRIPTOR, data)
+            if message is None:
+                continue
+            wanted = (len(data), sha256(data).hexdigest())
+            found = [e for e in self.protocol if (e.record.message.bytes, e.record.message.sha256) == wanted]
+            if not found:
+                yield f"no record is of this message of {len(data)} bytes, {message.WhichOneof('body')!r}"
+                continue
+            self.protocol.remove(found[0])
+            record, attempt = found[0].record, message.attempt
+            recorded = (record.rpc, record.kind, record.job, record.job_digest, record.round, record.ctx)
+            digest, ctx = attempt.job_digest.hex(), attempt.context.hex()
+            if recorded != (call.method, message.WhichOneof("body"), attempt.job, digest, attempt.round, ctx):
+                yield f"record {found[0].seq} has another kind, job, round or attempt than its message"
+            if message.session != self.token:
+                yield "the message names another session"
 
     # Uploads.
 
@@ -266,7 +298,7 @@ class _Reader:
         whole = entry.record.message.bytes
         if len(chunks) > whole or (ends and len(chunks) != whole):
             yield f"{len(chunks)} payload bytes crossed, intent {entry.seq} declares {whole}"
-        key = (entry.record.job_digest, entry.record.round)
+        key = (entry.record.job_digest, entry.record.round, manifest.context)
         payload = self.held.get(key, b"")[: manifest.offset] + chunks
         self.held[key] = payload
         if ends:
@@ -277,11 +309,12 @@ class _Reader:
 
         Those before it were never sent, so none of them may have a digest.
         """
-        wanted = (manifest.job, manifest.job_digest.hex(), manifest.round, manifest.offset)
+        wanted = (manifest.job, manifest.job_digest.hex(), manifest.round, manifest.offset, manifest.context.hex())
         found = []
         for entry in self.intents:
             record = entry.record
-            if (record.job, record.job_digest, record.round, record.offset) == wanted:
+            ctx = record.secagg.ctx if record.secagg else ""
+            if (record.job, record.job_digest, record.round, record.offset, ctx) == wanted:
                 found.append(entry)
             if entry.seq in self.digests:
                 break
@@ -295,10 +328,12 @@ class _Reader:
     def _manifest(self, manifest, intent: Intent) -> Iterator[str]:
         if manifest.session != self.token:
             yield "the manifest names another session"
-        size = sum(t.bytes for t in intent.tensors)
+        masked = intent.secagg is not None
+        size = intent.offset + intent.message.bytes if masked else sum(t.bytes for t in intent.tensors)
         if (manifest.size, manifest.size - manifest.offset) != (size, intent.message.bytes):
             yield f"the manifest has {manifest.size} bytes from {manifest.offset}, its intent another size"
-        declared = [(t.part, t.kind, t.name, t.dtype, t.shape, t.bytes) for t in intent.tensors]
+        named = () if masked else intent.tensors  # masked words carry no names
+        declared = [(t.part, t.kind, t.name, t.dtype, t.shape, t.bytes) for t in named]
         names = {number: name for name, number in DTYPES.items()}
         found = [
             (t.part, _kind(t.kind), t.name, names.get(t.dtype, str(t.dtype)), tuple(t.shape), t.size)
@@ -314,11 +349,12 @@ class _Reader:
             yield f"END says place {end.ledger_seq}, where no digest of intent {entry.seq} has that leaf"
             return
         yield from self._head(end)
-        said = [t.sha256 for t in recorded.record.tensors]
+        masked = entry.record.secagg is not None
         crossed, at = [], 0
-        for declared in entry.record.tensors:
-            crossed.append(sha256(payload[at : at + declared.bytes]).hexdigest())
-            at += declared.bytes
+        for size in [len(payload)] if masked else [declared.bytes for declared in entry.record.tensors]:
+            crossed.append(sha256(payload[at : at + size]).hexdigest())
+            at += size
+        said = crossed if masked else [t.sha256 for t in recorded.record.tensors]
         total = sha256(b"".join(map(bytes.fromhex, said))).hexdigest()
         if crossed != said:
             yield f"the bytes that crossed are not those of digest {recorded.seq}"
@@ -405,7 +441,7 @@ def _message(descriptor, data: bytes, way: str = ""):
     """The message, if it is one, in its one spelling and without unknown fields."""
     kind = {
         found.DESCRIPTOR.full_name: found
-        for module in (pb, tensor)
+        for module in (pb, secure, tensor)
         for found in vars(module).values()
         if hasattr(found, "DESCRIPTOR") and hasattr(found, "FromString")
     }[descriptor.full_name]

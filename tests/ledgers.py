@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from staddle.security.appendlog import AppendLog
 from staddle.security.head import Signer
 from staddle.security.ledger import Ledger
-from staddle.security.records import Applied, Payload, Peer, TensorDigest
+from staddle.security.records import Applied, Payload, Peer, Secagg, TensorDigest
 from staddle.security.release import Release
 from staddle.security.segments import segment
 
@@ -113,4 +113,68 @@ def full(path, key=KEY):
         send(ledger)
         ledger.policy_deny(job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"])
         ledger.control_close(control, 8, 512)
+        return ledger.stop("asked to stop")
+
+
+# Secure sums.
+
+CTX = "c7" * 32
+SUM = {"job": "j1", "job_digest": HASH, "round_number": 3, "ctx": CTX}
+MEMBERS = ("silo-a", "silo-b", "silo-c", "silo-d")
+WORDS = (
+    Release("model", "whole_model", "w", "uint32", (10, 4), "masked"),
+    Release("model", "whole_model", "b", "uint32", (4,), "masked"),
+    Release("metric", "metric", "correct", "uint64", (), "masked"),
+)
+CANARIES = 40
+MASKED_BYTES = BYTES + CANARIES
+
+
+def secagg(**changes):
+    fields = {"ctx": CTX, "attempt": 0, "members": MEMBERS, "threshold": 3, "colluders": 1, "clipped": 2}
+    return Secagg(**{**fields, **changes})
+
+
+def intend_masked(ledger, **changes):
+    masked = {"form": "masked", "readers": ["sum"], "releases": WORDS, "message_bytes": MASKED_BYTES}
+    return intend(ledger, **{**masked, "cohort": MEMBERS, "secagg": secagg(), **changes})
+
+
+def protocol(ledger, kind, size=100, **changes):
+    fields = {"rpc": "/staddle.v1.Federation/Secure", "recipient": PEER, "message": payload(size)}
+    return ledger.protocol_message(**{**SUM, **fields, "kind": kind, **changes}).seq
+
+
+def end_sum(ledger, why="U3 has 2 members", **changes):
+    return ledger.secagg_end(**{**SUM, "code": "SURVIVORS", "blame": "coordinator", "why": why, **changes}).seq
+
+
+def open_sum(ledger, survivors=("silo-a", "silo-b", "silo-d"), **changes):
+    return ledger.secagg_sum(**{**SUM, "survivors": survivors, "sha256": HASH, **changes}).seq
+
+
+def give_blindly(ledger, receipt="5c1f", job="j1"):
+    """One secure sum, from its keys to its result; where its masked intent stands."""
+    for number, kind in enumerate(("keys", "shares")):
+        protocol(ledger, kind, 100 + number, job=job)
+    ref = intend_masked(ledger, job=job)
+    ledger.digest(ref, (), payload(MASKED_BYTES))
+    protocol(ledger, "header", 102, job=job)
+    ledger.outcome(ref, "sent", MASKED_BYTES, receipt)
+    for number, kind in enumerate(("survival", "reveal"), 103):
+        protocol(ledger, kind, number, job=job)
+    open_sum(ledger, job=job)
+    return ref
+
+
+def summed(path, key=KEY):
+    """A secure sum that was opened, and one that was not."""
+    with open_ledger(path, key=key) as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+        give_blindly(ledger)
+        ctx = "d8" * 32
+        protocol(ledger, "keys", 200, round_number=4, ctx=ctx)
+        end_sum(ledger, round_number=4, ctx=ctx)
+        protocol(ledger, "abandon", 201, round_number=4, ctx=ctx)
+        protocol(ledger, "end", 202, round_number=4, ctx=ctx)
         return ledger.stop("asked to stop")

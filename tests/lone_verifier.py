@@ -103,6 +103,28 @@ def intent(**changes):
     return {**record, "policy": {"file": HASH, "rule": "update", "decision": "allow"}, **changes}
 
 
+SECAGG = {"ctx": HASH, "attempt": 0, "members": ["hospital-a", "hospital-b"], "threshold": 2, "colluders": 1}
+SECAGG = {**SECAGG, "clipped": 0}
+WORDS = [{**tensor, "dtype": tensor["dtype"].replace("float", "uint").replace("int64", "uint64")} for tensor in TENSORS]
+MASKED = SIZE + 40
+
+
+def masked(secagg=SECAGG, **changes):
+    record = {"form": "masked", "secagg": secagg, "tensors": WORDS, "message": {"bytes": MASKED}}
+    return intent(**{**record, **changes})
+
+
+def of_sum(name, /, **changes):
+    """A record of a secure sum beside the masked message."""
+    record = {"type": name, "job": "j1", "job_digest": HASH, "round": 3, "ctx": HASH}
+    fields = {
+        "egress.protocol": {"kind": "keys", "rpc": "/x", "recipient": PEER, "message": {"bytes": 9, "sha256": HASH}},
+        "secagg.end": {"code": "SHARES", "blame": "hospital-b", "why": "no"},
+        "secagg.sum": {"survivors": ["hospital-a", "hospital-b"], "sha256": HASH},
+    }
+    return {**record, **fields[name], **changes}
+
+
 def digest(ref, **changes):
     tensors = [{"part": tensor["part"], "name": tensor["name"], "sha256": HASH} for tensor in TENSORS]
     return {

@@ -69,11 +69,15 @@ class Made:
         return (self.files.folder / "jobs" / f"{name}.json").read_bytes()
 
     def policy(self, *jobs, **replaced):
-        """A policy that allows what these jobs give; ``replaced`` changes pieces of its text."""
+        """A policy that allows what these jobs give; ``replaced`` changes pieces of its text, ``added`` comes last."""
         text = local_federation.policy_text(jobs)
+        added = replaced.pop("added", "")
         for old, new in replaced.pop("replace", {}).items():
             assert old in text, old
             text = text.replace(old, new)
+        if added and "[secure_aggregation]" in text:  # in place of the one that was drafted
+            text = text[: text.index("[secure_aggregation]")] + text[text.index("\n# '") :]
+        text += added
         return policies.parse(text.encode(), "policy.toml")
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from ledgers import KEY, open_ledger
+from ledgers import KEY, end_sum, open_ledger, protocol
 
 from staddle.security.records import Applied, Payload, Peer, TensorDigest
 from staddle.security.release import Release
@@ -116,6 +116,8 @@ def nasty(path):
             releases = [Release(text, text, text, "float32", (3,)), *RELEASES]
             policy = Applied(file=OTHER, rule=text, decision="allow")
             give(ledger, text, 0, releases, recipient=peer, readers=[text, text], form=text, policy=policy)
+            protocol(ledger, "keys", job=text, rpc=text, recipient=peer)
+            end_sum(ledger, text, job=text, blame=text)
             ledger.control_close(control, 1, 1)
             ledger.stop(text)
     return path

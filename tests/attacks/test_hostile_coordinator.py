@@ -34,7 +34,7 @@ from staddle.security.receipt import Receipt
 from staddle.silo import agent as agents
 from staddle.silo import client as clients
 from staddle.silo import config as configs
-from staddle.silo import egress
+from staddle.silo import outgoing
 from staddle.silo.agent import Agent
 from staddle.silo.egress import Gate, open_client
 from staddle.silo.witness import HEADS, Witness
@@ -254,7 +254,7 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
             witness = Witness(ledger, world.roster, world.silo_keys, folder / HEADS)
             gate = Gate(open_client(address, world.silo_keys, world.roster), ledger, rules, world.roster, witness)
             config = world.config.model_copy(update={"directory": folder, "coordinator": address})
-            agent = Agent(config, SILO, world.roster, rules, gate)
+            agent = Agent(config, SILO, world.roster, rules, gate, world.silo_keys.sign)
             running = asyncio.create_task(agent.run())
             told = asyncio.create_task(hostile.told.wait())
             await asyncio.wait({running, told}, timeout=seconds or SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -563,7 +563,7 @@ def ended(code, status, frames_taken):
     ],
 )
 def test_an_upload_that_is_ended_early_harms_nobody(world, tmp_path, monkeypatch, code, status, frames_taken):
-    monkeypatch.setattr(egress, "chunks", functools.partial(stream.chunks, size=512))
+    monkeypatch.setattr(outgoing, "chunks", functools.partial(stream.chunks, size=512))
     script = [offer(world), *[round_of(world, 0)] * 6]
     hostile = Hostile(world, script, upload=[ended(code, status, frames_taken)] * 5)
     play(hostile, tmp_path)
@@ -623,7 +623,7 @@ async def cut_before_the_end(hostile, frames, context):
 
 def test_a_coordinator_that_cuts_every_upload_and_has_nearly_all_of_it_is_given_up(world, tmp_path, monkeypatch):
     """Whatever it claims to have, a round is begun so often and no more; restarts of the silo begin nothing anew."""
-    monkeypatch.setattr(egress, "chunks", functools.partial(stream.chunks, size=512))
+    monkeypatch.setattr(outgoing, "chunks", functools.partial(stream.chunks, size=512))
     monkeypatch.setattr(stream, "CHUNK_BYTES", 512)
     most, rest = 5, world.size % 512
     policy = world.policy.replace("[limits]\n", f"[limits]\nmax_attempts_per_round = {most}\n")

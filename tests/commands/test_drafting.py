@@ -13,7 +13,7 @@ from staddle.errors import LocalError, RefusedError
 from staddle.files import parse_json
 from staddle.security import policy as policies
 from staddle.security import roster as rosters
-from staddle.silo.admission import outflows
+from staddle.silo.admission import outflows, sum_objections
 
 SILOS = ["a", "b", "c"]
 
@@ -85,6 +85,76 @@ def test_a_draft_says_of_each_rule_what_it_is(jobs):
     flowing = " ".join(text.replace("\n# ", " ").split())
     assert "'rows': the last layer's rows of the classes seen here; they tell which classes this silo has." in flowing
     assert all(len(line) <= 100 for line in text.splitlines() if line.startswith("#"))
+
+
+BLIND = {"secure_aggregation": "required"}
+PUBLIC = {**BLIND, "weights": "public", "counts": dict.fromkeys("abcd", 30)}
+
+
+@pytest.fixture
+def signed(federation):
+    """Sign jobs of four silos that differ in method and [security]."""
+
+    def call(name, security=None, method="fedavg", **fields):
+        document = {
+            "version": 1,
+            "name": name,
+            "seed": 1,
+            "rounds": 3,
+            "silos": list("abcd"),
+            "min_cohort": 3,
+            "method": {"name": method},
+            "model": {"name": "cnn-digits", "classes": 10},
+            "training": {"lr": 0.1},
+            "security": security or {},
+            **fields,
+        }
+        return local_federation.sign_job(federation, document)
+
+    return call
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedssa", "ppfl"])
+@pytest.mark.parametrize(
+    ("security", "silos", "asked"),
+    [
+        (BLIND, "abcd", {"required": True}),
+        (PUBLIC, "abcd", {"required": True, "public_counts": True}),
+        ({**BLIND, "colluders": 0}, "abc", {"required": True, "assumed_colluders": 0}),
+        ({**BLIND, "colluders": 2}, "abcdefg", {"required": True}),
+    ],
+)
+def test_a_draft_for_blind_sums_allows_these_and_nothing_in_the_clear(
+    federation, signed, method, security, silos, asked
+):
+    roster = rosters.load(federation.folder / "roster.json")
+    job = signed("blind", security, method, silos=list(silos))
+    policy = policies.parse(draft([job]).encode(), "policy.toml")
+    assert sum_objections(job, policy) == ()
+    assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
+    assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == asked
+    for rule in policy.file.allow:
+        assert (rule.forms, rule.readers) == (("masked",), ("sum",))
+        assert set(rule.dtypes) <= {"uint32", "uint64"}
+    plain = outflows(signed("plain", method=method), roster, policy)
+    assert not any(flow.decision.allow for flow in plain)
+    assert all(verdict.reasons for flow in plain for verdict in flow.decision.tensors)
+
+
+def test_a_draft_of_jobs_of_both_kinds_allows_both(federation, signed):
+    roster = rosters.load(federation.folder / "roster.json")
+    both = [signed("plain"), signed("blind", PUBLIC)]
+    policy = policies.parse(draft(both).encode(), "policy.toml")
+    for job in both:
+        assert sum_objections(job, policy) == ()
+        assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
+    assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == {"public_counts": True}
+    rule = policy.rule("fedavg", "model")
+    assert (rule.forms, rule.readers) == (("plain", "masked"), ("coordinator", "sum"))
+    assert rule.dtypes == ("float32", "float64", "uint32")
+    flowing = " ".join(draft(both).replace("\n# ", " ").split())
+    assert "bytes a round, as they stand; " in flowing
+    assert "masked, so that only their sum over a round's silos can be read." in flowing
 
 
 def run(*arguments):

@@ -17,7 +17,7 @@ from staddle.commands.settings import MODEL, SETTINGS
 from staddle.coordinator.config import CoordinatorConfig
 from staddle.errors import LocalError
 from staddle.files import parse_toml
-from staddle.security.policy import PolicyFile
+from staddle.security.policy_file import PolicyFile
 from staddle.silo.config import SiloConfig
 
 SETTING = re.compile(r"^# (\[\[?[a-z.]+\]\]?|[a-z0-9_]+ = .*)$", re.MULTILINE)

@@ -45,6 +45,21 @@ def sign(folder, tmp_path):
     return call
 
 
+def blind(counts):
+    table = f"secure_aggregation = 'required'\nweights = 'public'\ncounts = {{ {counts} }}"
+    return (("seed =", "min_cohort = 3\nseed ="), ("[training]", f"[security]\n{table}\n[training]"))
+
+
+def test_a_job_whose_declared_weights_show_one_silo_is_not_signed(sign):
+    result, out = sign(*blind("a = 40, b = 40, c = 40, d = 200"))
+    assert isinstance(result.exception, LocalError)
+    assert "job.toml: security.counts: silo 'd' weighs too much among a, b, c, d" in str(result.exception)
+    assert not out.exists()
+    result, out = sign(*blind("a = 40, b = 40, c = 40, d = 50"))
+    assert result.exit_code == 0, result.exception
+    assert '"counts":{"a":40,"b":40,"c":40,"d":50}' in out.read_text()
+
+
 def test_a_good_job_is_signed(sign, folder):
     result, out = sign()
     assert result.exit_code == 0, result.exception

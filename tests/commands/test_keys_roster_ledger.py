@@ -4,7 +4,7 @@ from hashlib import sha256
 
 import pytest
 import typer
-from ledgers import first, open_ledger
+from ledgers import first, open_ledger, summed
 from typer.testing import CliRunner
 
 from staddle.commands import keys, ledger, roster
@@ -152,6 +152,40 @@ def test_ledger_show_and_summary(tmp_path):
         log.put_in_force(digest, "a policy")
     for command in ("show", "summary"):
         assert re.search(rf"policy {digest} in force from 20.*Z on \(record 5,", run("ledger", command, silo))
+
+
+def test_ledger_show_and_summary_of_secure_sums(tmp_path):
+    summed(tmp_path)
+    shown = run("ledger", "show", tmp_path)
+    for cell in (
+        "sent; masked among silo-a, silo-b, silo-c, silo-d, threshold 3",
+        "shares, counts as left",
+        "attempt d8d8d8d8 ended, SURVIVORS, blamed: coordinator: U3 has 2 members",
+        "sum c7c7c7c7 opened over silo-a, silo-b, silo-d",
+        "9 messages, 1,337 bytes",
+    ):
+        assert cell in shown
+    lines = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
+    assert lines == ["1", "2", "3", "5", "7", "8", "9", "10", "11", "12", "13"]
+    assert "3 messages, 603 bytes" in run("ledger", "show", tmp_path, "--round", 4)
+    assert "8 messages, 1,113 bytes" in run("ledger", "show", tmp_path, "--part", "(protocol)")
+    assert "1 messages, 224 bytes" in run("ledger", "show", tmp_path, "--part", "model")
+    assert "ended" not in run("ledger", "show", tmp_path, "--recipient", "coordinator")
+    documents = json.loads(run("ledger", "show", tmp_path, "--json"))
+    assert [(document["seq"], document["type"]) for document in documents[:3] + documents[8:9]] == [
+        (1, "egress.protocol"),
+        (2, "egress.protocol"),
+        (3, "egress.intent"),
+        (11, "secagg.end"),
+    ]
+    assert documents[2]["secagg"]["members"] == ["silo-a", "silo-b", "silo-c", "silo-d"]
+    rows = json.loads(run("ledger", "summary", tmp_path, "--json"))
+    assert [(row["method"], row["part"], row["messages"], row["bytes"]) for row in rows] == [
+        ("fedavg", "model", 1, 176),
+        ("fedavg", "metric", 1, 8),
+        ("fedavg", "(message)", 1, 40),
+        ("(protocol)", "(protocol)", 8, 1113),
+    ]
 
 
 def test_help_names_every_command():

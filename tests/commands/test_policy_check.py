@@ -5,7 +5,9 @@ import pytest
 from typer.testing import CliRunner
 
 from staddle.algorithms.data import digits
+from staddle.algorithms.job import Job
 from staddle.commands import local_federation
+from staddle.commands.drafting import draft
 from staddle.commands.policy import app
 from staddle.errors import LocalError, RefusedError
 from staddle.files import canonical_json
@@ -43,10 +45,10 @@ def federation(tmp_path_factory):
 def check(federation, tmp_path):
     """Run the command with a policy that was changed; its output, and what the agent itself would say."""
 
-    def call(name, *arguments, replace=(), code=0):
+    def call(name, *arguments, replace=(), code=0, drafted=False):
         signed = federation.folder / "jobs" / f"{name}.json"
         config = configs.load(federation.silo_config("a"))
-        text = config.policy.read_text()
+        text = draft([Job.from_toml(signed.with_suffix(".toml"))]) if drafted else config.policy.read_text()
         for old, new in replace:
             assert old in text
             text = text.replace(old, new)
@@ -73,6 +75,7 @@ def test_every_tensor_has_a_line_with_rule_bytes_and_reader(check):
     assert "  10 tensors, 52,256 bytes a round; the policy lets at most 67,108,864 leave, in 100 attempts" in lines
     assert lines[-2].startswith("At most 209,024 bytes in all its rounds. This silo would ACCEPT")
     assert "classifier" not in shown
+    assert "blind" not in shown
 
 
 def test_rounds_that_give_something_else_come_apart_and_those_that_give_the_same_together(check):
@@ -123,6 +126,55 @@ def test_a_bound_on_the_norm_is_told_for_each_part_that_has_one(check):
         {"extractor": 12.5}
     ]
     assert [p["max_norms"] for p in json.loads(check("one", "--json"))["phases"]] == [{}]
+
+
+@pytest.fixture
+def blind(federation):
+    """Sign a job with blind sums for four silos."""
+
+    def call(name, **security):
+        document = job(name, silos=list("abcd")) | {"min_cohort": 3}
+        document["security"] = {"secure_aggregation": "required", **security}
+        local_federation.sign_job(federation, document)
+
+    return call
+
+
+def test_a_blind_job_says_form_and_reader_of_each_part(check, blind):
+    blind("blind", weights="public", counts=dict.fromkeys("abcd", 30))
+    shown = check("blind", drafted=True)
+    lines = shown.splitlines()
+    assert "its sums are blind: 1 colluders assumed, the silos' weights stand in it" in lines
+    assert "  part 'extractor' (backbone), 52,224 bytes, masked, read as a sum over the round's silos alone" in lines
+    assert "    extractor.conv2.weight  uint32  [32, 16, 3, 3]  18,432  leaves by rule fedper-extractor" in lines
+    assert "@weight" not in shown
+    assert "ACCEPT" in lines[-2]
+    assert max(map(len, lines)) <= 100
+    (phase,) = json.loads(check("blind", "--json", drafted=True))["phases"]
+    assert phase["readers"] == ["sum"]
+    assert {tensor["form"] for tensor in phase["tensors"]} == {"masked"}
+    assert {tensor["form"] for tensor in json.loads(check("one", "--json"))["phases"][0]["tensors"]} == {"plain"}
+
+
+def test_what_the_policy_has_against_a_blind_sum_is_said(check, blind):
+    blind("private")
+    stricter = [("required = true", "required = true\nmin_cohort = 5\nassumed_colluders = 2")]
+    shown = check("private", replace=stricter, drafted=True, code=1)
+    flowing = " ".join(shown.split())
+    assert "its sums are blind: 1 colluders assumed, the silos' weights are masked too" in flowing
+    assert "DECLINED: the job assumes 1 colluders, this silo's policy 2; have it signed with" in flowing
+    assert "DECLINED: the job's rounds have 4 silos, secure_aggregation.min_cohort = 5; it takes" in flowing
+    assert "HELD BACK" not in shown
+    assert shown.endswith("This silo would DECLINE the job.\n")
+    found = json.loads(check("private", "--json", replace=stricter, drafted=True, code=1))
+    assert (found["accept"], len(found["reasons"])) == (False, 2)
+    assert json.loads(check("private", "--json", drafted=True))["reasons"] == []
+
+
+def test_a_job_in_the_clear_is_declined_where_sums_have_to_be_blind(check):
+    own = [("[control]", "[secure_aggregation]\nrequired = true\n[control]")]
+    flowing = " ".join(check("one", replace=own, code=1).split())
+    assert "HELD BACK: extractor, metrics would leave in the form 'plain', and secure_aggregation" in flowing
 
 
 def test_json_says_the_same(check):

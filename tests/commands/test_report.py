@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 import report_ledgers as ledgers
 import typer
-from ledgers import FEDERATION, first, open_ledger, stored
+from ledgers import FEDERATION, end_sum, first, intend_masked, open_ledger, protocol, secagg, stored, summed
 from report_ledgers import CONTROL, HASH, LONG, NASTY, OTHER, POLICY, QUOTES, SCRIPT
 from typer.testing import CliRunner
 
@@ -322,7 +322,7 @@ def test_of_very_many_rows_and_pictures_the_page_says_what_is_left_out(path, mon
 
 def test_messages_are_listed_one_by_one(path):
     page = parsed(ledgers.full(path))
-    rows = page.section("9. Every message")[1:]
+    rows = page.section("10. Every message")[1:]
     for row, message in zip(rows, ledger_view.messages(path), strict=True):
         outcome = message.status if message.digested else f"{message.status}, no digest"
         assert [row[0], row[2], row[3], row[5:]] == [
@@ -344,7 +344,7 @@ def test_messages_are_listed_one_by_one(path):
 def test_a_long_ledger_is_listed_by_round_and_its_newest_rounds(path, monkeypatch):
     monkeypatch.setattr(report_tables, "MAX_ROWS", 4)
     page = parsed(ledgers.full(path))
-    rows = page.section("9. Every message")[1:]
+    rows = page.section("10. Every message")[1:]
     assert [(row[2], row[3], row[5], row[8], row[9]) for row in rows] == [
         ("lung-1", "3", "184", "sent", "not checked"),
         ("lung-1", "6", "368", "1 no outcome, no digest; 1 failed", "0 of 2"),
@@ -410,13 +410,13 @@ def test_policies_rules_denials_jobs_and_taints(path):
     ]
     assert "signed by operator-1" in jobs[2][1]
     assert "no rule has part 'labels'" in jobs[2][1]
-    assert [row[:3] for row in page.section("7. Privacy")[1:]] == [
+    assert [row[:3] for row in page.section("8. Privacy")[1:]] == [
         ["lung-1", "private", "7"],
         ["lung-1", "public", "8"],
         ["lung-1", "dp", "8"],
         ["lung-3", "dp", "1"],
     ]
-    sessions = page.section("8. Sessions")
+    sessions = page.section("9. Sessions")
     assert [row[4:6] + row[8:] for row in sessions[1:3]] == [
         ["8", "512", "yes"],
         ["50", "400", "no: counted with its cap"],
@@ -543,6 +543,58 @@ def test_cohorts_by_size_and_by_name(path, monkeypatch):
     assert "is not recorded in this ledger" not in words(page)
     monkeypatch.setattr(report_tables, "MAX_COHORTS", 1)
     assert "rounds 2, 6other cohorts, not listed: 2" in parsed(path).section("6. Jobs")[4][2]
+
+
+# Secure sums.
+
+
+def sums(path):
+    """A sum that was opened, an attempt that was not, one whose upload was cut, and a job of which keys alone left."""
+    summed(path)
+    with open_ledger(path) as ledger:
+        fewer = secagg(members=("silo-a", "silo-b", "silo-c"), ctx="e9" * 32)
+        intend_masked(ledger, round_number=5, secagg=fewer)
+        end_sum(ledger, "", round_number=5, ctx=fewer.ctx, code="STOPPED", blame="")
+        protocol(ledger, "keys", 7, job="j2")
+    return path
+
+
+def test_secure_sums_and_attempts_that_ended(path):
+    page = parsed(sums(path))
+    head, *rows = page.section("7. Secure sums")
+    assert [row[1:] for row in rows[:2]] == [
+        ["3, 5", "3 to 4", "3", "1", "4", "3", "3", "8", "1,113"],
+        ["none", "–", "–", "–", "0", "none", "–", "1", "7"],
+    ]
+    assert [row[:1] for row in rows[:2]] == [["j1"], ["j2"]]
+    assert len(head) == len(rows[0]) == 10
+    assert [[row[0], *row[2:]] for row in rows[3:]] == [
+        ["11", "j1", "4", "SURVIVORS", "coordinator", "U3 has 2 members"],
+        ["16", "j1", "5", "STOPPED", "nobody", "–"],
+    ]
+    first, second = (text(item) for item in page.all("li")[:2])
+    assert "Who can read it: sum. 2 messages of these left masked, and can be read only in a sum." in first
+    assert "224 of these bytes are of messages cut short" in first
+    assert first.endswith("The protocol of secure sums took 8 messages besides, 1,113 bytes (1.087 KiB).")
+    assert second == "Job j2: no tensor left. The protocol of secure sums took 1 message besides, 7 bytes."
+    assert "No message of this ledger left masked" in words(parsed(ledgers.full(path.parent / "plain")))
+
+
+def test_the_table_of_a_ledger_with_sums_adds_up_too(path):
+    rows = parsed(sums(path)).section("3. What left")
+    of_protocol = [row for row in rows if row[0] == "(protocol)"]
+    assert [row[:6] for row in of_protocol[:2]] == [
+        ["(protocol)", kind, "coordinator", "coordinator", "plain", "no outcome"] for kind in ("keys", "shares")
+    ]
+    sent = [row for row in rows if row[4:6] == ["masked", "sent"]]
+    assert [row[0] for row in sent] == ["model", "metric", "(message)"]
+    assert [row[3] for row in sent] == ["sum"] * 3
+    total = sum(totals.bytes for totals in ledger_view.summary(path).values())
+    (everything,) = (row for row in rows if row[0] == "in all")
+    assert figure(everything[4]) == total == 1113 + 7 + 2 * 224
+    assert [figure(row[1]) for row in rows if row[0] == "sum" and len(row) == 6] == [10, 1]
+    only = report.read(path, MADE, Sources(), "j2").body
+    assert (only.total.bytes, only.elsewhere[1]) == (7, 1113 + 2 * 224)
 
 
 # Ledgers that are not as they should be.

@@ -21,26 +21,26 @@ from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
 
 SILOS = ("a", "b")
+DOCUMENT = {
+    "version": 1,
+    "seed": 7,
+    "rounds": 2,
+    "silos": list(SILOS),
+    "method": {"name": "fedavg"},
+    "model": {"name": "cnn-digits", "classes": 10},
+    "training": {"lr": 0.1},
+}
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    federation = local_federation.make(tmp_path_factory.mktemp("begin") / "federation", SILOS)
+    federation = local_federation.make(tmp_path_factory.mktemp("begin") / "federation", (*SILOS, "c", "d"))
     for name in ("one", "two"):
-        document = {
-            "version": 1,
-            "name": name,
-            "seed": 7,
-            "rounds": 2,
-            "silos": list(SILOS),
-            "method": {"name": "fedavg"},
-            "model": {"name": "cnn-digits", "classes": 10},
-            "training": {"lr": 0.1},
-        }
-        local_federation.sign_job(federation, document)
+        local_federation.sign_job(federation, {**DOCUMENT, "name": name})
     local_federation.write_coordinator(federation, ["one"], {})
     folder = federation.folder
     return SimpleNamespace(
+        federation=federation,
         config=configs.load(federation.coordinator_config),
         roster=rosters.load(folder / "roster.json"),
         operator=load_keys(folder / "operator"),
@@ -136,6 +136,20 @@ def test_an_operator_is_refused_a_job_whose_folder_holds_tensors(begin, world):
     assert kept.exists()
     shutil.rmtree(kept.parent)
     assert begin(submitting(world.signed["two"])) == ["one", "two"]
+
+
+def test_a_job_whose_declared_weights_show_one_silo_is_refused(begin, world):
+    """The coordinator says which silo it is, before the silos refuse each round."""
+    counts = {"a": 30, "b": 30, "c": 30, "d": 200}
+    silos = {"silos": list(counts), "min_cohort": 3}
+    even = {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(counts, 30)}
+    for name, own in (("even", even), ("uneven", {**even, "counts": counts})):
+        local_federation.sign_job(world.federation, {**DOCUMENT, **silos, "name": name, "security": own})
+    signed = {name: (world.federation.folder / "jobs" / f"{name}.json").read_bytes() for name in ("even", "uneven")}
+    code, why, listed = begin(submitting(signed["uneven"]))
+    assert (code, listed) == ("STORAGE", ["one"])
+    assert "job 'uneven': silo 'd' weighs too much among a, b, c, d, with 200 records of 290" in why
+    assert begin(submitting(signed["even"])) == ["one", "even"]
 
 
 def test_a_job_over_the_limit_of_a_job_is_refused(begin, world):

@@ -1,9 +1,12 @@
 """Every byte that leaves a silo is explained by its ledger: real processes, and a tap that sees all of it."""
 
+import contextlib
+from collections import Counter
+
 import grpc
 import pytest
 import torch
-from explained import UPLOAD, entries, payload_bytes, unexplained
+from explained import SECURE, UPLOAD, entries, payload_bytes, unexplained
 from tap import Tap
 
 from staddle.algorithms.data import Dataset
@@ -13,6 +16,7 @@ from staddle.security import ledger_audit, ledger_view
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
 from staddle.security.records import ControlClose, ControlOpen, Digest, Intent, Outcome
+from staddle.security.records_secure import ProtocolMessage
 
 SILOS = ("north", "east", "south", "west")
 KILLED, CUT = "north", "east"
@@ -36,13 +40,19 @@ def tapped(start, document):
     for made in (parts, census):
         running.job(made)
     running.start_coordinator(beat_seconds=2)
-    federation = running.federation
-    folder = federation.folder
+    with tapping(running) as tap:
+        yield running, tap
+
+
+@contextlib.contextmanager
+def tapping(running):
+    """A tap before the coordinator, which silos that are started from now on dial."""
+    folder = running.federation.folder
     keys = {silo: load_keys(folder / silo / "keys") for silo in SILOS}
     coordinator = load_keys(folder / "coordinator" / "keys")
     with Tap(running.address, rosters.load(folder / "roster.json"), coordinator, keys) as tap:
         running.address = tap.address
-        yield running, tap
+        yield tap
 
 
 def test_the_tap_sees_metadata_and_methods_that_no_schema_has(tmp_path):
@@ -89,6 +99,34 @@ def test_nothing_crosses_that_the_ledger_does_not_explain(tapped):
         assert unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json")) == []
         check_sums(path, ledger, calls)
     check_what_happened(running, tap)
+
+
+@pytest.mark.timeout(300)
+def test_nothing_of_a_blind_job_crosses_that_the_ledger_does_not_explain(start, document):
+    running = start(*SILOS)
+    security = {"secure_aggregation": "required", "weight_most": 2000}
+    job = running.job(document("blind", SILOS, "fedavg", rounds=2, min_cohort=3, security=security))
+    coordinator = running.start_coordinator(beat_seconds=2)
+    with tapping(running) as tap:
+        for silo in SILOS:
+            running.write_silo(silo)
+            running.start_silo(silo)
+        ended = coordinator.wait_for("job.ended", 120)
+        assert (ended["job"], ended["outcome"]) == (job.name, "completed")
+        tap.wait_for(lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in SILOS))
+        for silo in SILOS:
+            running.daemons[silo].stop()
+        running.stop()
+    for silo in SILOS:
+        path = running.federation.state(silo) / "ledger"
+        ledger, calls = entries(path), tap.calls[silo]
+        assert unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json")) == []
+        kinds = Counter(entry.record.kind for entry in ledger if isinstance(entry.record, ProtocolMessage))
+        assert kinds == dict.fromkeys(("keys", "shares", "header", "survival", "reveal"), job.length)
+        assert sum(call.method == SECURE for call in calls) == kinds.total()
+        intents = [entry.record for entry in ledger if isinstance(entry.record, Intent)]
+        assert [(intent.form, bool(intent.secagg)) for intent in intents] == [("masked", True)] * job.length
+        assert payload_bytes(calls) == sum(intent.message.bytes for intent in intents)
 
 
 def check_sums(path, ledger, calls):

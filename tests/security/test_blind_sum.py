@@ -1,5 +1,6 @@
 """Sums as fixed-point numbers beside sums in the clear: within the stated bound, for every method, all job long."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,6 +14,7 @@ from staddle.algorithms.simulation import simulate
 from staddle.commands import local_federation
 from staddle.errors import LocalError
 from staddle.security.blind_sum import Bounds, Quantised, deviation, folded, group
+from staddle.security.blind_sum import given as given_of
 
 SILOS = ("a", "b", "c", "d")
 COUNTS = {"a": 300, "b": 120, "c": 55, "d": 80}
@@ -78,6 +80,14 @@ def test_a_mean_agrees(bounds, weights):
     assert (
         agree(quantised, part, SILOS, gifts(part, {s: float(w) for s, w in weights.items()})) > 0
     )  # not the same bits
+
+
+def test_a_model_is_not_copied_to_be_given():
+    part = mean_part()
+    tensors = {**{s.name: torch.randn(s.shape) for s in part.tensors}, WEIGHT: torch.tensor(7.0, dtype=torch.float64)}
+    pieces = given_of(part, group(part, Bounds(most=9)), tensors).values
+    assert [piece.tolist() for piece in pieces] == [tensors[s.name].flatten().tolist() for s in part.tensors]
+    assert all(np.shares_memory(p, tensors[s.name].numpy()) for p, s in zip(pieces, part.tensors, strict=True))
 
 
 def test_rings_follow_from_how_far_weights_spread():

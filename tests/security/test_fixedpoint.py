@@ -1,4 +1,5 @@
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -124,6 +125,34 @@ def test_what_does_not_fit_is_named_before_anything_leaves():
     for wrong in (np.zeros(2), np.zeros((3, 1)), np.zeros(3, np.int64), np.zeros(3, np.float16)):
         with pytest.raises(LocalError, match=r"give float32 or float64 \[3\]"):
             fixedpoint.check_values(g, wrong)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.data())
+def test_pieces_are_one_vector(sizes, data):
+    vector, starts = np.arange(sum(sizes), dtype=np.float32) - 9, np.cumsum([0, *sizes])
+    pieces = tuple(vector[a:b] for a, b in pairwise(starts))
+    start = data.draw(st.integers(0, vector.size))
+    stop = data.draw(st.integers(start, vector.size))
+    assert fixedpoint.cut(pieces, start, stop).tolist() == vector[start:stop].tolist()
+    assert fixedpoint.cut(vector, start, stop).tolist() == vector[start:stop].tolist()
+    if vector.size:
+        over = int((np.abs(vector) > 8).sum())
+        assert fixedpoint.check_values(group(vector.size, 4), pieces, saturate=True) == over
+
+
+def test_a_piece_is_not_copied_and_what_is_no_vector_is_refused():
+    three, one = np.zeros(3, np.float32), np.ones(1, np.float32)
+    assert np.shares_memory(fixedpoint.cut((one, three), 2, 4), three)
+    g = group(4, 4)
+    assert fixedpoint.check_values(g, (three, one)) == 0
+    for wrong in ((three, three), (three,), (), (three, np.ones(1)), (three, np.ones((1, 1), np.float32))):
+        with pytest.raises(LocalError, match=r"give float32 or float64 \[4\]"):
+            fixedpoint.check_values(g, wrong)
+    for last in (np.nan, np.inf):
+        with pytest.raises(LocalError, match="NaN or infinity"):
+            fixedpoint.check_values(g, (three, one * np.float32(last)), saturate=True)
+    with pytest.raises(LocalError, match="its largest magnitude is 9,"):
+        fixedpoint.check_values(g, (one * np.float32(-9), three))
 
 
 def test_private_weights_are_within_their_declaration():

@@ -97,6 +97,7 @@ def test_intent_holds_what_the_rules_ask_for(path):
         "message": {"bytes": BYTES},
         "offset": 0,
         "cohort": [],
+        "secagg": None,
         "tensors": [
             {
                 "part": r.part,
@@ -282,13 +283,13 @@ def test_a_policy_is_durable_and_alone_decides_from_then_on(path, monkeypatch):
     assert f"goes from policy {digests[0]}, in force is {digests[1]}" in problems[0]
 
 
-def test_a_ledger_without_offsets_and_cohorts_is_read(path):
+def test_a_ledger_without_offsets_cohorts_and_secure_sums_is_read(path):
     full(path)
-    old = {key: value for key, value in body(stored(path)[5]).items() if key not in ("offset", "cohort")}
-    raw(path, old)
+    later = ("offset", "cohort", "secagg")
+    raw(path, {key: value for key, value in body(stored(path)[5]).items() if key not in later})
     assert ledger_audit.verify(path).ok
     intent = ledger_view.messages(path)[-1].intent
-    assert (intent.offset, intent.cohort) == (0, ())
+    assert (intent.offset, intent.cohort, intent.secagg) == (0, (), None)
 
 
 def test_broken_chain_is_a_problem_not_an_exception(path):

@@ -138,6 +138,17 @@ def test_any_chunk_size_gives_the_same_sum():
     assert (found[0] == found[2]).all()
 
 
+def test_pieces_give_the_words_of_the_whole():
+    """Also where the whole upload is smaller than a chunk, and no multiple of a word of its other ring."""
+    spec = specify(frame(groups=(group("a", 21), group("b", 5, ring=64)), chunk_bytes=1 << 20), FOUR, 0)
+    whole, other = np.linspace(-8, 8, 21), np.ones(5)
+    for cuts in ([], [0, 7, 7, 20], range(22)):
+        pieces = tuple(np.split(whole, cuts))
+        values = [Given(pieces), Given((other,))]
+        assert masked_sum.check_given(spec, values) == (0, 0)
+        assert upload(spec, FOUR[0], values, []) == upload(spec, FOUR[0], [Given(whole), Given(other)], [])
+
+
 def test_values_at_the_clip_saturate_when_allowed():
     spec = specify(frame(groups=(group("g", 2),)), FOUR, 0)
     values = [Given(np.array([8.0, 9.0]))]

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from staddle.errors import LocalError
 from staddle.security import policy as policies
 from staddle.security.globs import check_glob, matches
-from staddle.security.release import ITEM_BYTES, Release
+from staddle.security.policy_file import KindName
+from staddle.security.release import ITEM_BYTES, MASKED, SUM_READER, Release
+from staddle.security.round_spec import Terms
 
 TEXT = """
 version = 1
@@ -213,6 +215,55 @@ def test_step_6_a_part_is_no_longer_than_its_rule_lets_it_be(norms, may):
     assert policy().decide("fedavg", [Release(**GOOD)], "coordinator", ["coordinator"], norms=norms).allow
 
 
+def test_step_7_nothing_is_in_the_clear_where_sums_have_to_be_blind():
+    blind = policy(TEXT + "[secure_aggregation]\nrequired = true\n")
+    plain = Release("metric", "metric", "n", "float64", ())
+    masked = Release(**{**GOOD, "dtype": "uint32", "form": MASKED})
+    found = blind.decide("fedsim", [plain, masked], "coordinator", ["coordinator"])
+    (reason,) = found.whole
+    assert reason.startswith("metric would leave in the form 'plain', and secure_aggregation.required = true; ask for")
+    assert not found.allow
+    assert blind.decide("fedsim", [masked], "coordinator", ["coordinator"]).whole == ()
+    assert policy().decide("fedsim", [plain], "coordinator", ["coordinator"]).whole == ()
+
+
+def test_what_is_asked_of_blind_sums_is_that_of_rule_6_where_the_file_says_nothing():
+    assert policy().terms == Terms() == Terms(min_cohort=3, min_honest=2, colluders=1)
+    found = policy().file.secure_aggregation
+    assert (found.required, found.public_counts) == (False, False)
+    own = "[secure_aggregation]\nmin_cohort = 6\nmin_honest = 4\nassumed_colluders = 0\npublic_counts = true\n"
+    assert policy(TEXT + own).terms == Terms(min_cohort=6, min_honest=4, colluders=0)
+    assert policy(TEXT + own).file.secure_aggregation.public_counts
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "required = 1",
+        'required = "yes"',
+        "min_cohort = 1",
+        "min_cohort = 3.0",
+        "min_honest = 0",
+        "min_honest = true",
+        "assumed_colluders = -1",
+        "public_counts = 0",
+        "colluders = 1",
+    ],
+)
+def test_bad_values_of_that_table_are_named(line):
+    with pytest.raises(LocalError, match=rf"^policy.toml: .*secure_aggregation\.{line.partition(' ')[0]}"):
+        policy(TEXT + f"[secure_aggregation]\n{line}\n")
+
+
+def test_a_rule_for_masked_tensors_names_their_form_types_and_reader():
+    masked = TEXT.replace('readers = ["coordinator", "silo-b"]', f'readers = ["{SUM_READER}"]\nforms = ["masked"]')
+    masked = masked.replace('dtypes = ["float32", "float64"]', 'dtypes = ["uint32", "uint64"]')
+    release = Release(**{**GOOD, "dtype": "uint64", "form": MASKED})
+    assert policy(masked).decide("fedavg", [release], "coordinator", [SUM_READER]).allow
+    for other, readers in ((Release(**GOOD), ["coordinator"]), (release, ["coordinator"]), (release, ["sum", "x"])):
+        assert not policy(masked).decide("fedavg", [other], "coordinator", readers).allow
+
+
 def test_attempts_are_limited_where_the_file_says_nothing():
     assert policy().file.limits.max_attempts_per_round == 100
     for bad in ("0", "-1", "1.0", '"3"'):
@@ -240,7 +291,7 @@ def test_release_defaults_to_private_and_knows_its_size():
 
 def test_words_are_those_of_the_exchanges():
     exchange = pytest.importorskip("staddle.algorithms.exchange")
-    assert [kind.name.lower() for kind in exchange.Kind] == list(policies.KindName.__args__)
+    assert [kind.name.lower() for kind in exchange.Kind] == list(KindName.__args__)
     assert {name: dtype.itemsize for name, dtype in exchange.DTYPES.items()}.items() <= ITEM_BYTES.items()
 
 

@@ -1,7 +1,22 @@
 """A silo's ledger beside the coordinator's: what agrees, what a crash explains, and what only an alteration does."""
 
 import pytest
-from ledgers import DIGESTS, FEDERATION, HASH, KEY, OTHER_KEY, PEER, copied, open_ledger, payload, put_back
+from ledgers import (
+    DIGESTS,
+    FEDERATION,
+    HASH,
+    KEY,
+    MASKED_BYTES,
+    OTHER_KEY,
+    PEER,
+    copied,
+    intend_masked,
+    open_ledger,
+    open_sum,
+    payload,
+    protocol,
+    put_back,
+)
 from ledgers import intend as intend_in
 
 from staddle.errors import LocalError
@@ -81,6 +96,21 @@ def test_ledgers_that_agree(world):
     assert (found.silo, found.coordinator) == ("silo-a", "coordinator")
     assert (found.uploads, found.bytes, found.deliveries) == (3, 3 * SIZE, 3)
     assert (found.gaps, found.differences) == ((), ())
+
+
+def test_masked_uploads_are_compared_like_any(world):
+    ref = intend_masked(world.silo)
+    sealed = world.silo.digest(ref, (), payload(MASKED_BYTES))
+    protocol(world.silo, "header")
+    receipt = world.receive(3, sealed, message=payload(MASKED_BYTES))
+    world.silo.outcome(ref, "sent", MASKED_BYTES, receipt)
+    open_sum(world.silo)
+    found = world.found()
+    assert (found.uploads, found.bytes, found.gaps, found.differences) == (1, MASKED_BYTES, (), ())
+    world.receive(4, world.silo.digest(intend_masked(world.silo, round_number=4), (), payload(MASKED_BYTES)))
+    (problem,) = world.found().differences
+    assert f"the coordinator received {SIZE} bytes of job 'j1', round 4" in problem
+    assert f"has there {MASKED_BYTES} bytes" in problem
 
 
 def test_what_a_crash_or_a_lost_connection_leaves_is_a_gap(world):

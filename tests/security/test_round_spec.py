@@ -266,6 +266,15 @@ def test_concentration_as_rule_5_says_it(counts, min_cohort):
     assert bool(concentration_fault(counts, min_cohort)) == expected
 
 
+@pytest.mark.parametrize(
+    ("counts", "min_cohort", "faulty"),
+    [((15, 10, 10, 7), 2, False), ((15, 15, 15), 3, False), ((15, 15, 14), 2, True), ((5,), 2, True), ((), 2, False)],
+)
+def test_concentration_of_few_and_of_equals(counts, min_cohort, faulty):
+    """A third of all may be too much where another is as large; the heaviest sees the second, the others see it."""
+    assert bool(concentration_fault(counts, min_cohort)) == faulty
+
+
 def test_a_missing_count_is_said():
     with pytest.raises(LocalError, match="no declared count of silo-03"):
         specify(frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR[:3])), FOUR, 0)

@@ -16,7 +16,8 @@ from staddle.security import roster as rosters
 from staddle.security.envelope import sign_document
 from staddle.security.identity import load_keys
 from staddle.security.labels import JOB, ROSTER
-from staddle.silo.admission import admit, checked_cohort
+from staddle.security.release import SUM_READER
+from staddle.silo.admission import admit, checked_cohort, outflows, sum_objections
 from staddle.silo.config import SiloConfig, Weights
 
 SILOS = ("silo-a", "silo-b", "silo-c")
@@ -266,6 +267,104 @@ def test_4_memberships_are_released_only_where_the_policy_says_so(ask, refused, 
         assert "membership/c" in why
     other = made.policy(job, replace={'kinds = ["membership"]': 'kinds = ["sketch"]'})
     assert "membership/c: rule" in refused("POLICY", signed=made.signed(job.name), policy=other)
+
+
+# (4) again: blind sums.
+
+FOUR = (*SILOS, "silo-d")
+BLIND = {"secure_aggregation": "required"}
+PUBLIC = {**BLIND, "weights": "public", "counts": dict.fromkeys(FOUR, 30)}
+
+
+@pytest.fixture
+def blind(made):
+    """A signed job with blind sums, and a policy that was drafted for it; ``asks`` instead of what it asks of sums."""
+
+    def call(name, security=BLIND, method="fedper", silos=FOUR, replace=None, asks=None, **fields):
+        job = call.job = made.job(name, method, silos=silos, min_cohort=3, security=security, **fields)
+        del made.jobs[name]  # which other tests take for those in the clear
+        own = "" if asks is None else f"[secure_aggregation]\n{asks}\n"
+        return {"signed": made.signed(job.name), "policy": made.policy(job, replace=replace or {}, added=own)}
+
+    return call
+
+
+def test_4_a_blind_job_is_decided_as_masked_words_that_are_read_as_a_sum(ask, blind, made):
+    asked = blind("masked")
+    assert ask(**asked).job.security.required
+    (outflow,) = outflows(blind.job, made.roster, asked["policy"])
+    assert outflow.readers == (SUM_READER,)
+    assert {verdict.release.form for verdict in outflow.decision.tensors} == {"masked"}
+    assert {verdict.release.dtype for verdict in outflow.decision.tensors} == {"uint64"}
+    assert "extractor/@weight" in {f"{v.release.part}/{v.release.name}" for v in outflow.decision.tensors}
+    plain = outflows(made.jobs["simple"], made.roster, asked["policy"])[0]
+    assert (plain.readers, plain.decision.allow) == (("coordinator",), False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('forms = ["masked"]', 'forms = ["plain"]', "'masked' is not in forms"),
+        ('readers = ["sum"]', 'readers = ["coordinator"]', "'sum' is not in readers"),
+        ('dtypes = ["uint64"]', 'dtypes = ["float32"]', "'uint64' is not in dtypes"),
+    ],
+)
+def test_4_a_rule_for_what_is_in_the_clear_is_none_for_masked_words(refused, blind, old, new, said):
+    assert said in refused("POLICY", **blind("other-rule", replace={old: new}))
+
+
+def test_4_a_job_in_the_clear_is_refused_where_sums_have_to_be_blind(ask, refused, made):
+    job = made.jobs["simple"]
+    why = refused("POLICY", policy=made.policy(job, added="[secure_aggregation]\nrequired = true\n"))
+    assert "extractor, metrics would leave in the form 'plain', and secure_aggregation.required = true" in why
+    assert ask(policy=made.policy(job, added="[secure_aggregation]\nrequired = false\n")).job == job
+
+
+@pytest.mark.parametrize(
+    ("asks", "security", "silos", "said"),
+    [
+        ("assumed_colluders = 2", BLIND, FOUR, "assumes 1 colluders, this silo's policy 2; have it signed"),
+        ("min_cohort = 5", BLIND, FOUR, "rounds have 4 silos, secure_aggregation.min_cohort = 5; it takes more"),
+        ("min_honest = 4", BLIND, FOUR, "of 4 silos of a round 3 are in league with nobody, secure_aggregation.min_ho"),
+        ("", {**BLIND, "colluders": 0}, SILOS, "assumes 0 colluders, this silo's policy 1; have it signed"),
+        (
+            "",
+            PUBLIC,
+            FOUR,
+            "weights are public, secure_aggregation.public_counts = false; set it to true if the number",
+        ),
+        (
+            "public_counts = true",
+            {**PUBLIC, "counts": {**PUBLIC["counts"], "silo-d": 200}},
+            FOUR,
+            "silo 'silo-d' weighs too much among silo-a, silo-b, silo-c, silo-d, with 200 records of 290",
+        ),
+        (
+            "public_counts = true\nmin_cohort = 4",
+            {**PUBLIC, "counts": {**PUBLIC["counts"], "silo-d": 40}},
+            FOUR,
+            "they count as 2.94 equal ones, fewer than 3",
+        ),
+        ("", {**BLIND, "clip_exponent": 62}, FOUR, "part 'extractor': ring 64 cannot hold a sum over 4 silos"),
+    ],
+)
+def test_4_a_policy_agrees_to_a_blind_sum_or_says_what_it_has_against_it(refused, blind, asks, security, silos, said):
+    asked = blind("agreed", security, silos=silos, asks=asks)
+    why = refused("POLICY", **asked)
+    assert said in why
+    assert sum_objections(blind.job, asked["policy"]) == (why,)
+
+
+def test_4_what_a_policy_asks_of_blind_sums_is_met_at_its_bounds(ask, blind):
+    counts = {**PUBLIC["counts"], "silo-d": 40}
+    asked = "public_counts = true\nmin_cohort = 4\nmin_honest = 3\nassumed_colluders = 1\n"
+    security = {**PUBLIC, "counts": {**counts, "silo-a": 40, "silo-b": 40, "silo-c": 40}}
+    assert ask(**blind("at-the-bounds", security, asks=asked)).job.security.weights == "public"
+
+
+def test_4_a_job_in_the_clear_is_asked_nothing_of_it(made):
+    hard = "[secure_aggregation]\nmin_cohort = 900\nmin_honest = 800\nassumed_colluders = 99\n"
+    assert sum_objections(made.jobs["simple"], made.policy(made.jobs["simple"], added=hard)) == ()
 
 
 # (5) Our data fit the model.

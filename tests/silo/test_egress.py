@@ -21,7 +21,7 @@ from staddle.proto.wire import check_manifest, delivered_items, given_items, to_
 from staddle.security import ledger_audit, ledger_view
 from staddle.security import roster as rosters
 from staddle.security.appendlog import AppendLog
-from staddle.silo import egress
+from staddle.silo import egress, outgoing
 from staddle.silo.control import MAX_CONTROL_BYTES
 from staddle.silo.egress import MAX_REASON, DeniedError, TurnedAwayError, UnreachableError
 
@@ -35,7 +35,7 @@ def world(made, tmp_path):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(egress, "chunks", lambda values: stream.chunks(values, 4096))
+    monkeypatch.setattr(outgoing, "chunks", lambda values: stream.chunks(values, 4096))
     monkeypatch.setattr(stream, "CHUNK_BYTES", 4096)  # what the other end takes
 
 
@@ -384,7 +384,7 @@ def test_6_what_leaves_is_what_was_checked_and_the_digest_is_of_it_though_the_pa
 
 
 def test_6_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
-    assert egress.chunks is stream.chunks
+    assert outgoing.chunks is stream.chunks
     assert stream.chunks.__defaults__ == (CHUNK_BYTES,)
     world = World(made, tmp_path)
     world.give()
@@ -866,7 +866,7 @@ def fetched(world, frames, round_=1):
 
     async def scenario():
         await world.gate.hello()
-        return await world.gate.fetch(world.job, round_)
+        return (await world.gate.fetch(world.job, round_)).tensors
 
     with mock.patch.object(stream, "CHUNK_BYTES", PIECE):
         return asyncio.run(scenario())

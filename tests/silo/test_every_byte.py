@@ -24,7 +24,7 @@ from staddle.security import ledger_audit, ledger_view
 from staddle.security import policy as policies
 from staddle.security import roster as rosters
 from staddle.security.records import ControlClose, ControlOpen, Intent, Outcome
-from staddle.silo import egress
+from staddle.silo import egress, outgoing
 from staddle.silo.declared import Declared
 
 CHUNK = 16  # bytes
@@ -52,7 +52,7 @@ readers = ["coordinator"]
 def chunks_of(size):
     """Both ends cut payloads into chunks of so many bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(egress, "chunks", lambda values: stream.chunks(values, size))
+        patch.setattr(outgoing, "chunks", lambda values: stream.chunks(values, size))
         patch.setattr(stream, "CHUNK_BYTES", size)
         yield
 

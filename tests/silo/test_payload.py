@@ -7,14 +7,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.algorithms.exchange import Kind, TensorSpec
+from staddle.algorithms.exchange import Kind, Part, Sum, TensorSpec
+from staddle.algorithms.job import DERIVED, Job, JobFile
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as pb
 from staddle.proto.stream import Digester, Inbound, chunks
-from staddle.proto.wire import Item
+from staddle.proto.wire import Item, given_items
+from staddle.security.blind_sum import Bounds, group
 from staddle.security.release import Release
-from staddle.silo.payload import Buffer, bytes_by_kind, exactly, norms, readers_of, release_of, unpack
+from staddle.silo.payload import (
+    Buffer,
+    bytes_by_kind,
+    exactly,
+    given_releases,
+    masked_releases,
+    norms,
+    readers_of,
+    readers_of_job,
+    release_of,
+    unpack,
+)
 
 ITEMS = (
     Item("model", Kind.WHOLE_MODEL, TensorSpec("w", "float32", (2, 2))),
@@ -39,7 +52,7 @@ def payload(**changes):
     ("offset", "model", "metric"), [(0, 24, 8), (10, 14, 8), (16, 8, 8), (20, 8, 4), (24, 8, 0), (30, 2, 0), (32, 0, 0)]
 )
 def test_bytes_behind_an_offset_are_told_by_kind(offset, model, metric):
-    assert bytes_by_kind(ITEMS, offset) == {"whole_model": model, "metric": metric}
+    assert bytes_by_kind([release_of(item) for item in ITEMS], offset) == {"whole_model": model, "metric": metric}
 
 
 # exactly.
@@ -184,3 +197,50 @@ def test_a_release_says_what_the_item_is():
 
 def test_the_reader_is_the_coordinator(made):
     assert readers_of(made.roster) == ("coordinator",)
+    assert readers_of_job(made.jobs["simple"], made.roster) == ("coordinator",)
+
+
+PARTS = (
+    Part("mean", Kind.BACKBONE, Sum("mean"), (TensorSpec("w", "float32", (2, 3)), TensorSpec("b", "float64", (2,)))),
+    Part("rows", Kind.HEADER_ROWS, Sum("ratio", most=1.0), (TensorSpec("r", "float32", (4, 3)),)),
+    Part("sums", Kind.COUNTS, Sum("total"), (TensorSpec("n", "int64", ()),)),
+)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "mean"),
+    [
+        (Bounds(3, "private", 1, 16), ("uint32", True)),
+        (Bounds(3, "private", 1, 17), ("uint64", True)),
+        (Bounds(3, "public", 1, 17), ("uint32", False)),
+    ],
+)
+def test_a_masked_round_has_unsigned_words_and_a_weight_only_where_it_is_private(bounds, mean):
+    dtype, weighted = mean
+    weight = [Release("mean", "backbone", "@weight", dtype, (), "masked")] if weighted else []
+    assert list(masked_releases(PARTS, [group(part, bounds) for part in PARTS])) == [
+        Release("mean", "backbone", "w", dtype, (2, 3), "masked"),
+        Release("mean", "backbone", "b", dtype, (2,), "masked"),
+        *weight,
+        Release("rows", "header_rows", "r", "uint32", (4, 3), "masked"),
+        Release("rows", "header_rows", "@weight", "uint32", (4,), "masked"),
+        Release("sums", "counts", "n", "uint64", (), "masked"),
+    ]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedssa", "local"])
+def test_a_masked_round_declares_as_many_numbers_as_its_sums_have(made, method):
+    """Of each part, those of the secure sum's own group: nothing else crosses but canaries."""
+    security = {"secure_aggregation": "required", "weight_most": 50}
+    document = {key: value for key, value in made.jobs["simple"].document().items() if key not in DERIVED}
+    blind = {"silos": list("abcd"), "min_cohort": 3, "method": {"name": method}, "security": security}
+    job = Job.from_file(JobFile.model_validate(document | blind), "job.toml")
+    releases = given_releases(job, 0)
+    for part in job.up(0):
+        own = group(part, Bounds(3, "private", 1, 50))
+        assert sum(r.elements for r in releases if r.part == part.name) == own.body
+        assert {r.nbytes * 8 for r in releases if r.part == part.name} == {
+            r.elements * own.ring for r in releases if r.part == part.name
+        }
+    assert readers_of_job(job, made.roster) == ("sum",)
+    assert given_releases(made.jobs["simple"], 0) == tuple(map(release_of, given_items(made.jobs["simple"].up(0))))

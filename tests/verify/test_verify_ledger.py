@@ -6,12 +6,16 @@ from base64 import b64encode
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from ledgers import MASKED_BYTES, intend_masked, open_ledger, public, summed
 from lone_verifier import (
     HASH,
+    MASKED,
     ORIGIN,
     PEER,
+    SECAGG,
     SIZE,
     TENSORS,
+    WORDS,
     applied,
     chained,
     change,
@@ -19,6 +23,8 @@ from lone_verifier import (
     digest,
     intent,
     leaf,
+    masked,
+    of_sum,
     opening,
     outcome,
     root,
@@ -36,6 +42,7 @@ from staddle.security.merkle import EMPTY_ROOT
 from staddle.security.note import Kind, VerifierKey, cosign
 from staddle.security.receiving_ledger import ReceivingLedger
 from staddle.security.records import Payload, Received
+from staddle.security.secagg_fault import Code
 
 KEY, OTHER, WITNESS = (Ed25519PrivateKey.from_private_bytes(bytes(range(n, n + 32))) for n in (0, 32, 64))
 PUBLIC = VerifierKey(ORIGIN, Kind.ED25519, KEY.public_key().public_bytes_raw())
@@ -146,6 +153,21 @@ def test_what_the_package_writes_holds(tool, tmp_path):
     key = Signer.of("lung", "hospital-a", KEY).public
     status, found = tool.json("ledger", tmp_path / "ledger", "--key", key, "--checkpoint", note_)
     assert (status, found["records"], found["held"]) == (0, 152, 151)
+
+
+def test_secure_sums_are_counted_as_the_package_counts_them(tool, tmp_path):
+    summed(tmp_path / "ledger")
+    with open_ledger(tmp_path / "ledger") as ledger:
+        intend_masked(ledger, offset=60, message_bytes=MASKED_BYTES - 60)
+    _, found = tool.json("ledger", tmp_path / "ledger", "--key", public())
+    ours = {(row["job"], row["part"]): list(row.values())[3:] for row in found["left"]}
+    theirs = {
+        key: [totals.messages, totals.tensors, totals.elements, totals.bytes, totals.assumed]
+        for key, totals in ledger_view.summary(tmp_path / "ledger").items()
+    }
+    assert ours == theirs
+    assert ours["j1", "(protocol)"] == [8, 0, 0, 1113, 0]
+    assert ours["j1", "model"] == [2, 4, 88, 176 + 156, 156]
 
 
 @pytest.fixture
@@ -319,6 +341,29 @@ BROKEN = [
     [opening(), start(), closing(1)],
     [start(silo="hospital-b")],
     [intent(silo="hospital-b")],
+    [intent(form="masked")],
+    [intent(secagg=SECAGG)],
+    [masked(None)],
+    [masked(form="plain")],
+    [masked(tensors=TENSORS)],
+    [masked(tensors=[{**WORDS[0], "bytes": 164}])],
+    [masked(tensors=[{**WORDS[0], "dtype": "uint64"}])],
+    [masked(message={"bytes": SIZE - 1})],
+    [masked(round=2), masked({**SECAGG, "ctx": "cd" * 32}, round=2, offset=1)],
+    [intent(), masked(offset=1)],
+    [masked(), intent(offset=1)],
+    [masked({**SECAGG, "members": ["hospital-b", "hospital-a"]})],
+    [masked({**SECAGG, "members": ["hospital-a", "hospital-a"]})],
+    [masked({**SECAGG, "members": ["hospital-b", "hospital-c"]})],
+    [masked({**SECAGG, "threshold": 3})],
+    [masked(cohort=["hospital-a", "hospital-c"])],
+    [masked(), digest(1, message={"bytes": MASKED, "sha256": HASH})],
+    [masked(), digest(1, tensors=[], message={"bytes": SIZE, "sha256": HASH})],
+    [masked(), digest(1, tensors=[], message={"bytes": MASKED, "sha256": HASH}), outcome(1)],
+    [of_sum("secagg.sum", survivors=["hospital-b", "hospital-a"])],
+    [of_sum("secagg.sum", survivors=["hospital-a", "hospital-a"])],
+    [of_sum("secagg.sum", survivors=["hospital-b"])],
+    [of_sum("secagg.sum", survivors=[])],
 ]
 SOUND = [
     [intent(), ONE, intent(policy=applied(ONE)), DENY],
@@ -332,6 +377,14 @@ SOUND = [
     [intent(), outcome(1, status="failed", bytes_sent=SIZE)],
     [intent(tensors=[], message={"bytes": 0})],
     [intent(), intent(), digest(1), digest(2), outcome(2), outcome(1)],
+    [masked(), masked(offset=MASKED), masked({**SECAGG, "ctx": "cd" * 32}, message={"bytes": SIZE})],
+    [masked(), digest(1, tensors=[], message={"bytes": MASKED, "sha256": HASH}), outcome(1, bytes_sent=MASKED)],
+    [masked(cohort=["hospital-a", "hospital-b", "hospital-c"]), intent(secagg=None), intent(form="x")],
+    [masked({**SECAGG, "members": ["hospital-a"], "threshold": 0}, tensors=[], message={"bytes": 0})],
+    [of_sum("egress.protocol", kind=kind, ctx="cd" * 32) for kind in ("keys", "shares", "header", "survival")],
+    [of_sum("egress.protocol", kind=kind, ctx="cd" * 32) for kind in ("reveal", "abandon", "end")],
+    [of_sum("secagg.end", code=code, why='","type":"stop"') for code in Code],
+    [of_sum("secagg.sum"), of_sum("secagg.sum", survivors=["hospital-a"]), of_sum("secagg.end", why="x" * 500)],
     [opening(), start(), opening(), closing(3)],
     [opening(), closing(1, messages=100, bytes=1000)],
 ]
@@ -373,7 +426,30 @@ def swapped_policy(old, new):
     return line.replace(old, new)
 
 
+def swapped_of(record, old, new):
+    """A record of a secure sum, misspelt."""
+    line = chained([start(), record])[-1]
+    assert line.count(old) >= 1, (old, line)
+    return line.replace(old, new, 1)
+
+
 HOSTILE = [
+    swapped_of(masked(), b'"ctx":"ab', b'"ctx":"AB'),
+    swapped_of(masked(), b'"ctx":"ab', b'"ctx":"'),
+    swapped_of(masked(), b'"clipped":0', b'"clipped":null'),
+    swapped_of(masked(), b'"clipped":0,', b""),
+    swapped_of(masked(), b'"clipped":0', b'"clipped":0,"more":0'),
+    swapped_of(masked(), b'"members":["hospital-a","hospital-b"]', b'"members":null'),
+    swapped_of(intent(secagg=None), b'"secagg":null', b'"secagg":{}'),
+    swapped_of(intent(secagg=None), b'"secagg":null', b'"secagg":""'),
+    swapped_of(intent(secagg=None), b'"secagg":null', b'"secagg":null,"secagg":null'),
+    swapped_of(of_sum("egress.protocol"), b'"kind":"keys"', b'"kind":"upload"'),
+    swapped_of(of_sum("egress.protocol"), b'"ctx":"ab', b'"ctx":"Ab'),
+    swapped_of(of_sum("egress.protocol"), b'"bytes":9,', b""),
+    swapped_of(of_sum("secagg.end"), b'"code":"SHARES"', b'"code":"SHARE"'),
+    swapped_of(of_sum("secagg.end"), b'"why":"no"', b'"why":"' + b"x" * 501 + b'"'),
+    swapped_of(of_sum("secagg.end"), b',"why":"no"', b""),
+    swapped_of(of_sum("secagg.sum"), b'"sha256":"ab', b'"sha256":"xx'),
     swapped_policy(b'"before":null', b'"before":""'),
     swapped_policy(b'"before":null,', b""),
     swapped_policy(b'"text":"version = 1\\n"', b'"text":null'),

@@ -1,0 +1,161 @@
+"""The [security] table of a job: whether its sums are blind, and what the job then declares of its values.
+
+::
+
+    [security]
+    secure_aggregation = "required"
+    weights = "public"
+    counts = { clinic-a = 410, clinic-b = 380, clinic-c = 512, clinic-d = 450 }
+
+Under "required" nobody can open what a silo gives, only sums over the silos of a round. A value that does not change
+between rounds must not enter sums over varying sets of silos: two such sums tell it (SECURITY.md rule 1). So private
+weights, and whatever is more than a weighted mean, take the same silos in every round.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from ..files import Strict
+from .method import METRICS
+
+LARGEST = 2**53 - 1  # what canonical JSON can hold
+MOST_SILOS = 1000  # of one blind sum
+FEWEST = 3  # silos of one blind sum: of two, each could take away its own part
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]  # this engine's $ is the very end, no newline passes
+Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
+
+
+class SecurityTable(Strict):
+    """The [security] table."""
+
+    secure_aggregation: Literal["off", "required"] = "off"
+    """Whether the coordinator sees what each silo gives, or only sums over the silos of a round."""
+    clip_exponent: Annotated[int, Field(strict=True, ge=-64, le=62)] = 3
+    """No number that is summed, counts aside, is above 2 to this power; a round with a larger one is not given."""
+    weights: Literal["private", "public"] = "private"
+    """Whether the silos' weights are secret like their tensors, or stand in ``counts``."""
+    weight_least: Count = 1
+    """Smallest private weight of a silo."""
+    weight_most: Count = 1_000_000
+    """Largest private weight of a silo."""
+    counts: dict[Name, Count] = Field(default_factory=dict)
+    """Training records by silo, for public weights."""
+    colluders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 1
+    """Silos that may be in league with the coordinator."""
+
+    @model_validator(mode="after")
+    def _fit(self) -> "SecurityTable":
+        if not self.required and (idle := _changed(self, *SecurityTable.model_fields)):
+            raise ValueError(f'{idle} does nothing with secure_aggregation = "off"; take it out, or write "required"')
+        if self.weight_least > self.weight_most:
+            raise ValueError(f"weight_least = {self.weight_least} is above weight_most = {self.weight_most}; lower it")
+        if self.counts and self.weights == "private":
+            raise ValueError('counts would tell private weights; take it out, or write weights = "public"')
+        return self
+
+    @property
+    def required(self) -> bool:
+        """Whether the sums are blind."""
+        return self.secure_aggregation == "required"
+
+
+def cohort_fault(
+    security: SecurityTable,
+    silos: Sequence[str],
+    cohort_size: int,
+    min_cohort: int,
+    participation: float,
+    quorum: float,
+) -> str:
+    """Why the silos of a job and of its rounds do not fit blind sums; empty if they do."""
+    if not security.required:
+        return ""
+    if len(silos) > MOST_SILOS:
+        return f"silos names {len(silos)}, a blind sum takes {MOST_SILOS} at most; sign a job for fewer"
+    needed = 3 * security.colluders + 1
+    if cohort_size < needed:
+        fix = "name more silos" if cohort_size == len(silos) else "raise participation"
+        return (
+            f"security.colluders = {security.colluders} takes {needed} silos or more in a round, this job has "
+            f"{cohort_size}; {fix}, or lower colluders"
+        )
+    if min_cohort < FEWEST:
+        return f'min_cohort = {min_cohort}, security.secure_aggregation = "required" takes {FEWEST} or more; raise it'
+    for key, share in (("participation", participation), ("quorum", quorum)):
+        if share < 1 and security.weights == "private":
+            return (
+                f"{key} = {share:g} with private weights: sums over changing silos tell the weight of one; write "
+                f'{key} = 1.0, or security.weights = "public" with counts'
+            )
+    if security.weights == "public" and set(security.counts) != set(silos):
+        return _counts_fault(security.counts, silos)
+    return ""
+
+
+def sums_fault(
+    security: SecurityTable, schema: Sequence[Mapping[str, Any]], varying: bool, suitable: Callable[[], Sequence[str]]
+) -> str:
+    """Why what a job's rounds give does not fit blind sums; empty if it does.
+
+    ``schema`` is that of the document, ``varying`` says whether its rounds may have different silos, and ``suitable``
+    names the methods whose parts are all sums.
+    """
+    if not security.required:
+        return ""
+    # (1) Everything is a sum.
+    if others := list(unsummed(schema)):
+        first, part = others[0]
+        name, exchange = part["name"], part["exchange"]
+        kinds = " and ".join(dict.fromkeys(other["exchange"] for _, other in others))
+        names = ", ".join(suitable())
+        choose = f"choose a method whose parts are all sums ({names}), or write" if names else "write"
+        return (
+            f"part {name!r} crosses by {exchange!r} from round {first} on; {kinds} cannot be blind yet: "
+            f'{choose} security.secure_aggregation = "off"'
+        )
+    # (2) Over changing silos, only means by weights that are declared.
+    parts = [part for phase in schema for part in phase["up"] if part["name"] != METRICS.name]
+    told = next((part for part in parts if part["exchange"] != "sum.mean"), None)
+    if varying and told:
+        return (
+            f"part {told['name']!r} ({told['exchange']}) may hold what hardly changes between rounds, such as the "
+            "classes of a silo: sums over changing silos tell it of one; write participation = 1.0 and quorum = 1.0"
+        )
+    # (3) The bounds of private weights bound something.
+    idle = _changed(security, "weight_least", "weight_most")
+    if idle and security.weights == "public" and not any(map(_counts_rows, parts)):
+        return f"security.{idle} does nothing: this job's weights stand in counts; take it out"
+    return ""
+
+
+def unsummed(schema: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """First round and part of everything that silos give by another exchange than a sum."""
+    for phase in schema:
+        for part in phase["up"]:
+            if not part["exchange"].startswith("sum."):
+                yield phase["from_round"], part
+
+
+def _counts_fault(counts: Mapping[str, int], silos: Sequence[str]) -> str:
+    missing = [silo for silo in silos if silo not in counts]
+    if missing:
+        return f"security.counts lacks {', '.join(missing)}; public weights need the training records of each silo"
+    strange = sorted(set(counts) - set(silos))
+    return f"security.counts has {', '.join(strange)}, no silo of the job; take it out"
+
+
+def _counts_rows(part: Mapping[str, Any]) -> bool:
+    """Whether a part is weighted row by row, by more than having the row or not: never by public weights."""
+    return part["exchange"] == "sum.ratio" and float(part["tensors"][-1].get("most", LARGEST)) > 1
+
+
+def _changed(table: SecurityTable, *keys: str) -> str:
+    """The first of these keys that is not at its default, with its value; empty if all are."""
+    for key in keys:
+        field = SecurityTable.model_fields[key]
+        if (value := getattr(table, key)) != field.get_default(call_default_factory=True):
+            return f"{key} = {value!r}"
+    return ""

@@ -1,0 +1,164 @@
+"""The file of an egress policy: its tables, and what one rule has against a tensor.
+
+::
+
+    version = 1
+
+    [limits]
+    max_bytes_per_round = "512MiB"
+    max_attempts_per_round = 100    # uploads of one round that are begun, with those that broke off
+
+    [control]                       # polls and heartbeats, per session
+    max_messages = 100_000
+    max_bytes = "16MiB"
+
+    [[allow]]
+    name = "round-update"
+    methods = ["fedavg", "fedprox"]
+    parts = ["model"]
+    kinds = ["whole_model"]
+    tensors = ["features.**", "@weight"]
+    never = ["**.running_*"]
+    dtypes = ["float32", "float64"]
+    max_elements = 12_000_000       # of one tensor
+    max_norm = 50.0                 # Euclidean, of a part's tensors together; left out: any
+    recipients = ["coordinator"]
+    readers = ["coordinator"]
+    forms = ["plain"]
+
+    [secure_aggregation]            # left out: these
+    required = false                # true: nothing leaves in the form "plain"
+    min_cohort = 3                  # silos of a blind sum at least
+    min_honest = 2                  # of those behind an opened sum, so many are in league with nobody
+    assumed_colluders = 1           # silos that a job must take to be in league with the coordinator, at least
+    public_counts = false           # true: how many records this silo has may stand in a job
+
+Globs are those of globs.py: ``*`` within one dotted segment, ``**`` for any number of segments.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from ..files import Strict
+from .globs import check_glob, matches
+from .release import Release
+
+UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
+
+Dtype = Literal["float32", "float64", "int64", "uint32", "uint64"]
+Form = Literal["plain", "masked", "padded", "rotated", "dp"]
+KindName = Literal[  # exchange.Kind in lower case; a test compares the two
+    "whole_model",
+    "backbone",
+    "inter_learning_model",
+    "header_rows",
+    "prototypes",
+    "canonical_models",
+    "classifier_rows",
+    "membership",
+    "counts",
+    "metric",
+    "sketch",
+    "key",
+    "share",
+]
+
+
+def _bytes(value: object) -> object:
+    """``"512MiB"`` to 536870912; integers pass."""
+    if not isinstance(value, str):
+        return value
+    for unit, factor in reversed(UNITS.items()):
+        number = value.removesuffix(unit).strip()
+        if value.endswith(unit) and number.isascii() and number.isdecimal():
+            return int(number) * factor
+    raise ValueError("is no size; write bytes as an integer, or a whole number with B, KiB, MiB, GiB or TiB")
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Glob = Annotated[str, AfterValidator(check_glob)]
+Some = Field(min_length=1)
+
+
+class Limits(Strict):
+    """``[limits]``."""
+
+    max_bytes_per_round: Bytes
+    max_attempts_per_round: Annotated[int, Field(strict=True, ge=1)] = 100
+
+
+class Control(Strict):
+    """``[control]``: caps on one session of polls and heartbeats."""
+
+    max_messages: Count
+    max_bytes: Bytes
+
+
+class SecureAggregation(Strict):
+    """``[secure_aggregation]``: what this silo asks of jobs, and of every blind sum."""
+
+    required: Annotated[bool, Field(strict=True)] = False
+    min_cohort: Annotated[int, Field(strict=True, ge=2)] = 3
+    min_honest: Annotated[int, Field(strict=True, ge=1)] = 2
+    assumed_colluders: Count = 1
+    public_counts: Annotated[bool, Field(strict=True)] = False
+
+
+class Rule(Strict):
+    """One ``[[allow]]``."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+    methods: Annotated[tuple[str, ...], Some]
+    parts: Annotated[tuple[str, ...], Some]
+    kinds: Annotated[tuple[KindName, ...], Some]
+    tensors: Annotated[tuple[Glob, ...], Some]
+    never: tuple[Glob, ...] = ()
+    dtypes: Annotated[tuple[Dtype, ...], Some]
+    max_elements: Count
+    max_norm: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
+    recipients: Annotated[tuple[str, ...], Some]
+    readers: Annotated[tuple[str, ...], Some]
+    forms: Annotated[tuple[Form, ...], Some] = ("plain",)
+
+    def refusals(self, release: Release, recipient: str, readers: Sequence[str]) -> Iterator[str]:
+        """Every reason why this rule lets a tensor not pass, each with its fix."""
+        if not any(matches(glob, release.name) for glob in self.tensors):
+            yield f"no glob of tensors = {list(self.tensors)} matches; add one if it may leave"
+        for glob in self.never:
+            if matches(glob, release.name):
+                yield f"never has {glob!r}; keep it out of the job's part"
+        yield from _outside("kinds", (release.kind,), self.kinds)
+        yield from _outside("dtypes", (release.dtype,), self.dtypes)
+        yield from _outside("forms", (release.form,), self.forms)
+        if release.elements > self.max_elements:
+            yield f"{release.elements} elements are over max_elements = {self.max_elements}; raise it if they may leave"
+        yield from _outside("recipients", (recipient,), self.recipients)
+        yield from _outside("readers", readers, self.readers)
+        if not readers:
+            yield "nobody says who can read it; name its readers"
+
+
+class PolicyFile(Strict):
+    """The whole file."""
+
+    version: Literal[1]
+    limits: Limits
+    control: Control
+    allow: tuple[Rule, ...] = ()
+    secure_aggregation: SecureAggregation = SecureAggregation()
+
+    @model_validator(mode="after")
+    def _unique(self) -> Self:
+        names = [rule.name for rule in self.allow]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"rules share the name {twice[0]!r}; the ledger tells rules by name, so rename one")
+        return self
+
+
+def _outside(key: str, values: Sequence[str], allowed: Sequence[str]) -> Iterator[str]:
+    for value in values:
+        if value not in allowed:
+            yield f"{value!r} is not in {key} = {list(allowed)}; add it if it may be"

@@ -1,0 +1,68 @@
+"""The records of secure sums beside the masked uploads themselves (``Secagg`` in records.py), each with an example.
+
+``ctx`` names the attempt, and with it job, round, cohort and groups: it is the digest of round_spec.py.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from ..files import Strict
+from .identity import Hex32
+from .records import Count, Payload, Peer, Text
+from .secagg_fault import Code
+
+MOST_WHY = 500  # characters
+
+ProtocolKind: TypeAlias = Literal["keys", "shares", "header", "survival", "reveal", "abandon", "end"]
+
+
+class ProtocolMessage(Strict):
+    """A message of the protocol itself, durable before it leaves; it counts as left, and no outcome follows.
+
+    ``{"ctx":"5c1f…","job":"lung-3","job_digest":"ab12…","kind":"shares","message":{…},"recipient":{…},"round":17,
+    "rpc":"/staddle.v1.Federation/Secure","type":"egress.protocol"}``: size and SHA-256 of the message on the wire.
+    """
+
+    type: Literal["egress.protocol"] = "egress.protocol"
+    job: Text
+    job_digest: Hex32
+    round: Count
+    ctx: Hex32
+    kind: ProtocolKind
+    rpc: Text
+    recipient: Peer
+    message: Payload
+
+
+class SumEnd(Strict):
+    """An attempt ended without a sum; ``blame`` is empty where nobody is at fault.
+
+    ``{"blame":"coordinator","code":"SURVIVORS","ctx":"5c1f…","job":"lung-3","job_digest":"ab12…","round":17,
+    "type":"secagg.end","why":"…"}``
+    """
+
+    type: Literal["secagg.end"] = "secagg.end"
+    job: Text
+    job_digest: Hex32
+    round: Count
+    ctx: Hex32
+    code: Code
+    blame: Text
+    why: Annotated[str, Field(max_length=MOST_WHY)]
+
+
+class SumOpened(Strict):
+    """A sum was opened; SHA-256 of what came down.
+
+    ``{"ctx":"5c1f…","job":"lung-3","job_digest":"ab12…","round":17,"sha256":"fcde…","survivors":["hospital-a",…],
+    "type":"secagg.sum"}``
+    """
+
+    type: Literal["secagg.sum"] = "secagg.sum"
+    job: Text
+    job_digest: Hex32
+    round: Count
+    ctx: Hex32
+    survivors: tuple[Text, ...]  # U3, sorted: whose values are in the sum
+    sha256: Hex32

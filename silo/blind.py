@@ -1,0 +1,252 @@
+"""A blind round at this silo: the secure sum beside the training, from the coordinator's messages to the opened sum.
+
+Its state machine is security/secagg_silo.py; here its effects are run, one after another, each once. An effect that met
+a lost connection is run again after the next greeting, by the same object: it lives as long as the process, and the
+secrets of an attempt with it. A process that starts anew is a dropout in the attempt that it was in (rule 18).
+
+The setup, steps 0 and 1, goes on while training does; the upload waits for what training gives.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from .. import log
+from ..algorithms.job import Job
+from ..errors import RefusedError
+from ..proto.secure_given import Attempt, GivenBody, Over
+from ..proto.secure_told import SignedSpec, Told
+from ..security.round_spec import Frame
+from ..security.secagg_fault import COORDINATOR, Code, check
+from ..security.secagg_memory import Keeper
+from ..security.secagg_silo import Party, SiloState, abandon_remembered, advance, begin
+from ..security.secagg_silo_events import (
+    AbandonAsked,
+    Effect,
+    End,
+    Event,
+    Finish,
+    Remember,
+    SendAbandon,
+    SendHeader,
+    SendKeys,
+    SendReveal,
+    SendShares,
+    SendSurvival,
+    Stopped,
+    Streamed,
+    Upload,
+)
+from .declared import Declared
+from .outgoing import Masking, streamed_of
+from .secure_records import SecureRecords
+
+Payload = Mapping[str, Mapping[str, Tensor]]
+PAUSE_SECONDS = 0.5  # after what leads to nothing, or begins anew
+REFUSED = "SECURE"  # the ErrorCode of a message that the coordinator does not take
+
+
+class Door(Protocol):
+    """What a blind round wants of the gate."""
+
+    secure_records: SecureRecords
+
+    async def secure_next(self, job: Job, round_: int, had: int) -> Told | None:
+        """The next message; None where none came."""
+        ...
+
+    async def secure(self, attempt: Attempt, body: GivenBody) -> None:
+        """Give a message."""
+        ...
+
+    async def give_masked(self, declared: Declared, round_: int, payload: Payload, masking: Masking) -> Streamed:
+        """Give the masked upload."""
+        ...
+
+
+@dataclass(frozen=True)
+class Doing:
+    """An effect, and the attempt that it is of."""
+
+    attempt: Attempt
+    effect: Effect
+
+
+class BlindRound:
+    """The sums of one round; ``training`` gives what the round gives, part by part."""
+
+    def __init__(
+        self,
+        door: Door,
+        party: Party,
+        frame: Frame,
+        keeper: Keeper,
+        job: Job,
+        declared: Declared,
+        training: "asyncio.Task[Payload]",
+    ) -> None:
+        self.job = job
+        self.round = frame.round
+        self.summed = False
+        self._door = door
+        self._party = party
+        self._frame = frame
+        self._keeper = keeper
+        self._declared = declared
+        self._training = training
+        self._had = 0
+        self._state: SiloState | None = None
+        self._todo: deque[Doing] = deque()
+        self._asked = False  # into an attempt of this round
+        self._uploaded: Attempt | None = None  # whose upload the coordinator has, as it said after a lost connection
+
+    async def run(self) -> None:
+        """Until the sum is open; whatever else ends it is raised, and after a lost connection it may be run again."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._todo:
+                await self._do(self._todo[0])
+                self._todo.popleft()
+            if self.summed:
+                return
+            asked = loop.time()
+            told = await self._door.secure_next(self.job, self.round, self._had)
+            if told is None:
+                if loop.time() - asked < PAUSE_SECONDS:
+                    await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            await self._take(told)
+            self._had += 1
+
+    async def close(self) -> None:
+        """Let the training go, if it still runs."""
+        self._training.cancel()
+        await asyncio.wait({self._training})
+        if not self._training.cancelled():
+            self._training.exception()  # nobody waits for it any more; asking keeps asyncio from complaining
+
+    def accepted(self) -> None:
+        """The coordinator has the upload whose connection broke."""
+        if self._state is not None:
+            self._uploaded = self._attempt(self._state)
+
+    def _attempt(self, state: SiloState) -> Attempt:
+        return Attempt(self.job.name, bytes.fromhex(self.job.digest), self.round, state.spec.attempt, state.ctx)
+
+    # Messages.
+
+    async def _take(self, told: Told) -> None:
+        attempt, body = told.attempt, told.body
+        ours = (attempt.job, attempt.job_digest.hex(), attempt.round) == (self.job.name, self.job.digest, self.round)
+        check(ours, COORDINATOR, Code.ORDER, f"tells of round {attempt.round} of job {attempt.job!r} in another")
+        state = self._state
+        current = state is not None and attempt.ctx == state.ctx
+        if not current and (self._asked or not isinstance(body, SignedSpec)):
+            await asyncio.sleep(PAUSE_SECONDS)  # a coordinator does not set our pace
+        match body:
+            case SignedSpec():
+                self._asked = True
+                await self._begin(attempt, body)
+            case Over(code) if current:
+                self._advance(Stopped(f"the coordinator ended the attempt: {code}"))
+            case AbandonAsked() if not current:
+                await self._abandon_remembered(attempt)
+            case _ if current:
+                self._advance(body)
+            case _:  # of an attempt that this process is not in
+                log.event("secagg.ignored", job=self.job.name, round=self.round, attempt=attempt.attempt)
+
+    async def _begin(self, attempt: Attempt, told: SignedSpec) -> None:
+        """Enter an attempt, or say that we do not."""
+        memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
+        try:
+            state, effects = begin(self._party, self._frame, told.document, told.signature, memory, told.notes)
+        except RefusedError as error:
+            self._state = None
+            self._todo.append(Doing(attempt, End(Code(error.code), error.peer, error.why)))
+            return
+        members = ",".join(state.spec.cohort)
+        log.event("secagg.entered", job=self.job.name, round=self.round, attempt=attempt.attempt, cohort=members)
+        self._take_step(state, effects)
+
+    async def _abandon_remembered(self, attempt: Attempt) -> None:
+        memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
+        try:
+            memory, note = abandon_remembered(self._party, memory, attempt.ctx)
+        except RefusedError as error:
+            log.problem("secagg.not_abandoned", job=self.job.name, round=self.round, why=error.why)
+            return
+        self._todo += [Doing(attempt, Remember(memory)), Doing(attempt, SendAbandon(note))]
+
+    def _advance(self, event: Event) -> None:
+        if self._state is not None:
+            self._take_step(*advance(self._state, event))
+
+    def _take_step(self, state: SiloState, effects: tuple[Effect, ...]) -> None:
+        self._state = state
+        self._todo += [Doing(self._attempt(state), effect) for effect in effects]
+
+    # Effects.
+
+    async def _do(self, doing: Doing) -> None:
+        attempt, effect = doing.attempt, doing.effect
+        match effect:
+            case Remember(memory):
+                await asyncio.to_thread(self._keeper.save, self._frame.instance(), memory)
+            case Upload():
+                await self._upload(attempt, effect)
+            case Finish():
+                await self._door.secure_records.summed(attempt, effect)
+                log.event("secagg.summed", job=self.job.name, round=self.round, survivors=",".join(effect.survivors))
+                self.summed = True
+            case End(code):
+                await self._end(attempt, effect)
+                if code is not Code.STOPPED:
+                    await self._give(attempt, Over(code))
+            case SendKeys() | SendShares() | SendHeader() | SendSurvival() | SendReveal() | SendAbandon():
+                await self._give(attempt, effect)
+
+    async def _end(self, attempt: Attempt, ended: End) -> None:
+        log.problem(
+            "secagg.ended",
+            job=self.job.name,
+            round=self.round,
+            attempt=attempt.attempt,
+            code=ended.code.value,
+            blame=ended.blame,
+            why=ended.why,
+        )
+        await self._door.secure_records.ended(attempt, ended)
+
+    async def _give(self, attempt: Attempt, body: GivenBody) -> None:
+        """Give a message; where it is refused, the attempt is over for us."""
+        try:
+            await self._door.secure(attempt, body)
+        except RefusedError as error:
+            if error.code != REFUSED:
+                raise
+            if self._state is not None and self._state.ctx == attempt.ctx and not isinstance(body, Over):
+                self._advance(Stopped(f"the coordinator refused our {type(body).__name__}: {error.why}"))
+
+    async def _upload(self, attempt: Attempt, upload: Upload) -> None:
+        state = self._state
+        if state is None or state.ctx != attempt.ctx or state.stage != "uploading":
+            return  # it ended meanwhile
+        payload = await asyncio.shield(self._training)
+        members = tuple(dealing.dealer for dealing in state.dealings)
+        masking = Masking(state.spec, state.silo, upload.terms, members)
+        if self._uploaded == attempt:
+            streamed = await asyncio.to_thread(streamed_of, self._declared, self.round, payload, masking)
+        else:
+            try:
+                streamed = await self._door.give_masked(self._declared, self.round, payload, masking)
+            except RefusedError as error:
+                if error.code != REFUSED:
+                    raise
+                self._advance(Stopped(f"the coordinator refused our upload: {error.why}"))
+                return
+        self._advance(streamed)

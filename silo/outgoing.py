@@ -1,0 +1,144 @@
+"""One message of the gate's, whatever its form: what policy and ledger are told of it, and how its bytes are made.
+
+=======  ===========================================  =====================================  ======================
+form     tensors                                      bytes on the wire                      hashes in the ledger
+=======  ===========================================  =====================================  ======================
+plain    as the job's schema has them                 the tensors, one after another         of each tensor, of all
+masked   words of the ring, under the tensors' names  all groups of a secure sum and their   of all: a hash of values
+                                                      canaries, under masks                  could be guessed
+=======  ===========================================  =====================================  ======================
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..algorithms.exchange import WEIGHT, Part
+from ..errors import LocalError
+from ..proto import tensor_pb2 as tensor
+from ..proto.frames import Chunk
+from ..proto.stream import Digester, Digests, chunks, recut
+from ..proto.wire import Item, to_wire
+from ..security.blind_sum import given
+from ..security.masked_sum import Given, check_given, masked_chunks, upload_bytes
+from ..security.masks import Term
+from ..security.records import Secagg, TensorDigest
+from ..security.release import SUM_READER, Release
+from ..security.round_spec import RoundSpec
+from ..security.secagg_silo_events import Streamed
+from .declared import Declared
+from .payload import exactly, masked_releases, release_of
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What is about to leave."""
+
+    form: str
+    readers: tuple[str, ...]
+    releases: tuple[Release, ...]
+    sizes: tuple[int, ...]  # of what is hashed, one after another
+    headers: tuple[tensor.TensorHeader, ...]  # of the manifest
+    chunks: Callable[[], Iterator[Chunk]]  # the same each time
+    hashes: Callable[[Digests], tuple[TensorDigest, ...]]  # for the ledger
+    secagg: Secagg | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole payload."""
+        return sum(self.sizes)
+
+    @property
+    def context(self) -> bytes:
+        """Ctx of the attempt at a secure sum; empty for a plain message."""
+        return bytes.fromhex(self.secagg.ctx) if self.secagg else b""
+
+    @property
+    def attempt(self) -> int:
+        """Number of that attempt."""
+        return self.secagg.attempt if self.secagg else 0
+
+
+def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, ...]) -> Outgoing:
+    """The values as they are, for ``readers``."""
+
+    def hashes(digests: Digests) -> tuple[TensorDigest, ...]:
+        named = zip(items, digests.tensors, strict=True)
+        return tuple(TensorDigest(part=item.part, name=item.spec.name, sha256=digest.hex()) for item, digest in named)
+
+    return Outgoing(
+        form="plain",
+        readers=readers,
+        releases=tuple(release_of(item) for item in items),
+        sizes=tuple(item.spec.nbytes for item in items),
+        headers=tuple(to_wire(items)),
+        chunks=lambda: chunks(values),
+        hashes=hashes,
+    )
+
+
+@dataclass(frozen=True)
+class Masking:
+    """What a secure sum does to the values of a round: its specification, the masks of this silo, the members of U2."""
+
+    spec: RoundSpec
+    silo: str
+    terms: tuple[Term, ...]
+    members: tuple[str, ...]
+
+
+def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor], masking: Masking) -> Outgoing:
+    """The values as a secure sum takes them; LocalError for one beyond the bounds that the job declares."""
+    spec = masking.spec
+    by_name = {(item.part, item.spec.name): value for item, value in zip(items, values, strict=True)}
+    gifts: list[Given] = []
+    for part, own in zip(parts, spec.groups, strict=True):
+        tensors = {each.name: by_name[part.name, each.name] for each in part.wire}
+        if own.weights == "public":
+            _check_declared(part.name, float(tensors[WEIGHT]), spec.counts[spec.cohort.index(masking.silo)])
+        gifts.append(given(part, own, tensors))
+    clipped = check_given(spec, gifts)
+
+    def pieces() -> Iterator[Chunk]:
+        return recut(words.data.cast("B") for words in masked_chunks(spec, masking.silo, gifts, masking.terms))
+
+    secagg = Secagg(
+        ctx=spec.context().hex(),
+        attempt=spec.attempt,
+        members=masking.members,
+        threshold=spec.threshold,
+        colluders=spec.colluders,
+        clipped=sum(clipped),
+    )
+    return Outgoing(
+        form="masked",
+        readers=(SUM_READER,),
+        releases=masked_releases(parts, spec.groups),
+        sizes=(upload_bytes(spec),),
+        headers=(),
+        chunks=pieces,
+        hashes=lambda _: (),
+        secagg=secagg,
+    )
+
+
+def _check_declared(part: str, weight: float, count: int) -> None:
+    """A sum by public weights takes the declared ones: others would pass in silence for the method's own."""
+    if weight != count:
+        raise LocalError(
+            f"part {part!r}: its weight is {weight:g}, security.counts of the job says {count}; have the job signed "
+            "with the number of this silo's training records, or with private weights"
+        )
+
+
+def streamed_of(
+    declared: Declared, round_: int, payload: Mapping[str, Mapping[str, Tensor]], masking: Masking
+) -> Streamed:
+    """What the masked upload of these values is, without sending it."""
+    items = declared.items(round_)
+    outgoing = masked(declared.groups(round_)[0], items, exactly(items, payload), masking)
+    digester = Digester(outgoing.sizes)
+    for chunk in outgoing.chunks():
+        digester.update(chunk.payload)
+    return Streamed(outgoing.size, digester.digests().tensors[0])

@@ -1,0 +1,32 @@
+"""What this silo remembers of a job's secure sums, in its folder: ``secagg-<exchange>-<purpose>-<recipient>.json``.
+
+Durable before the message that it is about leaves, so that neither a crash nor a restart leads to a second answer
+(security/secagg_memory.py). It holds no secret.
+"""
+
+from pathlib import Path
+
+from ..files import canonical_json, parse_canonical, read_bytes, write_atomic
+from ..security.secagg_memory import Memory
+
+
+class MemoryFiles:
+    """A ``Keeper`` of one job."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def load(self, instance: str) -> Memory:
+        """The newest memory of an instance; LocalError where its file was changed."""
+        path = self._path(instance)
+        if not path.exists():
+            return Memory()
+        return parse_canonical(read_bytes(path), Memory, str(path))
+
+    def save(self, instance: str, memory: Memory) -> None:
+        """Durable before it returns."""
+        write_atomic(self._path(instance), canonical_json(memory.model_dump(mode="json")))
+
+    def _path(self, instance: str) -> Path:
+        """An instance is ``job/exchange/purpose/recipient``, each an id."""
+        return self._folder / f"secagg-{'-'.join(instance.split('/')[1:])}.json"

@@ -1,0 +1,59 @@
+"""What the ledger records of secure sums beside the masked uploads: protocol messages, and how each attempt ended."""
+
+import asyncio
+from hashlib import sha256
+
+from ..proto import secure_pb2 as pb
+from ..proto.channel import SECURE
+from ..proto.secure_given import Attempt
+from ..security.ledger import Ledger
+from ..security.records import Payload, Peer
+from ..security.secagg_silo_events import End, Finish
+
+
+class SecureRecords:
+    """Writes into one silo's ledger; every method returns once its record is durable."""
+
+    def __init__(self, ledger: Ledger, recipient: Peer) -> None:
+        self._ledger = ledger
+        self._recipient = recipient
+
+    async def leaving(self, attempt: Attempt, given: pb.SecureGiven) -> None:
+        """A protocol message is about to leave; it counts as left, whatever becomes of it."""
+        message = given.SerializeToString(deterministic=True)
+        await asyncio.to_thread(
+            self._ledger.protocol_message,
+            job=attempt.job,
+            job_digest=attempt.job_digest.hex(),
+            round_number=attempt.round,
+            ctx=attempt.ctx.hex(),
+            kind=given.WhichOneof("body"),
+            rpc=SECURE,
+            recipient=self._recipient,
+            message=Payload(bytes=len(message), sha256=sha256(message).hexdigest()),
+        )
+
+    async def ended(self, attempt: Attempt, ended: End) -> None:
+        """An attempt ended without a sum, by whose fault and why."""
+        await asyncio.to_thread(
+            self._ledger.secagg_end,
+            job=attempt.job,
+            job_digest=attempt.job_digest.hex(),
+            round_number=attempt.round,
+            ctx=attempt.ctx.hex(),
+            code=ended.code.value,
+            blame=ended.blame,
+            why=ended.why,
+        )
+
+    async def summed(self, attempt: Attempt, done: Finish) -> None:
+        """The sum was opened, over these survivors."""
+        await asyncio.to_thread(
+            self._ledger.secagg_sum,
+            job=attempt.job,
+            job_digest=attempt.job_digest.hex(),
+            round_number=attempt.round,
+            ctx=attempt.ctx.hex(),
+            survivors=done.survivors,
+            sha256=done.sha256.hex(),
+        )

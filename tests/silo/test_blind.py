@@ -1,0 +1,427 @@
+"""A blind round at a silo; behind its door the coordinator's Summing, and a line that fails where it is told to."""
+
+import asyncio
+import hashlib
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from secure_sums import frame, names, signer, signers
+
+from staddle.algorithms.exchange import PLAIN, Gift, Kind, Part, Sum, TensorSpec
+from staddle.coordinator.summing import Setting, Summing
+from staddle.errors import LocalError, RefusedError, UnwritableError
+from staddle.proto import secure_pb2 as pb
+from staddle.proto.secure_given import Given, Over, given_to_wire
+from staddle.proto.secure_told import told_from_wire, told_to_wire
+from staddle.proto.wire import Item
+from staddle.security.blind_sum import Bounds, Quantised, folded, group
+from staddle.security.masked_sum import Accumulator, chunks
+from staddle.security.round_spec import Terms, specify
+from staddle.security.secagg_fault import Code
+from staddle.security.secagg_memory import Memory
+from staddle.security.secagg_silo import Party
+from staddle.security.secagg_silo_events import SendAbandon, SendHeader, Streamed
+from staddle.silo.blind import BlindRound
+from staddle.silo.client import TurnedAwayError, UnreachableError
+from staddle.silo.declared import Declared, Records
+from staddle.silo.outgoing import masked
+from staddle.silo.payload import exactly
+
+JOB = SimpleNamespace(name="j1", digest="bb" * 32)
+BOUNDS = Bounds(3, "private", 1, 100)
+PARTS = (
+    Part(
+        "model", Kind.WHOLE_MODEL, Sum("mean"), (TensorSpec("w", "float32", (40, 5)), TensorSpec("b", "float32", (5,)))
+    ),
+    Part("metrics", Kind.METRIC, Sum("total"), (TensorSpec("tested", "int64", ()),)),
+)
+ITEMS = tuple(Item(part.name, part.kind, spec) for part in PARTS for spec in part.wire)
+DECLARED = Declared("j1", JOB.digest, "fedavg", ((0, ITEMS), (9, ())), Records(100, 50), BOUNDS, ((0, PARTS), (9, ())))
+FRAME = frame(groups=tuple(group(part, BOUNDS) for part in PARTS), chunk_bytes=4096)
+SILOS = names(4)
+SECONDS = 30
+
+
+def payload(silo):
+    """What a silo gives, part by part."""
+    rng = torch.Generator().manual_seed(int(silo[-2:]))
+    values = {spec.name: torch.randn(spec.shape, generator=rng) for spec in PARTS[0].tensors}
+    return {
+        "model": PLAIN.give(PARTS[0], Gift(values, 7.0 + int(silo[-2:]))),
+        "metrics": PLAIN.give(PARTS[1], Gift({"tested": torch.tensor(int(silo[-2:]) + 1)})),
+    }
+
+
+class Hall:
+    """The coordinator: a Summing whose shell keeps everything in memory."""
+
+    def __init__(self):
+        setting = Setting(
+            "j1", bytes.fromhex(JOB.digest), FRAME.round, SILOS, signers(SILOS), Terms(), signer("coordinator")
+        )
+        self.words, self.opened, self.ends = {}, {}, []
+        self.changed = asyncio.Event()
+        self.summing = Summing(setting, self)
+
+    def begin(self, attempt=0):
+        self.summing.begin(specify(FRAME, SILOS, attempt))
+
+    def keep(self, attempt, entry, also):
+        also()
+
+    def told(self):
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def watch(self, attempt, stage):
+        pass
+
+    def discard(self, silo):
+        self.words.pop(silo, None)
+
+    def open(self, attempt, spec, terms, survivors):
+        accumulator = Accumulator(spec)
+        for silo in survivors:
+            at, pieces = 0, []
+            for chunk in chunks(spec):
+                size = chunk.words * (spec.groups[chunk.group].ring // 8)
+                pieces.append(self.words[silo][at : at + size])
+                at += size
+            accumulator.add(pieces)
+        for part, own, opened in zip(PARTS, spec.groups, accumulator.open(terms, survivors), strict=True):
+            self.opened[part.name] = folded(part, own, opened)
+        asyncio.get_running_loop().call_soon(self.summing.opened, attempt, hashlib.sha256(b"sum").digest())
+
+    def dropped(self, silo, code):
+        self.ends.append(("dropped", silo, code))
+
+    def summed(self, members):
+        self.ends.append(("summed", members))
+
+    def failed(self, attempt, why, final):
+        self.ends.append(("failed", attempt, why))
+
+
+class Notebook:
+    """What a silo's ledger would have."""
+
+    def __init__(self):
+        self.ends, self.sums = [], []
+
+    async def ended(self, attempt, ended):
+        self.ends.append((attempt.attempt, ended.code, ended.blame))
+
+    async def summed(self, attempt, done):
+        self.sums.append((attempt.attempt, done.survivors))
+
+
+class Door:
+    """One silo's gate. ``fails`` counts calls down to one that fails: before anything has crossed, or after."""
+
+    def __init__(self, hall, silo):
+        self.hall, self.silo = hall, silo
+        self.secure_records = Notebook()
+        self.given, self.uploads, self.calls = [], [], 0
+        self.fails_at, self.after = None, False
+        self.refuses = lambda _: None
+
+    def _lost(self, *, after):
+        if after == self.after and self.calls == self.fails_at:
+            raise UnreachableError("coordinator", "the line is dead")
+
+    async def secure_next(self, job, round_, had):
+        self.calls += 1
+        self._lost(after=False)
+        while (told := self.hall.summing.told(self.silo, had)) is None:
+            await self.hall.changed.wait()
+        self._lost(after=True)
+        return told_from_wire(pb.SecureTold.FromString(told_to_wire(told).SerializeToString()))
+
+    async def secure(self, attempt, body):
+        self.calls += 1
+        self._lost(after=False)
+        if why := self.refuses(body):
+            raise TurnedAwayError("coordinator", "SECURE", why)
+        self.given.append((attempt, body))
+        given = given_to_wire(Given(b"session", attempt, body))
+        try:
+            self.hall.summing.give(self.silo, pb.SecureGiven.FromString(given.SerializeToString()))
+        except RefusedError as error:
+            raise TurnedAwayError("coordinator", error.code, error.why) from error
+        self._lost(after=True)
+
+    async def give_masked(self, declared, round_, gives, masking):
+        self.calls += 1
+        self._lost(after=False)
+        outgoing = masked(PARTS, ITEMS, exactly(ITEMS, gives), masking)
+        data = b"".join(bytes(chunk.payload) for chunk in outgoing.chunks())
+        self.uploads.append((outgoing.context, data))
+        self.hall.summing.check_upload(self.silo, outgoing.context)
+        self.hall.words[self.silo] = data
+        self.hall.summing.spooled(self.silo, len(data), hashlib.sha256(data).digest())
+        self._lost(after=True)
+        return Streamed(len(data), hashlib.sha256(data).digest())
+
+
+class Kept:
+    """A silo's memory; a disk that is full at times."""
+
+    def __init__(self):
+        self.memories, self.full = {}, False
+
+    def load(self, instance):
+        return self.memories.get(instance, Memory())
+
+    def save(self, instance, memory):
+        if self.full:
+            raise UnwritableError("memory: no space left on device")
+        self.memories[instance] = memory
+
+
+async def until(holds):
+    """Let the others go on until it holds."""
+    for _ in range(1_000_000):
+        if holds():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never held")
+
+
+async def trained(silo):
+    await asyncio.sleep(0)
+    return payload(silo)
+
+
+class Silos:
+    """All four at one hall."""
+
+    def __init__(self, hall):
+        self.hall = hall
+        self.doors = {silo: Door(hall, silo) for silo in SILOS}
+        self.kept = {silo: Kept() for silo in SILOS}
+        self.rounds = {silo: self.enter(silo) for silo in SILOS}
+
+    def enter(self, silo, terms=None, own=FRAME, training=None):
+        """A silo's round, as a process that has just begun makes it."""
+        party = Party(silo, signers(SILOS), terms or Terms(), signer(silo), os.urandom)
+        task = asyncio.create_task(training or trained(silo))
+        return BlindRound(self.doors[silo], party, own, self.kept[silo], JOB, DECLARED, task)
+
+    async def run(self, silo):
+        """Until its sum is open; a lost connection is found again, and what became of an upload is asked for."""
+        while True:
+            try:
+                await self.rounds[silo].run()
+            except UnreachableError:
+                if self.doors[silo].uploads and self.hall.summing.has_words(silo):
+                    self.rounds[silo].accepted()
+            else:
+                return
+
+    def gave(self, silo, kind):
+        return [body for _, body in self.doors[silo].given if isinstance(body, kind)]
+
+    async def all(self, silos=SILOS):
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*(self.run(silo) for silo in silos))
+
+    async def close(self):
+        for each in self.rounds.values():
+            await each.close()
+
+
+def check_sum(hall):
+    exchanges = Quantised(BOUNDS)
+    for part in PARTS:
+        wanted = exchanges.collect(part, SILOS, lambda silo, name, part=part: payload(silo)[part.name][name])
+        for name, value in wanted.items():
+            assert torch.equal(hall.opened[part.name][name], value), (part.name, name)
+
+
+def test_four_silos_and_a_coordinator_sum():
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        hall.begin()
+        await silos.all()
+        await silos.close()
+        check_sum(hall)
+        assert hall.ends == [("summed", SILOS)]
+        for silo, door in silos.doors.items():
+            assert door.secure_records.sums == [(0, SILOS)]
+            assert door.secure_records.ends == []
+            assert [type(body).__name__ for _, body in door.given][:3] == ["SendKeys", "SendShares", "SendHeader"]
+            assert silos.kept[silo].load(FRAME.instance()).signed_round == FRAME.round
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", range(1, 12))
+def test_a_connection_that_is_lost_at_any_call_changes_nothing(call, after):
+    """Whether what was sent had arrived or not: each message is the same the second time."""
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        door = silos.doors[SILOS[1]]
+        door.fails_at, door.after = call, after
+        hall.begin()
+        await silos.all()
+        await silos.close()
+        check_sum(hall)
+        assert hall.ends == [("summed", SILOS)]
+        assert door.calls >= call
+        assert len({data for _, data in door.uploads}) == 1  # one payload under one mask
+        by_kind = {}
+        for _, body in door.given:
+            assert by_kind.setdefault(type(body), body) == body
+
+    asyncio.run(scenario())
+
+
+def test_a_silo_that_begins_anew_is_a_dropout_and_takes_part_in_the_next_attempt():
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        away = SILOS[2]
+        silos.doors[away].fails_at = 4  # it has given its keys and its shares
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != away]
+        with pytest.raises(UnreachableError):
+            await silos.rounds[away].run()
+        await silos.rounds[away].close()
+        silos.rounds[away] = silos.enter(away)  # nothing but its memory is left
+        last = asyncio.create_task(silos.run(away))
+        async with asyncio.timeout(SECONDS):
+            await until(lambda: hall.ends)
+        # It says that it cannot go on in the attempt, and three of four are enough without Terms.whole.
+        assert ("dropped", away, Code.ATTEMPT) in hall.ends
+        assert silos.doors[away].secure_records.ends == [(0, Code.ATTEMPT, "coordinator")]
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*others)
+        assert hall.ends[-1] == ("summed", tuple(silo for silo in SILOS if silo != away))
+        assert silos.doors[away].secure_records.sums == []
+        last.cancel()
+        await asyncio.wait({last})
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_attempt_that_ends_is_abandoned_and_the_next_one_sums():
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        for silo in SILOS[:2]:
+            silos.doors[silo].refuses = lambda body: "no" if isinstance(body, SendHeader) else None
+        hall.begin()
+        running = [asyncio.create_task(silos.run(silo)) for silo in SILOS]
+        async with asyncio.timeout(SECONDS):
+            await until(lambda: len(hall.words) == 4 and all(silos.gave(silo, SendHeader) for silo in SILOS[2:]))
+            hall.summing.deadline(0, "masked")
+            await until(lambda: ("failed", 0) in [end[:2] for end in hall.ends])
+            for silo in SILOS:
+                silos.doors[silo].refuses = lambda _: None
+            hall.begin(1)
+            await asyncio.gather(*running)
+        check_sum(hall)
+        assert all(len(silos.gave(silo, SendAbandon)) == 1 for silo in SILOS)
+        first, second = silos.doors[SILOS[3]].uploads
+        assert first[0] != second[0]  # another context
+        assert first[1] != second[1]  # and other masks over the same values
+        assert silos.doors[SILOS[3]].secure_records.sums == [(1, SILOS)]
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_specification_that_is_not_of_this_round_is_refused_and_recorded():
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[0]
+        await silos.rounds[odd].close()
+        silos.rounds[odd] = silos.enter(odd, own=replace(FRAME, model_digest="ee" * 32))
+        hall.begin()
+        running = [asyncio.create_task(silos.run(silo)) for silo in SILOS]
+        async with asyncio.timeout(SECONDS):
+            await until(lambda: silos.doors[odd].given)
+        assert [body for _, body in silos.doors[odd].given] == [Over(Code.SPEC)]
+        assert silos.doors[odd].secure_records.ends == [(0, Code.SPEC, "coordinator")]
+        assert silos.kept[odd].memories == {}
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*running[1:])
+        running[0].cancel()
+        await asyncio.wait(running)
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_training_that_fails_ends_the_round_here_and_nothing_is_uploaded():
+    async def fails():
+        raise LocalError("out of memory")
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[0]
+        await silos.rounds[odd].close()
+        silos.rounds[odd] = silos.enter(odd, training=fails())
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS[1:]]
+        with pytest.raises(LocalError, match="out of memory"):
+            async with asyncio.timeout(SECONDS):
+                await silos.run(odd)
+        assert silos.doors[odd].uploads == []
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_memory_that_cannot_be_kept_lets_nothing_leave():
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        silos.kept[SILOS[0]].full = True
+        hall.begin()
+        with pytest.raises(UnwritableError):
+            async with asyncio.timeout(SECONDS):
+                await silos.run(SILOS[0])
+        assert silos.doors[SILOS[0]].given == []
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_values_beyond_the_declared_bounds_do_not_leave():
+    async def large():
+        gives = payload(SILOS[0])
+        gives["model"]["w"][0, 0] = 8.5
+        return gives
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[0]
+        await silos.rounds[odd].close()
+        silos.rounds[odd] = silos.enter(odd, training=large())
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS[1:]]
+        with pytest.raises(LocalError, match=r"largest magnitude is 8\.5, above its clip 8"):
+            async with asyncio.timeout(SECONDS):
+                await silos.run(odd)
+        assert silos.doors[odd].uploads == []
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+        await silos.close()
+
+    asyncio.run(scenario())
