@@ -48,6 +48,7 @@ from .secure_records import SecureRecords
 Payload = Mapping[str, Mapping[str, Tensor]]
 PAUSE_SECONDS = 0.5  # after what leads to nothing, or begins anew
 REFUSED = "SECURE"  # the ErrorCode of a message that the coordinator does not take
+CLOSED = "ROUND_CLOSED"  # and that of an upload that comes too late, for the attempt or for its round
 
 
 class Door(Protocol):
@@ -245,7 +246,7 @@ class BlindRound:
             try:
                 streamed = await self._door.give_masked(self._declared, self.round, payload, masking)
             except RefusedError as error:
-                if error.code != REFUSED:
+                if error.code not in (REFUSED, CLOSED):
                     raise
                 self._advance(Stopped(f"the coordinator refused our upload: {error.why}"))
                 return
