@@ -156,7 +156,7 @@ class BlindRound:
                 self._advance(Stopped(f"the coordinator ended the attempt: {code}"))
             case AbandonAsked() if not current:
                 await self._abandon_remembered(attempt)
-            case _ if current:
+            case _ if current and not isinstance(body, Over):
                 self._advance(body)
             case _:  # of an attempt that this process is not in
                 log.event("secagg.ignored", job=self.job.name, round=self.round, attempt=attempt.attempt)
