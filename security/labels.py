@@ -32,6 +32,14 @@ SECAGG_SELF = b"staddle/secagg/self/1"  # HKDF: key of the mask that one silo ha
 SECAGG_TAG = b"staddle/secagg/tag/1"  # HKDF: key of the coefficients of linear tags, from the group key
 SECAGG_PAD = b"staddle/secagg/pad/1"  # HKDF: key of one silo's pads over its tags
 
+GROUP_CONTEXT = b"staddle/group/context/1"  # hashed: an epoch of the key that all silos share
+GROUP_CONTRIBUTION = b"staddle/group/contribution/1"  # a silo over what it gives to the key of an epoch
+GROUP_SEAL = b"staddle/group/seal/1"  # HKDF: key under which a contribution travels from one silo to another
+GROUP_ALL = b"staddle/group/all/1"  # hashed: all contributions to the key of an epoch
+GROUP_KEY = b"staddle/group/key/1"  # HKDF: the key that all silos share, of one epoch
+
+SEALED_SECRET = b"staddle/sealed/secret/1"  # hashed: a sender's commitment to what it sealed to others
+
 LEAF = b"\x00"  # RFC 6962 section 2.1: hash of a leaf; signed nowhere, so not framed
 NODE = b"\x01"  # RFC 6962 section 2.1: hash of two subtrees
 
@@ -48,6 +56,7 @@ SIGNED = (
     SECAGG_SURVIVORS,
     SECAGG_REVEAL,
     SECAGG_ABANDON,
+    GROUP_CONTRIBUTION,
 )
 HASHED = (
     SECAGG_CONTEXT,
@@ -61,6 +70,11 @@ HASHED = (
     SECAGG_SELF,
     SECAGG_TAG,
     SECAGG_PAD,
+    GROUP_CONTEXT,
+    GROUP_SEAL,
+    GROUP_ALL,
+    GROUP_KEY,
+    SEALED_SECRET,
 )
 
 
