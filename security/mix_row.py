@@ -19,7 +19,8 @@ from ..errors import LocalError, RefusedError
 from ..files import Strict, canonical_json, parse_canonical
 from .identity import Hex32, Id
 from .labels import MIX_ROW, framed
-from .one_upload import Line, Number, Upload, Version
+from .mix_line import Line, Number, Version
+from .one_upload import Upload
 from .round_spec import MOST_SILOS, Terms, seen_fault
 from .secagg_fault import COORDINATOR, Code, check
 from .signers import Sign, Signers

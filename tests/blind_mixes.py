@@ -8,6 +8,7 @@ from secure_sums import Drawn, names, signer, signers
 
 from staddle.security import mix_row, sealing, tags
 from staddle.security import one_upload as o
+from staddle.security.mix_line import Line, Version, mix_group
 from staddle.security.pairwise import public_key
 
 KEY = b"what the coordinator lacks".ljust(32)
@@ -27,9 +28,9 @@ def line(elements=20, clip_exponent=3, **fields):
         "job": "j1",
         "job_digest": "bb" * 32,
         "schema_digest": "dd" * 32,
-        "group": o.mix_group("extractor", elements, clip_exponent),
+        "group": mix_group("extractor", elements, clip_exponent),
     }
-    return o.Line(**{**given, **fields})
+    return Line(**{**given, **fields})
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Mixing:
 
     def give(self, silo, values, number=0, *, seed=None, key=KEY):
         """One whole upload, stored."""
-        version = o.Version(silo=silo, round=number, attempt=0, number=number)
+        version = Version(silo=silo, round=number, attempt=0, number=number)
         seed, tagger = seed or self.draw(32), o.tagger_of(self.line, key)
         hidden = b"".join(w.tobytes() for w in o.hidden_pieces(self.line, version, seed, values, tagger))
         padded = tagger.padded(key, version.context(self.line), silo)

@@ -10,7 +10,7 @@ from secure_sums import names, signer
 from staddle.algorithms.exchange import integer_weights
 from staddle.errors import LocalError, RefusedError
 from staddle.security import mix_row as m
-from staddle.security import one_upload as o
+from staddle.security.mix_line import Version
 from staddle.security.round_spec import Terms
 
 FOUR = names(4)
@@ -19,7 +19,7 @@ THIRD = [0, 1, 1, 1]
 
 
 def version(silo, number=0, round_=None):
-    return o.Version(silo=silo, round=number if round_ is None else round_, attempt=0, number=number)
+    return Version(silo=silo, round=number if round_ is None else round_, attempt=0, number=number)
 
 
 def row(weights, recipient=FOUR[0], numbers=None, on=None, silos=FOUR):

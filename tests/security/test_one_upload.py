@@ -22,6 +22,7 @@ from staddle.security import one_upload as o
 from staddle.security import sealing
 from staddle.security.fixedpoint import check_values
 from staddle.security.labels import framed
+from staddle.security.mix_line import mix_group
 
 FOUR = names(4)
 
@@ -264,11 +265,11 @@ def test_a_seed_is_for_each_other_silo_alone():
 
 
 def test_a_line_has_one_spelling_and_its_scale():
-    assert o.mix_group("g", 3, 3).scale_exponent == 27  # rule 19: B = 8
-    assert o.mix_group("g", 3, 30).scale_exponent == 0
+    assert mix_group("g", 3, 3).scale_exponent == 27  # rule 19: B = 8
+    assert mix_group("g", 3, 30).scale_exponent == 0
     with pytest.raises(LocalError, match=r"up to 2\^30, not 2\^31"):
-        o.mix_group("g", 3, 31)
-    good = o.mix_group("g", 3, 3)
+        mix_group("g", 3, 31)
+    good = mix_group("g", 3, 3)
     for wrong in (
         good.model_copy(update={"scale_exponent": 28}),
         good.model_copy(update={"ring": 32}),

@@ -1,6 +1,9 @@
 import hashlib
 import math
+import os
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -93,6 +96,23 @@ def test_vectors():
     large = r.rotate(((np.arange(700) * 37) % 101 - 50.0)[None] / 64, KEY)
     assert [value.hex() for value in large[0, :2].tolist()] == LARGE[:2]
     assert hashlib.sha256(large.astype("<f8").tobytes()).hexdigest() == LARGE[2]
+
+
+def test_vectors_on_a_processor_without_vector_instructions():
+    """NumPy picks its loops by what the processor has; here it may take none of them but the slowest."""
+    from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__  # noqa: PLC0415
+
+    had = [name for name in __cpu_dispatch__ if __cpu_features__[name]]
+    code = (
+        "import numpy as np, hashlib; from staddle.security import rotation as r;"
+        "from numpy._core._multiarray_umath import __cpu_features__ as f;"
+        f"assert not any(f[name] for name in {had});"
+        f"large = r.rotate(((np.arange(700) * 37) % 101 - 50.0)[None] / 64, bytes(range(32)));"
+        "print(hashlib.sha256(large.astype('<f8').tobytes()).hexdigest())"
+    )
+    environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": " ".join(had)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == (LARGE[2], "")
 
 
 def test_q_is_the_product_that_the_docstring_says():
