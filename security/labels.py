@@ -32,6 +32,25 @@ SECAGG_SELF = b"staddle/secagg/self/1"  # HKDF: key of the mask that one silo ha
 SECAGG_TAG = b"staddle/secagg/tag/1"  # HKDF: key of the coefficients of linear tags, from the group key
 SECAGG_PAD = b"staddle/secagg/pad/1"  # HKDF: key of one silo's pads over its tags
 
+GROUP_CONTEXT = b"staddle/group/context/1"  # hashed: an epoch of the key that all silos share
+GROUP_CONTRIBUTION = b"staddle/group/contribution/1"  # a silo over what it gives to the key of an epoch
+GROUP_SEAL = b"staddle/group/seal/1"  # HKDF: key under which a contribution travels from one silo to another
+GROUP_ALL = b"staddle/group/all/1"  # hashed: all contributions to the key of an epoch
+GROUP_KEY = b"staddle/group/key/1"  # HKDF: the key that all silos share, of one epoch
+
+MIX_LINE = b"staddle/mix/line/1"  # hashed: one tensor group of a job, whose stored uploads are mixed with one another
+MIX_VERSION = b"staddle/mix/version/1"  # hashed: one upload of a silo to a line: all else there is bound to it
+MIX_UPLOAD = b"staddle/mix/upload/1"  # a silo over one upload to be mixed, and the seed that it sealed to the others
+MIX_ROW = b"staddle/mix/row/1"  # the coordinator over the weights and versions of one recipient's row
+MIX_SEAL = b"staddle/mix/seal/1"  # HKDF: key under which the seed of an upload travels from one silo to another
+MIX_STREAM = b"staddle/mix/stream/1"  # HKDF: key of the stream that hides an upload, from its seed
+MIX_PAD = b"staddle/mix/pad/1"  # HKDF: key of the pad that one sender and one recipient share over a directed Mix
+
+GRAM_ROTATION = b"staddle/gram/rotation/1"  # HKDF: key of one secret rotation, from the group key
+GRAM_SKETCH = b"staddle/gram/sketch/1"  # HKDF: key of the count-sketch before a rotation, from that of the rotation
+
+SEALED_SECRET = b"staddle/sealed/secret/1"  # hashed: a sender's commitment to what it sealed to others
+
 LEAF = b"\x00"  # RFC 6962 section 2.1: hash of a leaf; signed nowhere, so not framed
 NODE = b"\x01"  # RFC 6962 section 2.1: hash of two subtrees
 
@@ -48,6 +67,9 @@ SIGNED = (
     SECAGG_SURVIVORS,
     SECAGG_REVEAL,
     SECAGG_ABANDON,
+    GROUP_CONTRIBUTION,
+    MIX_UPLOAD,
+    MIX_ROW,
 )
 HASHED = (
     SECAGG_CONTEXT,
@@ -61,6 +83,18 @@ HASHED = (
     SECAGG_SELF,
     SECAGG_TAG,
     SECAGG_PAD,
+    GROUP_CONTEXT,
+    GROUP_SEAL,
+    GROUP_ALL,
+    GROUP_KEY,
+    MIX_LINE,
+    MIX_VERSION,
+    MIX_SEAL,
+    MIX_STREAM,
+    MIX_PAD,
+    GRAM_ROTATION,
+    GRAM_SKETCH,
+    SEALED_SECRET,
 )
 
 

@@ -28,6 +28,7 @@ from .signers import Signers
 
 MOST_SILOS = 1000
 LONGEST_SHOWN = 400  # characters of a field in an error
+SLACK_BITS = 20  # weights in steps of 2^-32 are judged to 2^-20
 CHUNK_STEP = 64  # bytes: any ring's words, and the four canaries of a last chunk
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)]
@@ -210,7 +211,7 @@ def check_cohort(spec: RoundSpec, terms: Terms) -> None:
     _agree(not missing, f"the cohort lacks {', '.join(missing)}, and values that do not change are summed over all")
     # (5) No silo outweighs the others.
     if spec.counts:
-        fault = concentration_fault(spec.counts, minimum)
+        fault = _weights_fault(spec, spec.cohort, minimum)
         _agree(not fault, f"public weights of the cohort: {fault}")
 
 
@@ -233,26 +234,47 @@ def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> 
     check(not missing, COORDINATOR, Code.SURVIVORS, why)
     # (4) None outweighs the others.
     if spec.counts:
-        left = [spec.counts[spec.cohort.index(silo)] for silo in survivors]
-        fault = concentration_fault(left, max(spec.min_cohort, terms.min_cohort))
+        fault = _weights_fault(spec, survivors, max(spec.min_cohort, terms.min_cohort))
         check(not fault, COORDINATOR, Code.SURVIVORS, f"public weights of the survivors: {fault}")
+
+
+def _weights_fault(spec: RoundSpec, silos: Sequence[str], min_cohort: int) -> str:
+    """Why the public weights of these silos show one too much of another; a Mix is seen by its recipient alone."""
+    counts = {silo: spec.counts[spec.cohort.index(silo)] for silo in silos}
+    if spec.exchange == "mix":
+        return seen_fault([count for silo, count in counts.items() if silo != spec.recipient], min_cohort, rounded=True)
+    return concentration_fault(list(counts.values()), min_cohort)
 
 
 def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:
     """Why a weighted sum shows a silo too much of another, by rule 5; empty if it does not.
 
-    For each silo that may subtract its own part: with shares s over the others, max s <= 1/2 and
-    1 / Σ s² >= min_cohort - 1. Exact, in whole numbers.
+    Any silo that sees the sum may subtract its own part from it.
     """
     total, squares = sum(counts), sum(count * count for count in counts)
     second, first = sorted((0, 0, *counts))[-2:]
     for own in counts:
-        others, others_squared = total - own, squares - own * own
-        largest = second if own == first else first
-        if 2 * largest > others or not others:
-            return f"one silo has {largest} of the {others} records of all but another, more than half"
-        if others * others < (min_cohort - 1) * others_squared:
-            return f"they count as {others * others / others_squared:.2f} equal ones, fewer than {min_cohort - 1}"
+        if fault := _seen(total - own, squares - own * own, second if own == first else first, min_cohort):
+            return fault
+    return ""
+
+
+def seen_fault(others: Sequence[int], min_cohort: int, *, rounded: bool = False) -> str:
+    """The same for one silo that sees the sum, by what the others weigh.
+
+    With their shares s, max s <= 1/2 and 1 / Σ s² >= min_cohort - 1. Exact, in whole numbers; ``rounded`` weights,
+    which were made whole in 2^32 steps, may exceed either by a part of 2^-20, as equal ones differ by a step.
+    """
+    squares, largest = sum(count * count for count in others), max(others, default=0)
+    return _seen(sum(others), squares, largest, min_cohort, rounded=rounded)
+
+
+def _seen(total: int, squares: int, largest: int, min_cohort: int, *, rounded: bool = False) -> str:
+    slack = SLACK_BITS if rounded else total.bit_length() * 2
+    if 2 * largest > total + (total >> slack) or not total:
+        return f"one silo has {largest} of the {total} that all but another have together, more than half"
+    if total * total + (total * total >> slack) < (min_cohort - 1) * squares:
+        return f"they count as {total * total / squares:.2f} equal ones, fewer than {min_cohort - 1}"
     return ""
 
 

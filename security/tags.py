@@ -7,11 +7,15 @@ the coordinator lacks (SECURITY.md rule 8)::
     coordinator          T   = Σ_j T_j                mod p       over the survivors
     silos compare        T - Σ_j pad_j = Σ_k α_k Q_k  mod p       with the integers Q that came down
 
+A row of a Mix is Σ_j a_j q_j with public integers a_j: then T = Σ_j a_j T_j, and silos take off Σ_j a_j pad_j. Its
+vectors may be of several rounds, so α has the context that they share, and each pad that of its own upload.
+
 A sum that was shifted in any word, or that wrapped around 2^b, passes with probability 2^-61. The pads hide what T_j
 would tell of q_j; coordinator and one silo together can take them off, and can forge tags.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -55,11 +59,15 @@ class Tagger:
 
     def check(self, combined: bytes, group_key: bytes, ctx: bytes, survivors: Sequence[str]) -> None:
         """RefusedError unless this vector is the sum of what the survivors tagged."""
+        self.check_weighted(combined, group_key, [Padded(silo, ctx) for silo in survivors])
+
+    def check_weighted(self, combined: bytes, group_key: bytes, summed: Sequence["Padded"]) -> None:
+        """RefusedError unless this vector is the weighted sum of these tagged ones."""
         tags = decoded(combined, len(self.sums))
         check(tags is not None, COORDINATOR, Code.SUM, f"brings tags of {len(combined)} bytes that are none")
-        pads = [self._pads(group_key, ctx, silo) for silo in survivors]
+        pads = [(self._pads(group_key, each.ctx, each.silo), each.weight) for each in summed]
         for index, tag in enumerate(tags or ()):
-            found = (tag - sum(each[index] for each in pads)) % PRIME
+            found = (tag - sum(pad[index] * weight for pad, weight in pads)) % PRIME
             check(found == self.sums[index], COORDINATOR, Code.SUM, f"brings a sum of group {index} that was altered")
 
     def _pads(self, group_key: bytes, ctx: bytes, silo: str) -> list[int]:
@@ -69,14 +77,27 @@ class Tagger:
         return [int.from_bytes(made[at : at + 16]) % PRIME for at in range(0, len(made), 16)]
 
 
-def combine(tags: Mapping[str, bytes], groups: int) -> bytes:
-    """At the coordinator: the sum of the survivors' tags; RefusedError names a silo that sent none."""
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Whose pads are on a combined tag, made for which context, and how often: the integer weight of its vector."""
+
+    silo: str
+    ctx: bytes
+    weight: int = 1
+
+
+def combine(tags: Mapping[str, bytes], groups: int, weights: Mapping[str, int] | None = None) -> bytes:
+    """At the coordinator: the sum of the survivors' tags; RefusedError names a silo that sent none.
+
+    ``weights`` are the integers that it adds the vectors with, by silo; each 1 if there are none.
+    """
     totals = [0] * groups
     for silo, sent in tags.items():
+        weight = 1 if weights is None else weights[silo]
         values = decoded(sent, groups)
         if values is None:
             raise RefusedError(silo, Code.UPLOAD, f"its tags, {len(sent)} bytes, are not {groups} numbers of the field")
-        totals = [(total + value) % PRIME for total, value in zip(totals, values, strict=True)]
+        totals = [(total + weight * value) % PRIME for total, value in zip(totals, values, strict=True)]
     return _encoded(totals)
 
 

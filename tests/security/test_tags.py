@@ -11,7 +11,7 @@ from staddle.security.labels import SECAGG_TAG, framed
 from staddle.security.masks import Keystream, Term
 from staddle.security.pairwise import derive
 from staddle.security.round_spec import specify
-from staddle.security.tags import PRIME, Tagger, combine, decoded
+from staddle.security.tags import PRIME, Padded, Tagger, combine, decoded
 
 FOUR = names(4)
 KEY, CTX = b"k" * 32, b"c" * 32
@@ -127,6 +127,26 @@ def test_other_survivors_keys_contexts_and_tags_are_noticed():
         words = np.arange(5, dtype="<u4")
         other.add(0, words)
         assert other.sums != tagged(words).sums
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data())
+def test_weighted_sums_of_vectors_of_several_contexts(data):
+    weights = {silo: data.draw(st.integers(0, 2**30)) for silo in FOUR}
+    contexts = {silo: silo.encode().ljust(32) for silo in FOUR}
+    numbers = st.lists(st.integers(-(2**30), 2**30), min_size=5, max_size=5)
+    vectors = {silo: data.draw(numbers) for silo in FOUR}
+    sent = {s: tagged(np.array(v, "<i8").view("<u8")).padded(KEY, contexts[s], s) for s, v in vectors.items()}
+    total = [sum(weights[silo] * vectors[silo][k] for silo in FOUR) for k in range(5)]
+    mine, summed = tagged(np.array(total, "<i8").view("<u8")), [Padded(s, contexts[s], weights[s]) for s in FOUR]
+    combined = combine(sent, 1, weights)
+    mine.check_weighted(combined, KEY, summed)
+    other = [Padded(FOUR[0], contexts[FOUR[0]], weights[FOUR[0]] + 1), *summed[1:]]
+    elsewhere = [Padded(FOUR[0], b"x" * 32, 1 + weights[FOUR[0]]), *summed[1:]]
+    shifted = tagged(np.array([total[0] + 1, *total[1:]], "<i8").view("<u8"))
+    for tagger, wrong in ((mine, other), (mine, elsewhere), (shifted, summed)):
+        with pytest.raises(RefusedError, match="was altered"):
+            tagger.check_weighted(combined, KEY, wrong)
 
 
 def test_pads_hide_what_was_tagged():

@@ -1,0 +1,147 @@
+"""What a recipient checks before it opens a row of a one-upload ``Mix``: nobody else can (SECURITY.md rules 4, 5, 10).
+
+The coordinator signs each row, so that one which breaks a rule names who made it. Canonical JSON, here broken and cut::
+
+    {"line":"5c1f…","own_weight":1431655766,"recipient":"a","shares":[{"version":{"attempt":0,"number":4,"round":17,
+     "silo":"b"},"weight":1431655765},…]}
+
+Weights are the integers of ``algorithms.exchange.integer_weights``, that of the recipient's own part beside them.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from ..algorithms.exchange import MIX_BITS
+from ..errors import LocalError, RefusedError
+from ..files import Strict, canonical_json, parse_canonical
+from .identity import Hex32, Id
+from .labels import MIX_ROW, framed
+from .mix_line import Line, Number, Version
+from .one_upload import Upload
+from .round_spec import MOST_SILOS, Terms, seen_fault
+from .secagg_fault import COORDINATOR, Code, check
+from .signers import Sign, Signers
+
+Weight = Annotated[int, Field(strict=True, ge=1, le=1 << MIX_BITS)]
+Ordinal = Annotated[int, Field(strict=True, ge=-1, le=2**53 - 1)]
+
+
+class Share(Strict):
+    """One other silo's part of a row: which of its uploads, and the integer weight."""
+
+    version: Version
+    weight: Weight
+
+
+class Row(Strict):
+    """A recipient's row: shares of others by id, and what the recipient adds of its own, which is never sent."""
+
+    line: Hex32  # its context
+    recipient: Id
+    own_weight: Annotated[int, Field(strict=True, ge=0, le=1 << MIX_BITS)]
+    shares: Annotated[tuple[Share, ...], Field(min_length=1, max_length=MOST_SILOS)]
+
+    def payload(self) -> bytes:
+        """What the coordinator signs, behind ROW."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def digest(self) -> str:
+        """Names the row: SHA-256, hex."""
+        return hashlib.sha256(framed(MIX_ROW, self.payload())).hexdigest()
+
+    def sent(self) -> dict[str, int]:
+        """The weights of what the coordinator adds up, by silo."""
+        return {share.version.silo: share.weight for share in self.shares}
+
+
+def make_row(line: Line, recipient: str, own_weight: int, shares: Sequence[Share], sign: Sign) -> tuple[Row, bytes]:
+    """At the coordinator: a row and its signature."""
+    ordered = tuple(sorted(shares, key=lambda share: share.version.silo))
+    row = Row(line=line.context().hex(), recipient=recipient, own_weight=own_weight, shares=ordered)
+    return row, sign(MIX_ROW, row.payload())
+
+
+class RowMemory(Strict):
+    """Which uploads the rows that this silo opened of one line were made of; durable before a seed is used.
+
+    Canonical JSON: ``{"last":"9f86…","newest":{"b":4,"c":4,"d":3}}``, the last row and each silo's newest version.
+    """
+
+    last: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    newest: dict[Id, Number] = Field(default_factory=dict)
+
+    def opened(self, row: Row, min_cohort: int) -> Self:
+        """Memory of opening a row, the same one again included; RefusedError if that would show too much (rule 4)."""
+        if row.digest() == self.last:
+            return self
+        numbers = {share.version.silo: share.version.number for share in row.shares}
+        back = sorted(silo for silo, number in numbers.items() if number < self.newest.get(silo, 0))
+        why = f"brings a row of older uploads of {', '.join(back)} than were mixed before"
+        check(not back, COORDINATOR, Code.POLICY, why)
+        fresh = sorted(silo for silo, number in numbers.items() if number > self.newest.get(silo, -1))
+        why = f"brings another row with new uploads of {len(fresh)} silos, fewer than min_cohort {min_cohort}"
+        check(len(fresh) >= min_cohort, COORDINATOR, Code.POLICY, why)
+        return type(self)(last=row.digest(), newest={**self.newest, **numbers})
+
+
+class VersionMemory(Strict):
+    """The newest upload that this silo began to a line; durable before its first byte leaves.
+
+    Canonical JSON: ``{"attempt":0,"number":4,"round":17}``. A stream hides one vector: a process that starts again
+    begins a new version, with a new seed, and only a lost connection is resumed.
+    """
+
+    round: Ordinal = -1
+    attempt: Ordinal = -1
+    number: Ordinal = -1
+
+    def began(self, version: Version) -> Self:
+        """Memory of beginning an upload; LocalError unless it is newer than all before."""
+        newer = (version.round, version.attempt) >= (self.round, self.attempt) and version.number > self.number
+        if not newer:
+            raise LocalError(
+                f"upload {version.number} of round {version.round}, attempt {version.attempt} would follow upload "
+                f"{self.number} of round {self.round}, attempt {self.attempt}; a stream hides one upload only"
+            )
+        return type(self)(round=version.round, attempt=version.attempt, number=version.number)
+
+
+def admit(
+    line: Line, silo: str, document: bytes, signature: bytes, memory: RowMemory, terms: Terms, signers: Signers
+) -> tuple[Row, RowMemory]:
+    """A row that ``silo`` may open, and the memory of it; the steps run in order, RefusedError says what is wrong."""
+    # (1) It is a row, in its one spelling.
+    try:
+        row = parse_canonical(document, Row, "row of a Mix")
+    except LocalError as error:
+        raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
+    # (2) The coordinator signed it.
+    signed = signers.by_coordinator(MIX_ROW, row.payload(), signature)
+    check(signed, COORDINATOR, Code.SPEC, "its signature does not fit the row")
+    # (3) It is ours, and of this line.
+    ours = (row.recipient, row.line) == (silo, line.context().hex())
+    check(ours, COORDINATOR, Code.SPEC, f"brings {silo!r} a row of {row.recipient!r}, or of another line")
+    # (4) It names other silos of the roster, once each and by id.
+    named = [share.version.silo for share in row.shares]
+    known = named == sorted(set(named)) and silo not in named and all(each in signers.silos for each in named)
+    check(known, COORDINATOR, Code.SPEC, f"mixes {', '.join(named)}, who are not distinct other silos of the roster")
+    # (5) Its weights add up to one.
+    total = row.own_weight + sum(share.weight for share in row.shares)
+    check(total == 1 << MIX_BITS, COORDINATOR, Code.SPEC, f"brings weights that add up to {total}, not 2^{MIX_BITS}")
+    # (6) Enough of those mixed are honest, and none outweighs the others (rules 5 and 6).
+    honest = len(named) + 1 - terms.colluders
+    why = f"of {len(named) + 1} silos in the row {honest} are sure to be honest, the policy asks for {terms.min_honest}"
+    check(honest >= terms.min_honest, COORDINATOR, Code.POLICY, why)
+    fault = seen_fault(list(row.sent().values()), terms.min_cohort, rounded=True)
+    check(not fault, COORDINATOR, Code.POLICY, f"weights of the row: {fault}")
+    # (7) With what was opened before it shows no more than sums over enough silos (rule 4).
+    return row, memory.opened(row, terms.min_cohort)
+
+
+def check_uploads(row: Row, uploads: Sequence[Upload]) -> None:
+    """RefusedError, for the coordinator, unless these are the uploads that the row names, in its order."""
+    named = [share.version for share in row.shares]
+    check([u.version for u in uploads] == named, COORDINATOR, Code.SPEC, "brings other uploads than its row names")

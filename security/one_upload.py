@@ -1,0 +1,204 @@
+"""``Mix`` by one upload: each silo sends its vector once, hidden, and every recipient opens its own row of it alone.
+
+In Z_2^64, with integer weights a_rj that add up to 2^32 for each recipient r (SECURITY.md rules 10 and 19)::
+
+    silo j sends         y_j = q(x_j) + PRG(seed_j)            q(x) = rint(clip(x) 2^e), e = 62 - 32 - log2 clip
+    to each other silo   seed_j, sealed                        32 fresh bytes an upload: sealing.py
+    coordinator          Y_r = Σ_{j ≠ r} a_rj y_j              over stored uploads, whenever r asks
+    recipient r          Q_r = Y_r - Σ_j a_rj PRG(seed_j)      its tag must fit: tags.py
+                         row = (Q_r + a_rr q(x_r)) 2^-(32+e)   its own part never leaves it
+
+No row wraps: |q| ≤ 2^30, so |Σ a q| ≤ 2^62. It is off by at most 2^-(e+1), and by n · clip · 2^-32 in all where exact
+weights are meant. The stream is AES-256-CTR (masks.py) under HKDF(seed_j, salt = ctx_j, info = framed(MIX_STREAM, prg,
+j)), where ctx_j names line, silo, round, attempt and version: even a seed that is used again gives another stream.
+
+All silos have all seeds: this holds while the coordinator and no silo collude. Weights and versions are the
+recipient's to check (mix_row.py), since the coordinator could add y_j in any proportion.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..algorithms.exchange import MIX_BITS
+from ..errors import LocalError
+from .fixedpoint import Floats, Reals, Words, dequantise, quantise
+from .labels import MIX_SEAL, MIX_STREAM, MIX_UPLOAD, framed
+from .masks import PIECE, Mask, Term
+from .mix_line import WORD_BYTES, Line, Version
+from .pairwise import derive
+from .sealing import Letter, Sealed, Sealing, check_sealed, open_letter, seal_to_all
+from .secagg_fault import COORDINATOR, Code, check, passed_on
+from .signers import Sign, Signers
+from .tags import TAG_BYTES, Padded, Tagger
+
+STEP = PIECE // WORD_BYTES  # words that are worked on at a time
+
+Read = Callable[[str, int, int], "bytes | memoryview"]  # (silo, first byte, bytes) -> a piece of its stored upload
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A silo's signed word on one upload: SHA-256 of the hidden bytes, its padded tag, and the seed that it sealed."""
+
+    version: Version
+    sha256: bytes
+    tag: bytes
+    sealing: Sealing
+    signature: bytes = b""
+
+    def payload(self, line: Line) -> bytes:
+        """What the silo signs, behind UPLOAD."""
+        return framed(self.version.context(line), self.sha256, self.tag, self.sealing.encoded())
+
+    def check(self, line: Line, signers: Signers) -> None:
+        """RefusedError, for the silo, unless it signed this for this line."""
+        silo = self.version.silo
+        signed = signers.by_silo(silo, MIX_UPLOAD, self.payload(line), self.signature)
+        check(signed, silo, Code.UPLOAD, "its signature does not fit the upload to be mixed")
+        check(self.sealing.sender == silo, silo, Code.UPLOAD, f"signed a seed of {self.sealing.sender!r} as its own")
+        self.sealing.check()
+        sized = len(self.tag) == TAG_BYTES and len(self.sha256) == hashlib.sha256().digest_size
+        check(sized, silo, Code.UPLOAD, "the digest or the tag of its upload has the wrong size")
+
+
+def hidden_pieces(line: Line, version: Version, seed: bytes, values: Floats, tagger: Tagger) -> Iterator[Words]:
+    """y_j as the silo sends it, piece by piece, each valid until the next is asked for; ``tagger`` takes in q(x_j).
+
+    ``values`` [elements] have passed ``check_values``. ``seed`` is fresh, and remembered before the first byte leaves.
+    """
+    hidden, buffer = _mask(line, version, seed), np.empty(STEP, "<u8")
+    for at in range(0, values.size, STEP):
+        words = buffer[: min(STEP, values.size - at)]
+        quantise(line.group, values[at : at + STEP], 1.0, words)
+        tagger.add(0, words)
+        hidden.add_to(words)
+        yield words
+
+
+def tagger_of(line: Line, group_key: bytes) -> Tagger:
+    """For one vector of the line: the same coefficients for all of its uploads and rows."""
+    return Tagger(group_key, line.context(), 1)
+
+
+def make_upload(
+    line: Line,
+    version: Version,
+    sha256: bytes,
+    padded: bytes,
+    seed: bytes,
+    ephemeral: bytes,
+    others: Mapping[str, bytes],
+    sign: Sign,
+) -> tuple[Upload, tuple[Sealed, ...]]:
+    """Once all is sent: the signed word on it, and the seed sealed to the X25519 keys of ``others``, by id.
+
+    ``padded`` is ``tagger.padded(group_key, version.context(line), silo)``; ``ephemeral`` is a fresh seed of its own.
+    """
+    ctx, silo = version.context(line), version.silo
+    sealing, pieces = seal_to_all(ctx, MIX_SEAL, silo, seed, ephemeral, others)
+    unsigned = Upload(version, sha256, padded, sealing)
+    return Upload(version, sha256, padded, sealing, sign(MIX_UPLOAD, unsigned.payload(line))), pieces
+
+
+def check_upload(line: Line, upload: Upload, pieces: Sequence[Sealed], sha256: bytes, signers: Signers) -> None:
+    """At the coordinator, of what it stored and digested: RefusedError names the silo whose upload this is."""
+    upload.check(line, signers)
+    silo = upload.version.silo
+    check(upload.sha256 == sha256, silo, Code.UPLOAD, "its upload is not the one that it signed")
+    check_sealed(upload.sealing, pieces, [other for other in signers.silos if other != silo])
+
+
+def mixed_pieces(line: Line, weights: Mapping[str, int], read: Read) -> Iterator[Words]:
+    """At the coordinator: Y = Σ a_j y_j of the silos in ``weights``, piece by piece, each valid until the next.
+
+    Holds three pieces, whatever the length and the number of silos. LocalError if a stored upload is too short.
+    """
+    total, scratch = np.empty(STEP, "<u8"), np.empty(STEP, "<u8")
+    for at in range(0, line.nbytes, PIECE):
+        size = min(PIECE, line.nbytes - at)
+        words, product = total[: size // WORD_BYTES], scratch[: size // WORD_BYTES]
+        words[:] = 0
+        for silo, weight in weights.items():
+            stored = read(silo, at, size)
+            if len(stored) != size:
+                raise LocalError(f"the stored upload of {silo!r} has {len(stored)} bytes at {at}, not {size}")
+            words += np.multiply(np.frombuffer(stored, "<u8"), np.uint64(weight), out=product)
+        yield words
+
+
+@dataclass(frozen=True, slots=True)
+class Summand:
+    """One other silo's part of a row: its upload, its integer weight and its seed."""
+
+    upload: Upload
+    weight: int
+    seed: bytes
+
+
+def open_seed(line: Line, upload: Upload, letter: Letter, silo: str, own: bytes, signers: Signers) -> bytes:
+    """At ``silo``, whose raw X25519 key is ``own``: the seed of another one's upload. RefusedError says whose fault.
+
+    The steps run in order.
+    """
+    # (1) The other silo signed this upload to this line; the coordinator could see that itself.
+    with passed_on():
+        upload.check(line, signers)
+    # (2) The letter is for us, opens, and holds the seed that all have.
+    for_us = letter.sealed.recipient == silo
+    check(for_us, COORDINATOR, Code.SHARES, f"brings {silo!r} a letter for {letter.sealed.recipient!r}")
+    among = [other for other in signers.silos if other != upload.version.silo]
+    return open_letter(upload.version.context(line), MIX_SEAL, upload.sealing, letter, among, own)
+
+
+class Opening:
+    """A recipient's row as it comes down: 8 bytes an element, and nothing of it is given before its tag fits."""
+
+    def __init__(self, line: Line, group_key: bytes, summands: Sequence[Summand]) -> None:
+        self._line, self._key, self._summands = line, group_key, summands
+        self._tagger = tagger_of(line, group_key)
+        self._masks = [(_mask(line, each.upload.version, each.seed), np.uint64(each.weight)) for each in summands]
+        self._words, self._filled = np.empty(line.group.elements, "<u8"), 0
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """The next words of Y. RefusedError for half a word, or a row that is longer than its group."""
+        check(len(piece) % WORD_BYTES == 0, COORDINATOR, Code.SUM, f"brings {len(piece)} bytes, no whole words")
+        came = np.frombuffer(piece, "<u8")
+        fits = self._filled + came.size <= self._words.size
+        check(fits, COORDINATOR, Code.SUM, f"brings a row of more than {self._words.size} numbers")
+        words = self._words[self._filled : self._filled + came.size]
+        words[:] = came
+        for at in range(0, words.size, STEP):
+            here = words[at : at + STEP]
+            for hidden, weight in self._masks:
+                stream = np.zeros(here.size, "<u8")
+                hidden.add_to(stream)
+                stream *= weight
+                here -= stream
+        self._tagger.add(0, words)
+        self._filled += came.size
+
+    def finish(self, combined: bytes, own_weight: int, own: Floats) -> Reals:
+        """The row, [elements] float64, with our own part of it; RefusedError if it is not what the others sent.
+
+        ``combined`` is Σ a_j T_j as the coordinator gives it; ``own`` are our values, unless ``own_weight`` is 0.
+        """
+        whole = self._filled == self._words.size
+        check(whole, COORDINATOR, Code.SUM, f"brings a row of {self._filled} numbers, not {self._words.size}")
+        line = self._line
+        padded = [Padded(s.upload.version.silo, s.upload.version.context(line), s.weight) for s in self._summands]
+        self._tagger.check_weighted(combined, self._key, padded)
+        if own_weight:
+            part = np.empty(STEP, "<u8")
+            for at in range(0, self._words.size, STEP):
+                here = self._words[at : at + STEP]
+                quantise(line.group, own[at : at + STEP], 1.0, part[: here.size])
+                here += part[: here.size] * np.uint64(own_weight)
+        return dequantise(self._words, 64, MIX_BITS + line.group.scale_exponent)
+
+
+def _mask(line: Line, version: Version, seed: bytes) -> Mask:
+    key = derive(seed, version.context(line), framed(MIX_STREAM, line.prg.to_bytes(1), version.silo.encode()))
+    return Mask([Term(key)], 0, 64)

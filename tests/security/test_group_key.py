@@ -1,0 +1,271 @@
+import hashlib
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from secure_sums import Drawn, names, signer, signers
+
+from staddle.errors import LocalError, RefusedError
+from staddle.security import group_key as g
+from staddle.security import identity, roster, sealing
+from staddle.security.labels import GROUP_KEY, GROUP_SEAL, framed
+from staddle.security.pairwise import public_key
+
+FOUR = names(4)
+SEEDS = {silo: hashlib.sha256(f"exchange key of {silo}".encode()).digest() for silo in names(9)}
+
+
+def epoch(silos=FOUR, number=7, roster="aa" * 32, federation="lung"):
+    return g.Epoch(number, federation, roster, {silo: public_key(SEEDS[silo]) for silo in silos})
+
+
+def contributions(over=None, *, seed=0, tamper=lambda *made: made):
+    """By silo: what it gave, its secret, its pieces."""
+    over, draw, made = over or epoch(), Drawn(seed), {}
+    for silo in over.exchange_keys:
+        secret = draw(32)
+        given, pieces = g.contribute(over, silo, secret, draw(32), signer(silo))
+        made[silo] = tamper(given, secret, pieces)
+    return made
+
+
+def relayed(made, silo):
+    return [
+        g.Relayed(given, sealing.letters(pieces)[silo]) for other, (given, _, pieces) in made.items() if other != silo
+    ]
+
+
+def key(made, silo, over=None, brought=None):
+    given, secret, _ = made[silo]
+    over, brought = over or epoch(), relayed(made, silo) if brought is None else brought
+    return g.make_key(over, silo, SEEDS[silo], given, secret, brought, signers(FOUR))
+
+
+def refused(call):
+    with pytest.raises(RefusedError) as caught:
+        call()
+    return caught.value.peer, caught.value.code, caught.value.why
+
+
+@pytest.mark.parametrize("n", [2, 4, 9])
+def test_all_silos_make_one_key_and_the_coordinator_could_check_all(n):
+    over = epoch(names(n))
+    made = contributions(over)
+    for given, _, pieces in made.values():
+        g.check_contribution(over, given, pieces, signers(names(n)))
+    found = set()
+    for silo, (given, secret, _) in made.items():
+        brought = relayed(made, silo)
+        found.add(g.make_key(over, silo, SEEDS[silo], given, secret, brought[::-1], signers(names(n))))
+    assert len(found) == 1
+    assert len(found.pop()) == 32
+
+
+def test_the_key_is_that_of_the_docstring():
+    made = contributions()
+    everything = hashlib.sha256(
+        framed(b"staddle/group/all/1", *(given.sealing.encoded() for given, _, _ in made.values()))
+    ).digest()
+    secrets = b"".join(secret for _, secret, _ in made.values())
+    ctx = hashlib.sha256(framed(b"staddle/group/context/1", b"lung", bytes.fromhex("aa" * 32), bytes(7) + b"\x07"))
+    expected = HKDF(SHA256(), 32, ctx.digest(), framed(GROUP_KEY, everything)).derive(secrets)
+    assert key(made, FOUR[2]) == expected
+
+
+def test_a_letter_is_that_of_the_docstring():
+    over = epoch()
+    given, secret, pieces = contributions()[FOUR[0]]
+    private = X25519PrivateKey.from_private_bytes(SEEDS[FOUR[1]])
+    public = private.public_key().public_bytes_raw()
+    agreed = private.exchange(X25519PublicKey.from_public_bytes(given.sealing.ephemeral))
+    pair = (b"silo-00", b"silo-01")
+    info = framed(GROUP_SEAL, *pair, given.sealing.ephemeral, public)
+    opening = ChaCha20Poly1305(HKDF(SHA256(), 32, over.context(), info).derive(agreed))
+    assert opening.decrypt(bytes(12), pieces[0].sealed, framed(GROUP_SEAL, over.context(), *pair)) == secret
+
+
+def test_each_contribution_and_each_binding_changes_the_key():
+    made = contributions()
+    base = key(made, FOUR[0])
+    for silo in FOUR[1:]:
+        other = {**made, silo: contributions(seed=1)[silo]}
+        assert key(other, FOUR[0]) != base
+    for over in (epoch(number=8), epoch(roster="bb" * 32), epoch(federation="liver")):
+        again = contributions(over)  # the same secrets, for another epoch
+        assert again[FOUR[0]][1] == made[FOUR[0]][1]
+        assert key(again, FOUR[0], over) != base
+
+
+def test_1_a_missing_doubled_or_strange_contribution_is_the_coordinators():
+    made = contributions()
+    brought = relayed(made, FOUR[0])
+    strange = relayed(contributions(epoch(names(5))), FOUR[0])[3:]
+    for wrong, text in (
+        (brought[1:], "lacks those of silo-01"),
+        ([*brought, brought[0]], "doubles those of silo-01"),
+        ([*brought, *strange], "has some of silo-04"),
+        ([*brought, *relayed(made, FOUR[1])[:1]], "has some of silo-00"),  # our own, brought back
+    ):
+        peer, code, why = refused(lambda wrong=wrong: key(made, FOUR[0], brought=wrong))
+        assert (peer, code) == ("coordinator", "KEYS")
+        assert text in why
+
+
+@pytest.mark.parametrize("field", ["ephemeral", "commitment", "root"])
+def test_2_a_contribution_that_was_changed_is_blamed_on_who_passed_it_on(field):
+    made = contributions()
+    first, *rest = relayed(made, FOUR[0])
+    changed = replace(first.contribution.sealing, **{field: bytes(31) + b"\x01"})
+    wrong = g.Relayed(replace(first.contribution, sealing=changed), first.letter)
+    peer, code, why = refused(lambda: key(made, FOUR[0], brought=[wrong, *rest]))
+    assert (peer, code) == ("coordinator", "KEYS")
+    assert "passed on from 'silo-01'" in why
+    assert refused(lambda: g.check_contribution(epoch(), wrong.contribution, made[FOUR[1]][2], signers(FOUR)))[:2] == (
+        FOUR[1],
+        "KEYS",
+    )
+
+
+def test_2_a_contribution_to_another_epoch_does_not_pass():
+    for over in (epoch(number=8), epoch(roster="bb" * 32), epoch(federation="liver")):
+        made, old = contributions(over), contributions()
+        assert refused(lambda made=made, old=old, over=over: key(made, FOUR[0], over, relayed(old, FOUR[0])))[:2] == (
+            "coordinator",
+            "KEYS",
+        )
+
+
+def test_3_letters_that_were_changed_or_are_for_another_silo():
+    made = contributions()
+    first, *rest = relayed(made, FOUR[0])
+    sealed = first.letter.sealed
+    flipped = bytes([sealed.sealed[0] ^ 1]) + sealed.sealed[1:]
+    for letter in (
+        replace(first.letter, sealed=replace(sealed, sealed=flipped)),
+        replace(first.letter, proof=first.letter.proof[::-1]),
+        replace(first.letter, proof=()),
+        sealing.letters(made[FOUR[1]][2])[FOUR[2]],
+        replace(sealing.letters(made[FOUR[1]][2])[FOUR[2]], sealed=replace(sealed, recipient=FOUR[0])),
+    ):
+        wrong = [g.Relayed(first.contribution, letter), *rest]
+        assert refused(lambda wrong=wrong: key(made, FOUR[0], brought=wrong))[:2] == ("coordinator", "SHARES")
+
+
+def signed_again(given, pieces, **fields):
+    """A silo that signs what it should not."""
+    made = replace(given.sealing, root=sealing.Tree(p.leaf() for p in pieces).root(), **fields)
+    return g.Contribution(made, signer(made.sender)(g.GROUP_CONTRIBUTION, g._payload(epoch(), made)))
+
+
+def test_3_what_does_not_open_or_fit_is_its_senders():
+    made = contributions()
+    given, secret, pieces = made[FOUR[1]]
+    garbage = (sealing.Sealed(FOUR[0], bytes(48)), *pieces[1:])
+    short = (sealing.Sealed(FOUR[0], bytes(3)), *pieces[1:])
+    other, others = g.contribute(epoch(), FOUR[1], bytes(32), bytes(31) + b"\x07", signer(FOUR[1]))
+    assert other.sealing.commitment != given.sealing.commitment
+    for contribution, sealed, text in (
+        (signed_again(given, garbage), garbage, "does not open"),
+        (signed_again(given, short), short, "does not open"),
+        (signed_again(other, others, commitment=given.sealing.commitment), others, "does not fit its commitment"),
+        (signed_again(given, pieces, ephemeral=bytes(32)), pieces, "low order"),
+    ):
+        wrong = {**made, FOUR[1]: (contribution, secret, sealed)}
+        peer, _, why = refused(lambda wrong=wrong: key(wrong, FOUR[0]))
+        assert peer == FOUR[1]
+        assert text in why
+
+
+def test_a_letter_for_nobody_is_the_coordinators():
+    given, _, pieces = contributions()[FOUR[0]]
+    letter = sealing.letters(pieces)[FOUR[1]]
+    for among in (FOUR[2:], ()):
+        call = (epoch().context(), GROUP_SEAL, given.sealing, letter, among, SEEDS[FOUR[1]])
+        assert refused(lambda call=call: sealing.open_letter(*call))[:2] == ("coordinator", "SHARES")
+
+
+def test_2_fields_of_a_wrong_size_are_passed_on_by_the_coordinator():
+    made = contributions()
+    given, secret, pieces = made[FOUR[1]]
+    for field in ("ephemeral", "commitment", "root"):
+        signed = signed_again(given, pieces)
+        wrong = replace(signed.sealing, **{field: bytes(31)})
+        payload = g._payload(epoch(), wrong)
+        wrong = g.Contribution(wrong, signer(FOUR[1])(g.GROUP_CONTRIBUTION, payload))
+        peer, _, why = refused(lambda w=wrong: key({**made, FOUR[1]: (w, secret, pieces)}, FOUR[0]))
+        assert (peer, "passed on from 'silo-01'" in why) == ("coordinator", True)
+
+
+def test_the_coordinator_refuses_pieces_that_are_not_all():
+    made, over = contributions(), epoch()
+    given, _, pieces = made[FOUR[1]]
+    short = (sealing.Sealed(FOUR[0], bytes(47)), *pieces[1:])
+    for contribution, sealed in (
+        (given, pieces[1:]),
+        (given, pieces[::-1]),
+        (signed_again(given, pieces[1:]), pieces[1:]),
+        (signed_again(given, (*pieces, pieces[0])), (*pieces, pieces[0])),
+        (given, (sealing.Sealed(FOUR[0], bytes(48)), *pieces[1:])),
+        (signed_again(given, short), short),
+        (signed_again(given, pieces, ephemeral=bytes(31)), pieces),
+    ):
+        wrong = refused(lambda c=contribution, s=sealed: g.check_contribution(over, c, s, signers(FOUR)))
+        assert wrong[:2] == (FOUR[1], "SHARES")
+    stranger = contributions(epoch(names(5)))[names(5)[4]]
+    assert refused(lambda: g.check_contribution(over, stranger[0], stranger[2], signers(names(5))))[:2] == (
+        "silo-04",
+        "KEYS",
+    )
+
+
+def test_wrong_calls_are_told():
+    draw = Drawn(0)
+    for call in (
+        lambda: g.contribute(epoch(), "nobody", draw(32), draw(32), signer("nobody")),
+        lambda: g.contribute(epoch(), FOUR[0], draw(31), draw(32), signer(FOUR[0])),
+        lambda: key({**contributions(), FOUR[0]: (*contributions(seed=1)[FOUR[0]][:1], bytes(32), ())}, FOUR[0]),
+        lambda: key({**contributions(), FOUR[0]: contributions()[FOUR[1]]}, FOUR[0]),
+        lambda: g.contribute(epoch(FOUR[:1]), FOUR[0], draw(32), draw(32), signer(FOUR[0])),
+    ):
+        with pytest.raises(LocalError):
+            call()
+
+
+def test_an_epoch_is_entered_once_and_follows_the_roster():
+    memory = g.EpochMemory().entered(epoch())
+    assert memory == g.EpochMemory.model_validate_json(memory.model_dump_json())
+    memory.check_current(7, "aa" * 32)
+    for number in (6, 7):
+        assert refused(lambda number=number: memory.entered(epoch(number=number, roster="bb" * 32)))[1] == "ATTEMPT"
+    for number, digest in ((8, "aa" * 32), (7, "bb" * 32)):
+        assert refused(lambda n=number, d=digest: memory.check_current(n, d))[:2] == ("coordinator", "SPEC")
+    memory.entered(epoch(number=8, roster="bb" * 32)).check_current(8, "bb" * 32)
+
+
+def test_an_epoch_of_a_roster_has_its_silos(tmp_path):
+    entries = [
+        identity.create_keys(tmp_path / name, name, role, "org")
+        for name, role in (
+            ("founder", identity.Role.FOUNDER),
+            ("hub", identity.Role.COORDINATOR),
+            ("silo-a", identity.Role.SILO),
+            ("silo-b", identity.Role.SILO),
+        )
+    ]
+    made = roster.new("lung", entries[:1], 1)
+    for entry in entries[1:]:
+        made = roster.add(made, entry)
+    over = g.Epoch.of(made, 3)
+    assert over.exchange_keys == {e.id: bytes.fromhex(e.exchange_key) for e in entries[2:]}
+    assert (over.number, over.federation, over.roster) == (3, "lung", roster.digest(made))
+    assert over.context() != g.Epoch.of(roster.remove(made, "silo-b"), 3).context()
+
+
+def test_printing_and_what_is_relayed_show_no_secret():
+    for given, secret, pieces in contributions().values():
+        sent = given.sealing.encoded() + given.signature + b"".join(piece.sealed for piece in pieces)
+        assert secret not in sent
+        assert len({piece.sealed for piece in pieces}) == 3
