@@ -14,6 +14,7 @@ from .toml import to_toml
 WIDTH = 100
 LISTED = 12  # tensors of a rule that its comment names one by one
 KIB = 1024
+TIMES, TIMES_BLIND = 2, 10  # what a round gives may leave so often in it
 
 WHAT = {  # what each kind is, and what it can tell those who read it
     Kind.WHOLE_MODEL: "all parameters of the trained model; they can tell whether a record was trained on, and more",
@@ -53,20 +54,22 @@ class Drafted:
 
 
 def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None) -> str:
-    """Text of a policy.toml; without a limit, a round may give twice what the largest of these jobs gives.
+    """Text of a policy.toml; without a limit, a round may give some times what the largest of these jobs gives.
 
-    Twice, since a broken upload goes on where it broke and counts once more.
+    Twice, since a broken upload goes on where it broke and counts once more; a secure sum that a silo drops out of is
+    begun again, and each attempt sends all masked words anew.
     """
     rules: dict[tuple[str, str], Drafted] = {}
     largest = 0
     for job in jobs:
         for start in job.phase_starts:
             releases = given_releases(job, start)
-            largest = max(largest, sum(release.nbytes for release in releases))
+            times = TIMES_BLIND if job.security.required else TIMES
+            largest = max(largest, times * sum(release.nbytes for release in releases))
             for release in releases:
                 drafted = Drafted(job.method_name, Kind[release.kind.upper()])
                 rules.setdefault((job.method_name, release.part), drafted).add(release, job.name)
-    limit = max_bytes_per_round or f"{-(-2 * largest // KIB)}KiB"
+    limit = max_bytes_per_round or f"{-(-largest // KIB)}KiB"
     return _head(jobs, limit) + "".join(_rule(part, rule) for (_, part), rule in rules.items())
 
 

@@ -27,6 +27,7 @@ from .secure_rows import Entry, dumped
 from .summing import Summing
 from .summing_shell import Setting
 
+PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds before an attempt, after so many without a sum
 WHOLE_ROUND = ("keys", "masked")  # stages that last while silos train and send
 
 Hashed = dict[tuple[str, str], tuple[Tensor, bytes]]  # what was hashed last, by part and name
@@ -84,7 +85,11 @@ class Gathering:
     def gather(self, effect: Gather) -> None:
         """Begin an attempt, unless it was begun."""
         if self.summing.attempt < effect.attempt:
-            self._host.start(self._begin(effect), partial(self._begun, effect))
+            pause = PAUSES[min(effect.fruitless, len(PAUSES) - 1)]
+            asyncio.get_running_loop().call_later(pause, self._start, effect)
+
+    def _start(self, effect: Gather) -> None:
+        self._host.start(self._begin(effect), partial(self._begun, effect))
 
     async def _begin(self, effect: Gather) -> None:
         """Ask the cohort."""

@@ -10,7 +10,7 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
     drawing    the cohort is drawn                                  round, or finishing (failed) if it is too small
     round      every member of the cohort gave, failed or was lost, folding (≥ min_cohort gave), else finishing
                or a quorum gave, or the deadline
-    round      of a blind job: its sum is open                      folding;  finishing after three failed attempts
+    round      of a blind job: its sum is open                      folding;  finishing after too many attempts
     folding    the fold is done                                     drawing, or finishing after the last one
     folding    the fold failed                                      finishing
     finishing  every admitted silo confirmed or was lost, or the    ended
@@ -58,7 +58,10 @@ from .events import (
     Watch,
 )
 
-MOST_ATTEMPTS = 3  # at the sum of a blind round; those that an operator stopped do not count
+# Attempts at the sum of a blind round; those that an operator stopped do not count.
+MOST_ATTEMPTS = 30  # a host may be away for twenty minutes (gathering.py pauses between them), a process die in a loop
+MOST_REFUSED = 3  # of them, that failed for more than silos which were away: what a silo refuses, it refuses again
+AWAY = ("lost", "deadline", "STOPPED")  # why a silo drops out that may well take part in the next
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class JobState:
     blind: bool = False  # each round is one secure sum
     attempt: int = 0  # at the sum of this round: the one that goes on, or the next
     fruitless: int = 0  # attempts at it that ended without a sum
+    refused: int = 0  # those of them that will hardly end otherwise
 
     @property
     def admitted(self) -> tuple[str, ...]:
@@ -139,7 +143,7 @@ def advance(state: JobState, event: Event) -> Step:
             state = replace(state, counted={**state.counted, **dict.fromkeys(members, round_ + 1)})
             if round_ + 1 == state.rounds:
                 return _then(replace(state, round=state.rounds), (told,), _complete)
-            state = replace(state, round=round_ + 1, cohort=(), given={}, failed={}, attempt=0, fruitless=0)
+            state = replace(_emptied(state), round=round_ + 1)
             return _then(state, (told,), _stop if state.stopping else _open_round)
         case FoldFailed(round_, reason) if state.stage == "folding" and round_ == state.round:
             return _finish(state, "failed", reason)
@@ -191,9 +195,11 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
             return state, ()
         case SumFailed(round_, attempt, reason, final) if state.stage == "round":
             told = Report("sum.failed", {"round": round_, "attempt": attempt, "why": reason})
-            if final or state.fruitless + 1 == MOST_ATTEMPTS:
+            away = bool(state.failed) and all(code in AWAY for code in state.failed.values())
+            state = replace(state, fruitless=state.fruitless + 1, refused=state.refused + (not away))
+            if final or state.fruitless == MOST_ATTEMPTS or state.refused == MOST_REFUSED:
                 return _then(state, (told,), lambda state: _finish(state, "failed", f"round {round_}: {reason}"))
-            state = replace(state, attempt=attempt + 1, fruitless=state.fruitless + 1, failed={})
+            state = replace(state, attempt=attempt + 1, failed={})
             return state, (told, _gather(state))
         case SumFailed(_, attempt) if state.stage in ("stopped", "queued"):
             return replace(state, attempt=attempt + 1, failed={}), ()
@@ -202,7 +208,7 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
 
 
 def _gather(state: JobState) -> Gather:
-    return Gather(state.round, state.cohort, state.attempt)
+    return Gather(state.round, state.cohort, state.attempt, state.fruitless)
 
 
 def _begin(state: JobState) -> Step:
@@ -284,12 +290,16 @@ def _complete(state: JobState) -> Step:
 
 
 def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: str) -> Step:
-    state = replace(state, stage="finishing", outcome=outcome, reason=reason)
-    state = replace(state, cohort=(), given={}, failed={}, attempt=0, fruitless=0)
+    state = replace(_emptied(state), stage="finishing", outcome=outcome, reason=reason)
     told = Report("job.finishing", {"outcome": outcome, "reason": reason, "round": state.round})
     if not state.admitted:
         return _then(state, (told,), _end)
     return state, (told, Watch("finishing", state.round))
+
+
+def _emptied(state: JobState) -> JobState:
+    """Without what was of a round that is over."""
+    return replace(state, cohort=(), given={}, failed={}, attempt=0, fruitless=0, refused=0)
 
 
 def _end_if_complete(state: JobState) -> Step:

@@ -74,7 +74,7 @@ class Doing:
     """An effect, and the attempt that it is of."""
 
     attempt: Attempt
-    effect: Effect
+    effect: Effect | Over
 
 
 class BlindRound:
@@ -164,6 +164,12 @@ class BlindRound:
     async def _begin(self, attempt: Attempt, told: SignedSpec) -> None:
         """Enter an attempt, or say that we do not."""
         memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
+        if self._state is None and memory.ctx == attempt.ctx.hex():
+            why = "this silo entered the attempt before it was interrupted, and its secrets of it are gone"
+            self._todo += [Doing(attempt, End(Code.STOPPED, "", why)), Doing(attempt, Over(Code.STOPPED))]
+            return
+        if self._state is None and memory.round == attempt.round and memory.attempt > attempt.attempt:
+            return  # told from the first on, after an interruption
         try:
             state, effects = begin(self._party, self._frame, told.document, told.signature, memory, told.notes)
         except RefusedError as error:
@@ -208,7 +214,7 @@ class BlindRound:
                 await self._end(attempt, effect)
                 if code is not Code.STOPPED:
                     await self._give(attempt, Over(code))
-            case SendKeys() | SendShares() | SendHeader() | SendSurvival() | SendReveal() | SendAbandon():
+            case SendKeys() | SendShares() | SendHeader() | SendSurvival() | SendReveal() | SendAbandon() | Over():
                 await self._give(attempt, effect)
 
     async def _end(self, attempt: Attempt, ended: End) -> None:

@@ -1,5 +1,6 @@
 import copy
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +29,7 @@ from staddle.coordinator.events import (
     Summed,
     Watch,
 )
-from staddle.coordinator.round import JobState, advance, resumed
+from staddle.coordinator.round import MOST_ATTEMPTS, MOST_REFUSED, JobState, advance, resumed
 from staddle.coordinator.tasks import FinishTask, OfferTask, RoundTask, awaited, task_for
 
 SILOS = ("b", "a", "c")  # job order is not the alphabet's
@@ -436,6 +437,56 @@ def test_the_last_silo_that_is_waited_for_may_be_lost():
 def test_a_stranger_cannot_be_lost_at_the_end():
     state, _ = run(job(), *FINISHING)
     assert run(state, Lost("stranger")) == (state, ())
+
+
+# Attempts at the sum of a blind round.
+
+
+def blind_round():
+    """A blind job whose first round is open."""
+    return run(replace(job(), blind=True), *OPEN)
+
+
+def attempts(state, codes):
+    """How many attempts there are if in each one silo drops out with one of these codes, in turn; the end."""
+    number = 0
+    while True:
+        assert (state.stage, state.attempt, state.failed) == ("round", number, {})
+        code = codes[number % len(codes)]
+        state, effects = run(state, Failed("a", 0, code), SumFailed(0, number, "TOO_FEW: one is missing", final=False))
+        number += 1
+        if state.stage == "finishing":
+            return number, state
+        assert without_reports(effects) == (Gather(0, SILOS, number, number),)
+
+
+@pytest.mark.parametrize(
+    ("codes", "most"),
+    [
+        (("lost", "STOPPED", "deadline"), MOST_ATTEMPTS),
+        (("POLICY",), MOST_REFUSED),
+        (("lost", "TRAINING"), 2 * MOST_REFUSED),
+    ],
+)
+def test_silos_that_are_away_are_waited_for_longer_than_silos_that_refuse(codes, most):
+    state, effects = blind_round()
+    assert without_reports(effects) == (Gather(0, SILOS, 0, 0),)
+    number, state = attempts(state, codes)
+    assert (number, state.outcome, state.reason) == (most, "failed", "round 0: TOO_FEW: one is missing")
+    assert (state.attempt, state.fruitless, state.refused) == (0, 0, 0)
+
+
+def test_a_sum_that_fails_with_nobody_away_is_not_tried_for_long():
+    state, _ = blind_round()
+    for number in range(MOST_REFUSED):
+        assert state.stage == "round"
+        state, _ = run(state, SumFailed(0, number, "SUM: canaries do not come out", final=False))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+
+
+def test_an_attempt_after_which_none_can_follow_ends_the_job():
+    state, _ = run(blind_round()[0], SumFailed(0, 0, "TOO_FEW: they signed", final=True))
+    assert (state.stage, state.reason) == ("finishing", "round 0: TOO_FEW: they signed")
 
 
 # Every cell of the table.

@@ -6,6 +6,7 @@ parent, with its status.
 
 ``every``: each durable step (fsync, rename, removal, COMMIT) is died at once, right before it and, for a COMMIT, also
 right after it; steps are told apart by the file and what it holds, so the n-th child gets further than the one before.
+``once:TEXT``: only at the first step whose name has this text, and there is no next child.
 ``full``: the kernel refuses each durable write once; there is room again for the next child. ``full:TEXT``: only where
 the write's name has this text, and there is no next child.
 ``never``: it is left alone.
@@ -36,10 +37,11 @@ import torch  # noqa: E402
 
 from staddle.coordinator import config as coordinator_configs  # noqa: E402
 from staddle.coordinator import daemon as coordinator_daemon  # noqa: E402
-from staddle.coordinator import database, server, store  # noqa: E402
+from staddle.coordinator import database, gathering, server, store  # noqa: E402
 from staddle.errors import StaddleError  # noqa: E402
+from staddle.proto import secure_pb2 as pb  # noqa: E402
 from staddle.security import appendlog  # noqa: E402
-from staddle.silo import agent, client, daemon  # noqa: E402
+from staddle.silo import agent, blind, client, daemon  # noqa: E402
 from staddle.silo import config as silo_configs  # noqa: E402
 
 LONGEST_SECONDS = 1.0
@@ -51,16 +53,20 @@ def die() -> None:
 
 
 class Steps:
-    """Dies at the first step that no child has died at yet; ``told`` is a pipe to the parent."""
+    """Dies at the first step, with ``only`` in its name, that no child has died at yet.
 
-    def __init__(self, died: set[str], told: int) -> None:
+    ``told`` is a pipe to the parent.
+    """
+
+    def __init__(self, died: set[str], told: int, only: str) -> None:
         self._died = died
         self._told = told
+        self._only = only
         self._lock = threading.Lock()
 
     def step(self, key: str) -> None:
         with self._lock:
-            if key not in self._died:
+            if key not in self._died and self._only in key:
                 os.write(self._told, key.encode() + b"\n")
                 die()
 
@@ -89,8 +95,7 @@ class Steps:
 
             def execute(self, sql, *args):
                 if sql != "COMMIT":
-                    if sql.startswith("UPDATE jobs SET state"):
-                        self.changes = transition(json.loads(args[0][0]))
+                    self.changes = changed(sql, args, self.changes)
                     return super().execute(sql, *args)
                 steps.step(f"before COMMIT of {self.changes}")
                 done = super().execute(sql, *args)
@@ -157,8 +162,7 @@ class Full:
             changes = "a new job"
 
             def execute(self, sql, *args):
-                if sql.startswith("UPDATE jobs SET state"):
-                    self.changes = transition(json.loads(args[0][0]))
+                self.changes = changed(sql, args, self.changes)
                 if sql == "COMMIT":
                     full.step(f"COMMIT of {self.changes}")
                 return super().execute(sql, *args)
@@ -167,6 +171,17 @@ class Full:
         store.Spool.write = passing(store.Spool.write, lambda spool, _: f"upload {spool._path.name}")
         store.JobStore.write = passing(store.JobStore.write, lambda _, name, *__: f"fold {name}")
         database.sqlite3.connect = lambda path, **options: connect(path, factory=Connection, **options)
+
+
+def changed(sql: str, args: tuple, before: str) -> str:
+    """What a transaction changes, after this statement of it; which silo it is of does not matter."""
+    if sql.startswith("UPDATE jobs SET state"):
+        return transition(json.loads(args[0][0]))
+    if sql.startswith("INSERT INTO secure"):
+        job, round_, _, kind, _, body, *_ = args[0]
+        what = pb.SecureGiven.FromString(body).WhichOneof("body") if kind == "given" else ""
+        return f"{job} sum {round_}: {kind} {what}".rstrip()
+    return before
 
 
 def transition(state: dict) -> str:
@@ -186,7 +201,8 @@ def described(path: Path) -> str:
 def recorded(line: bytes) -> str:
     """What a record of a ledger is about."""
     record = json.loads(line)
-    return f"{record['type']} {record.get('job', '')} {record.get('round', '')} {record.get('status', '')}"
+    what = record.get("status", record.get("kind", ""))
+    return f"{record['type']} {record.get('job', '')} {record.get('round', '')} {what}"
 
 
 def die_after(seconds: float) -> None:
@@ -200,9 +216,10 @@ def die_after(seconds: float) -> None:
 def run(role: str, config: Path) -> None:
     torch.set_num_threads(1)
     agent.FIRST_WAIT_SECONDS = agent.LONGEST_WAIT_SECONDS = 0.05
-    agent.PAUSE_SECONDS = 0.02
+    agent.PAUSE_SECONDS = blind.PAUSE_SECONDS = 0.02
     client.RECONNECT_MS = (20, 100)
     coordinator_daemon.FOLD_WAITS = (0.05,) * 9
+    gathering.PAUSES = (0.05,)
     if role == "coordinator":
         loaded = coordinator_configs.load(config)
         log.setup(loaded.log)
@@ -241,8 +258,8 @@ def main(role: str, plan: str, config: Path) -> int:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the daemon has its own
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             os.close(ours)
-            if plan == "every":
-                Steps(died, theirs).arm()
+            if plan == "every" or plan.startswith("once"):
+                Steps(died, theirs, plan.partition(":")[2]).arm()
             elif plan.startswith("full"):
                 Full(died, theirs, plan.partition(":")[2]).arm()
             elif life < len(delays):
@@ -266,6 +283,8 @@ def main(role: str, plan: str, config: Path) -> int:
         life += 1
         sys.stderr.write(json.dumps({"event": "killed", "life": life, "at": told}) + "\n")
         sys.stderr.flush()
+        if plan.startswith("once"):
+            return 0
 
 
 if __name__ == "__main__":

@@ -299,8 +299,8 @@ def test_a_silo_that_begins_anew_is_a_dropout_and_takes_part_in_the_next_attempt
         async with asyncio.timeout(SECONDS):
             await until(lambda: hall.ends)
         # It says that it cannot go on in the attempt, and three of four are enough without Terms.whole.
-        assert ("dropped", away, Code.ATTEMPT) in hall.ends
-        assert silos.doors[away].secure_records.ends == [(0, Code.ATTEMPT, "coordinator")]
+        assert ("dropped", away, Code.STOPPED) in hall.ends
+        assert silos.doors[away].secure_records.ends == [(0, Code.STOPPED, "")]
         async with asyncio.timeout(SECONDS):
             await asyncio.gather(*others)
         assert hall.ends[-1] == ("summed", tuple(silo for silo in SILOS if silo != away))
