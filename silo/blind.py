@@ -245,7 +245,7 @@ class BlindRound:
             return  # it ended meanwhile
         payload = await asyncio.shield(self._training)
         members = tuple(dealing.dealer for dealing in state.dealings)
-        masking = Masking(state.spec, state.silo, upload.terms, members)
+        masking = Masking(state.spec, state.silo, upload.terms, members, self._declared.records.train)
         if self._uploaded == attempt:
             streamed = await asyncio.to_thread(streamed_of, self._declared, self.round, payload, masking)
         else:

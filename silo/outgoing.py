@@ -80,12 +80,16 @@ def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, .
 
 @dataclass(frozen=True)
 class Masking:
-    """What a secure sum does to the values of a round: its specification, the masks of this silo, the members of U2."""
+    """What a secure sum does to the values of a round.
+
+    Its specification, the masks of this silo, the members of U2, and how many training records this silo has.
+    """
 
     spec: RoundSpec
     silo: str
     terms: tuple[Term, ...]
     members: tuple[str, ...]
+    records: int
 
 
 def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor], masking: Masking) -> Outgoing:
@@ -96,7 +100,7 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
     for part, own in zip(parts, spec.groups, strict=True):
         tensors = {each.name: by_name[part.name, each.name] for each in part.wire}
         if own.weights == "public":
-            _check_declared(part.name, float(tensors[WEIGHT]), spec.counts[spec.cohort.index(masking.silo)])
+            _check_declared(part.name, float(tensors[WEIGHT]), masking.records)
         gifts.append(given(part, own, tensors))
     clipped = check_given(spec, gifts)
 
@@ -123,12 +127,15 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
     )
 
 
-def _check_declared(part: str, weight: float, count: int) -> None:
-    """A sum by public weights takes the declared ones: others would pass in silence for the method's own."""
-    if weight != count:
+def _check_declared(part: str, weight: float, records: int) -> None:
+    """A sum by public weights takes the declared counts of records in place of the method's own: they are of one kind.
+
+    A count may be declared rounded, so it need not be the very number.
+    """
+    if weight != records:
         raise LocalError(
-            f"part {part!r}: its weight is {weight:g}, security.counts of the job says {count}; have the job signed "
-            "with the number of this silo's training records, or with private weights"
+            f"part {part!r}: the method weights it by {weight:g}, not by the {records} training records of this silo, "
+            'so that declared counts cannot stand for it; have the job signed with security.weights = "private"'
         )
 
 

@@ -779,7 +779,7 @@ SUMMED = (*OPEN, Summed(0, SUM))
 
 def test_a_blind_round_is_gathered_and_folded_over_the_members_of_its_sum():
     state, effects = blind(*OPEN)
-    assert (state.stage, without_reports(effects)) == ("round", (Gather(0, SILOS, 0),))
+    assert (state.stage, without_reports(effects)) == ("round", (Gather(0, SILOS, 0, 0),))
     assert [task_for(state, s) for s in ALL] == [RoundTask(0, SILOS, 0)] * 3 + [None]
     assert awaited(state) == SILOS
     for event in (
@@ -797,7 +797,7 @@ def test_a_blind_round_is_gathered_and_folded_over_the_members_of_its_sum():
     state, _ = run(state, Folded(0))
     assert state.counted == {"b": 1, "c": 1}
     state, effects = run(state, Drawn(1, SILOS))
-    assert without_reports(effects) == (Gather(1, SILOS, 0),)
+    assert without_reports(effects) == (Gather(1, SILOS, 0, 0),)
 
 
 @pytest.mark.parametrize(("event", "code"), [(Failed("a", 0, "DATA"), "DATA"), (Lost("a"), "lost")])
@@ -810,14 +810,14 @@ def test_who_fails_drops_out_of_the_attempt_and_closes_nothing(event, code):
     state, effects = run(state, Failed("b", 0, "lost"), Failed("c", 0, "lost"))
     assert (state.stage, state.open) == ("round", ())  # its sum ends by itself
     state, effects = run(state, SumFailed(0, 0, "too few"))
-    assert (state.failed, without_reports(effects)) == ({}, (Gather(0, SILOS, 1),))
+    assert (state.failed, without_reports(effects)) == ({}, (Gather(0, SILOS, 1, 1),))
     assert task_for(state, "a") == RoundTask(0, SILOS, 0)
 
 
 def test_three_attempts_fail_and_then_the_job():
     state, effects = blind(*OPEN, SumFailed(0, 0, "x"), SumFailed(0, 1, "y"))
     assert reports(effects) == [("sum.failed", {"round": 0, "attempt": 1, "why": "y"})]
-    assert without_reports(effects) == (Gather(0, SILOS, 2),)
+    assert without_reports(effects) == (Gather(0, SILOS, 2, 2),)
     assert run(state, SumFailed(0, 1, "again")) == (state, ())
     state, effects = run(state, SumFailed(0, 2, "z"))
     assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "round 0: z")
@@ -839,13 +839,13 @@ def test_a_stopped_sum_goes_on_with_another_attempt_when_it_is_resumed():
         state, effects = run(state, SumFailed(0, state.attempt, "stopped"))
         assert (state.stage, effects) == ("stopped", ())
         state, effects = run(state, Resumed(), Began())
-        assert without_reports(effects) == (Gather(0, SILOS, state.attempt),)
+        assert without_reports(effects) == (Gather(0, SILOS, state.attempt, 0),)
         state, _ = run(state, Stopped())
     assert state.attempt == 5
     state, effects = run(state, Resumed(), Began())  # it has not ended yet: the same attempt, begun already
-    assert without_reports(effects) == (Gather(0, SILOS, 5),)
+    assert without_reports(effects) == (Gather(0, SILOS, 5, 0),)
     state, effects = run(state, SumFailed(0, 5, "stopped"))
-    assert without_reports(effects) == (Gather(0, SILOS, 6),)
+    assert without_reports(effects) == (Gather(0, SILOS, 6, 1),)
 
 
 def test_a_sum_that_opens_while_its_job_is_stopped_is_folded_when_it_is_resumed():
@@ -858,6 +858,6 @@ def test_a_sum_that_opens_while_its_job_is_stopped_is_folded_when_it_is_resumed(
 
 def test_after_a_restart_the_sum_is_gathered_again():
     state, _ = blind(*OPEN, SumFailed(0, 0, "x"))
-    assert resumed(state) == (Gather(0, SILOS, 1),)
+    assert resumed(state) == (Gather(0, SILOS, 1, 1),)
     assert resumed(blind(*SUMMED)[0]) == (Fold(0, SUM),)
     assert resumed(blind(*OPEN, Stopped())[0]) == ()
