@@ -65,9 +65,10 @@ def make_row(line: Line, recipient: str, own_weight: int, shares: Sequence[Share
 
 
 class RowMemory(Strict):
-    """Which uploads the rows that this silo opened of one line were made of; durable before a seed is used.
+    """Of which uploads the rows were made that this silo opened of one tensor group; durable before a seed is used.
 
     Canonical JSON: ``{"last":"9f86…","newest":{"b":4,"c":4,"d":3}}``, the last row and each silo's newest version.
+    Kept across key epochs and so across lines: numbers of versions go on.
     """
 
     last: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
@@ -88,25 +89,38 @@ class RowMemory(Strict):
 
 
 class VersionMemory(Strict):
-    """The newest upload that this silo began to a line; durable before its first byte leaves.
+    """The newest upload that this silo began to a tensor group of a job; durable before its first byte leaves.
 
-    Canonical JSON: ``{"attempt":0,"number":4,"round":17}``. A stream hides one vector: a process that starts again
-    begins a new version, with a new seed, and only a lost connection is resumed.
+    Canonical JSON: ``{"attempt":0,"number":4,"round":17,"signed_round":16}``. A stream hides one vector: a process that
+    starts again begins a new version, with a new seed, and only a lost connection is resumed. One upload a round is
+    signed, and so has a seed that others can open: two versions of one vector would be two rows over it. Kept across
+    key epochs and so across lines, as ``RowMemory`` is.
     """
 
     round: Ordinal = -1
     attempt: Ordinal = -1
     number: Ordinal = -1
+    signed_round: Ordinal = -1
 
     def began(self, version: Version) -> Self:
-        """Memory of beginning an upload; LocalError unless it is newer than all before."""
-        newer = (version.round, version.attempt) >= (self.round, self.attempt) and version.number > self.number
-        if not newer:
+        """Memory of beginning an upload.
+
+        RefusedError if one was signed in this round or a later one; LocalError unless it is newer than all before.
+        """
+        here = f"round {version.round}, attempt {version.attempt}"
+        why = f"asks for another upload in {here}, after that of round {self.signed_round} was signed"
+        check(version.round > self.signed_round, COORDINATOR, Code.ATTEMPT, why)
+        if (version.round, version.attempt) < (self.round, self.attempt) or version.number <= self.number:
             raise LocalError(
-                f"upload {version.number} of round {version.round}, attempt {version.attempt} would follow upload "
-                f"{self.number} of round {self.round}, attempt {self.attempt}; a stream hides one upload only"
+                f"upload {version.number} of {here} would follow upload {self.number} of round {self.round}, "
+                f"attempt {self.attempt}; a stream hides one upload only"
             )
-        return type(self)(round=version.round, attempt=version.attempt, number=version.number)
+        fields = {"round": version.round, "attempt": version.attempt, "number": version.number}
+        return type(self)(**fields, signed_round=self.signed_round)
+
+    def signed(self) -> Self:
+        """Memory of signing the newest upload, before the signature and the sealed seeds leave."""
+        return type(self).model_validate({**self.model_dump(), "signed_round": self.round})
 
 
 def admit(

@@ -26,7 +26,7 @@ from ..errors import LocalError
 from ..files import Strict
 from .fixedpoint import Reals
 from .labels import GRAM_ROTATION, framed
-from .masks import KEY_BYTES, PIECE, Keystream
+from .masks import PIECE, Keystream
 from .pairwise import derive
 from .secagg_fault import COORDINATOR, Code, check
 
@@ -128,8 +128,6 @@ def gaussians(key: bytes, stream: int, count: int) -> Reals:
     "A convenient method for generating normal variables", SIAM Review, 1964. Two words of AES-256-CTR make a point of
     the square; one outside the unit circle is passed over, one inside gives two numbers.
     """
-    if len(key) != KEY_BYTES:
-        raise LocalError(f"a key of {len(key)} bytes; that of a rotation has {KEY_BYTES}")
     source, made = Keystream(key, stream), np.empty(count)
     filled = 0
     while filled < count:

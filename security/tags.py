@@ -1,6 +1,6 @@
 """Linear tags: silos see that the coordinator hands down the sum of what they sent, and nothing added to it.
 
-Over the field of p = 2^61 - 1, for each group of tensors, with coefficients α_k from the key that all silos share and
+Over the field of p = 2^64 - 59, for each group of tensors, with coefficients α_k from the key that all silos share and
 the coordinator lacks (SECURITY.md rule 8)::
 
     silo j sends         T_j = Σ_k α_k q_jk + pad_j   mod p       with its upload
@@ -10,8 +10,10 @@ the coordinator lacks (SECURITY.md rule 8)::
 A row of a Mix is Σ_j a_j q_j with public integers a_j: then T = Σ_j a_j T_j, and silos take off Σ_j a_j pad_j. Its
 vectors may be of several rounds, so α has the context that they share, and each pad that of its own upload.
 
-A sum that was shifted in any word, or that wrapped around 2^b, passes with probability 2^-61. The pads hide what T_j
-would tell of q_j; coordinator and one silo together can take them off, and can forge tags.
+A sum that was shifted in any word, or that wrapped around 2^b, passes with probability 2^-63. No shift is a multiple of
+p: an honest |Q| is below 2^63 - 59, so it differs from every signed word by less than p (with ring 64 and a smaller p,
+such as 2^61 - 1, words shifted by p would pass). The pads hide what T_j would tell of q_j; coordinator and one silo
+together can take them off, and can forge tags.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,11 +28,10 @@ from .masks import PIECE, Keystream
 from .pairwise import derive
 from .secagg_fault import COORDINATOR, Code, check
 
-PRIME = 2**61 - 1
+PRIME = 2**64 - 59  # the largest below 2^64
 TAG_BYTES = 8
-_MASK = np.uint64(PRIME)
-_LIMB_BITS = 21  # of a coefficient: times 32 bits of a number, 1024 of them add up below 2^63
-_ROW = 1024
+_LIMB_BITS = 22  # of a coefficient: times 32 bits of a number, 512 of them add up below 2^63
+_ROW = 512
 _STEP = PIECE // 8  # coefficients that are made at a time
 
 
@@ -50,7 +51,7 @@ class Tagger:
             piece = signed[at : at + _STEP].astype(np.int64)
             alpha = np.empty(piece.size, np.uint64)
             self._streams[group].fill(alpha.data.cast("B"))
-            self.sums[group] = (self.sums[group] + _product(alpha & _MASK, piece, ring)) % PRIME
+            self.sums[group] = (self.sums[group] + _product(alpha, piece, ring)) % PRIME
 
     def padded(self, group_key: bytes, ctx: bytes, silo: str) -> bytes:
         """What a silo sends: its sums under its pads, 8 bytes a group."""
@@ -71,7 +72,7 @@ class Tagger:
             check(found == self.sums[index], COORDINATOR, Code.SUM, f"brings a sum of group {index} that was altered")
 
     def _pads(self, group_key: bytes, ctx: bytes, silo: str) -> list[int]:
-        """Uniform mod p but for 2^-67, one a group."""
+        """Uniform mod p but for 2^-64, one a group."""
         made = memoryview(bytearray(16 * len(self.sums)))
         Keystream(derive(group_key, ctx, framed(SECAGG_PAD, silo.encode())), 0).fill(made)
         return [int.from_bytes(made[at : at + 16]) % PRIME for at in range(0, len(made), 16)]
@@ -114,12 +115,12 @@ def _encoded(values: Iterable[int]) -> bytes:
 
 
 def _product(alpha: Words, numbers: Words, ring: int) -> int:
-    """Σ α q, exact: 21-bit limbs of α times 32 bits of q, added up row by row below 2^63."""
+    """Σ α q, exact: 22-bit limbs of α times 32 bits of q, added up row by row below 2^63."""
     pieces = [(numbers, 0)]
     if ring == 64:
         pieces = [(numbers & np.int64(0xFFFFFFFF), 0), (numbers >> np.int64(32), 32)]
     total, whole = 0, alpha.size // _ROW * _ROW
-    for limb in range(0, 63, _LIMB_BITS):
+    for limb in range(0, 64, _LIMB_BITS):
         part = ((alpha >> np.uint64(limb)) & np.uint64((1 << _LIMB_BITS) - 1)).view(np.int64)
         for piece, shift in pieces:
             rows = np.einsum("ij,ij->i", part[:whole].reshape(-1, _ROW), piece[:whole].reshape(-1, _ROW)).tolist()

@@ -163,7 +163,8 @@ def test_a_shifted_row_kills_an_extractor_unless_it_has_a_tag():
     assert np.abs(blind - made.open(row) - 4).max() < 1e-6
 
     # Ours.
-    for wrong in (shifted, hidden[:-8] + bytes(8), bytes(len(hidden))):
+    by_a_prime = (np.frombuffer(hidden, "<u8") + np.uint64(2**61 - 1)).tobytes()  # by 4: rule 8 said to tag modulo this
+    for wrong in (shifted, by_a_prime, hidden[:-8] + bytes(8), bytes(len(hidden))):
         with pytest.raises(RefusedError, match="was altered") as caught:
             made.open(row, (wrong, tag))
         assert caught.value.peer == "coordinator"

@@ -4,6 +4,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 from blind_mixes import seed_of
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from secure_sums import GROUP_KEY, Run, frame, group, names
 
 from staddle.algorithms.exchange import integer_weights
@@ -13,6 +16,7 @@ from staddle.security import round_spec
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo_events as s
 from staddle.security.fixedpoint import error_bound
+from staddle.security.labels import framed
 from staddle.security.masked_sum import Accumulator, Given
 from staddle.security.pairwise import public_key
 from staddle.security.round_spec import Terms, specify
@@ -158,6 +162,21 @@ def test_each_pad_has_a_key_of_its_own_that_both_sides_know():
     assert len(found) == 25
 
 
+def test_a_pad_is_that_of_the_docstring():
+    spec = specify(own_frame(), SIX, 0)
+    private = X25519PrivateKey.from_private_bytes(seed_of(SIX[0]))
+    agreed = private.exchange(X25519PublicKey.from_public_bytes(public_key(seed_of(R))))
+    info = framed(b"staddle/mix/pad/1", b"\x01", b"silo-00", b"silo-02", bytes(7) + b"\x03", b"head", b"bias")
+    assert pad_of(spec, SIX[0]).key == HKDF(SHA256(), 32, spec.context(), info).derive(agreed)
+
+
+def test_the_recipients_own_values_are_clipped_as_the_others_are():
+    made, held = run()
+    inside = opened(made, {**held, R: [np.full(200, 8.0), np.full(3, -8.0)]})
+    beyond = opened(made, {**held, R: [np.full(200, 9.0), np.full(3, -1e9)]})
+    assert all((one == other).all() for one, other in zip(inside, beyond, strict=True))
+
+
 def test_weights_are_whole_and_add_up():
     own = own_frame()
     assert dict(own.counts) == {**weights(), R: 0}
@@ -185,6 +204,7 @@ def test_concentration_is_judged_for_the_recipient_alone():
         round_spec.check_cohort(spec(*raw), Terms())
         with pytest.raises(RefusedError, match="one silo has"):  # a Sum of those is seen by the silos, too
             round_spec.check_cohort(spec(*raw).model_copy(update={"exchange": "sum", "counts": tuple(raw)}), Terms())
+    round_spec.check_cohort(spec(1, 40, 35, 25).model_copy(update={"counts": (1000, 40, 35, 25)}), Terms())
     with pytest.raises(RefusedError, match="public weights of the cohort: one silo has"):
         round_spec.check_cohort(spec(1, 60, 20, 20), Terms())
     with pytest.raises(RefusedError, match="public weights of the cohort: they count as"):
@@ -198,6 +218,7 @@ def test_wrong_calls_are_told():
     spec = specify(own_frame(), SIX, 0)
     for sender, peer, on in (
         (R, SIX[0], spec),
+        (R, R, spec),
         (SIX[0], SIX[1], spec),
         (SIX[0], R, spec.model_copy(update={"exchange": "sum"})),
     ):

@@ -1,3 +1,4 @@
+from contextlib import suppress
 from fractions import Fraction
 
 import numpy as np
@@ -205,3 +206,28 @@ def test_a_stream_hides_one_upload():
         with pytest.raises(LocalError, match="a stream hides one upload only"):
             memory.began(version(FOUR[0], number, round_))
     assert memory.began(version(FOUR[0], 1, 5)).number == 1  # restarted within the attempt: a new seed, a new version
+
+
+def test_one_upload_a_round_is_signed():
+    begun = m.VersionMemory().began(version(FOUR[0], 0, 5)).began(version(FOUR[0], 1, 5))
+    memory = begun.signed()
+    assert memory == m.VersionMemory(round=5, attempt=0, number=1, signed_round=5)
+    for number, round_ in ((2, 5), (2, 4)):
+        with pytest.raises(RefusedError, match="after that of round 5 was signed") as caught:
+            memory.began(version(FOUR[0], number, round_))
+        assert (caught.value.peer, caught.value.code) == ("coordinator", "ATTEMPT")
+    assert memory.began(version(FOUR[0], 2, 6)).signed_round == 5
+
+
+@given(st.binary(max_size=200) | st.integers(0, 10**6))
+def test_1_hostile_bytes_are_refused(hostile):
+    """Bytes of any kind, or a row of which one byte was changed, under the coordinator's own signature."""
+    document = bytearray(row(THIRD)[0].payload())
+    if isinstance(hostile, int):
+        at, to = hostile % len(document), hostile // len(document) % 256
+        document[at] = to if document[at] != to else to ^ 1
+        hostile = bytes(document)
+    admitted = None
+    with suppress(RefusedError):
+        admitted, _ = admit(signed(hostile))
+    assert admitted is None or admitted.payload() == hostile  # another good row: of another round, attempt or version

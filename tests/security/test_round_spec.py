@@ -13,7 +13,7 @@ from staddle.files import canonical_json, validate
 from staddle.security import round_spec
 from staddle.security.identity import Role, create_keys, load_keys
 from staddle.security.labels import JOB, SECAGG_SPEC
-from staddle.security.round_spec import RoundSpec, Terms, concentration_fault, specify, threshold
+from staddle.security.round_spec import RoundSpec, Terms, concentration_fault, seen_fault, specify, threshold
 from staddle.security.signers import Signers
 
 FOUR = names(4)
@@ -273,6 +273,19 @@ def test_concentration_as_rule_5_says_it(counts, min_cohort):
 def test_concentration_of_few_and_of_equals(counts, min_cohort, faulty):
     """A third of all may be too much where another is as large; the heaviest sees the second, the others see it."""
     assert bool(concentration_fault(counts, min_cohort)) == faulty
+
+
+def test_concentration_of_large_counts_is_exact_unless_they_were_rounded():
+    half = [2**31 + 1, 2**30, 2**30]
+    assert seen_fault(half, 3).startswith("one silo has 2147483649 of the 4294967297")
+    assert not seen_fault(half, 3, rounded=True)
+    assert not seen_fault([2**31, 2**30, 2**30], 3)
+    assert seen_fault([2**31, 2**31 - 1], 3, rounded=False)
+    assert not seen_fault([2**31, 2**31 - 1], 3, rounded=True)
+    assert seen_fault([2**31 + 2**12, 2**30, 2**30 - 2**12], 3, rounded=True)
+    assert "3.00 equal ones, fewer than 3" in seen_fault([2**30, 2**30, 2**30 + 1], 4)
+    assert not seen_fault([2**30, 2**30, 2**30 + 1], 4, rounded=True)
+    assert seen_fault([3, 2], 3, rounded=True)
 
 
 def test_a_missing_count_is_said():

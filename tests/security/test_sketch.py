@@ -70,5 +70,5 @@ def test_wrong_calls_are_told():
         (np.zeros(3), 2),
         (np.zeros((1, 3), np.int64), 2),
     ):
-        with pytest.raises(LocalError):
+        with pytest.raises(LocalError, match=r"a sketch of|give float32 or float64 \[n, d\]"):
             sketch.sketched(vectors, size, KEY)

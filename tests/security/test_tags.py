@@ -6,7 +6,7 @@ from secure_sums import frame, group, names
 
 from staddle.errors import RefusedError
 from staddle.security import masked_sum, tags
-from staddle.security.fixedpoint import SIGNED, WORD
+from staddle.security.fixedpoint import SIGNED, WORD, scale_exponent
 from staddle.security.labels import SECAGG_TAG, framed
 from staddle.security.masks import Keystream, Term
 from staddle.security.pairwise import derive
@@ -23,7 +23,7 @@ def slow(words, index, key=KEY, ctx=CTX):
     for number in words.view(SIGNED[8 * words.itemsize]).tolist():
         made = bytearray(8)
         stream.fill(memoryview(made))
-        total += (int.from_bytes(made, "little") & PRIME) * number
+        total += int.from_bytes(made, "little") * number
     return total % PRIME
 
 
@@ -34,12 +34,43 @@ def tagged(*groups):
     return tagger
 
 
-def test_two_to_61_less_one_is_prime():
-    """Lucas-Lehmer."""
-    s = 4
-    for _ in range(59):
-        s = (s * s - 2) % PRIME
-    assert s == 0
+def test_the_modulus_is_the_largest_prime_below_2_to_64():
+    """Miller-Rabin with the first twelve primes is a proof below 3.3e24 (Sorenson and Webster, 2015)."""
+
+    def prime(n):
+        d, twos = n - 1, 0
+        while d % 2 == 0:
+            d, twos = d // 2, twos + 1
+        for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37):
+            x = pow(base, d, n)
+            if x not in (1, n - 1) and not any((x := x * x % n) == n - 1 for _ in range(twos - 1)):
+                return False
+        return True
+
+    assert PRIME < 2**64
+    assert prime(PRIME)
+    assert not any(prime(n) for n in range(PRIME + 1, 2**64))
+
+
+@pytest.mark.parametrize("weights", ["public", "equal"])
+def test_honest_sums_stay_far_enough_from_the_ends_of_the_ring(weights):
+    for n in range(2, 1001):
+        largest = 2 ** scale_exponent(64, n, 0, weights) * (1 if weights == "public" else n)
+        assert largest + n < 2**63 - 59
+
+
+def test_a_shift_by_any_multiple_of_a_modulus_is_noticed():
+    """Modulo 2^61 - 1 a word of ring 64 could be shifted by that: the same tag for another sum."""
+    combined, total = sums_of(vectors())
+    least, most = -(2**63) + 1, 2**63 - 1
+    for by in {m * n for n in (2**61 - 1, PRIME, 2**63 - 1) for m in range(-8, 9) if m} | {2**61, 2**62, 2**63}:
+        value = int(total[1][7].astype("<i8")) + by
+        shifted = total[1].copy()
+        shifted[7:8] += np.array([by % 2**64], "<u8")
+        if by % 2**64:
+            with pytest.raises(RefusedError, match="group 1 that was altered"):
+                tagged(total[0], shifted).check(combined, KEY, CTX, FOUR)
+        assert by % PRIME or not least <= value <= most  # no multiple of the modulus leads to another word
 
 
 @settings(deadline=None)
@@ -58,7 +89,7 @@ def test_agrees_with_the_slow_oracle_however_it_is_cut(data):
 
 @pytest.mark.parametrize("ring", [32, 64])
 def test_long_vectors_at_their_limits(ring):
-    n = tags._STEP + 1500
+    n = tags._STEP + 1100
     for value in (2 ** (ring - 1), 2 ** (ring - 1) - 1, 2**ring - 1):
         words = np.full(n, value, WORD[ring])
         assert tagged(words).sums == [slow(words, 0)]
