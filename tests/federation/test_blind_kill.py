@@ -123,13 +123,13 @@ def left_over(running):
     [
         ({"coordinator": "every"}, {"rounds": 1}, 45),
         ({"north": "every"}, {"rounds": 2}, 45),
-        (
-            {"coordinator": "seed:1:8", "north": "seed:2:8", "east": "seed:3:8"},
+        (  # one silo of four: where two die after they signed survivors, too few are left to open the sum, for good
+            {"coordinator": "seed:1:8", "north": "seed:2:8"},
             {"rounds": 2, "method": "fedssa", "options": {"t_stable": 3}},
-            5,
+            2,
         ),
     ],
-    ids=["coordinator at every step", "silo at every step", "all at random"],
+    ids=["coordinator at every step", "silo at every step", "both at random"],
 )
 def test_killed_again_and_again(start, document, plans, changes, fewest):
     running = start(*SILOS)
