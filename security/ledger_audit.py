@@ -4,7 +4,9 @@
 can be cut off or rewritten by whoever has the log key: give it those checkpoints (rule 29).
 """
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,9 +118,10 @@ def verify(
     reading = Reading(folder, well_formed)
     agreement = Agreement(held)
     try:
-        for line in reading:
-            agreement.append(line.hash)
-            walk.take(line)
+        with _uncollected():
+            for line in reading:
+                agreement.append(line.hash)
+                walk.take(line)
     except LocalError as error:
         walk.problems.append(str(error))
     else:
@@ -139,6 +142,18 @@ def verify(
         checkpoint=own.size if own else None,
         signed=key is not None and own is not None,
     )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for reference cycles meanwhile: records have none, and it takes a tenth of the time of a million."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _own(folder: Path, key: VerifierKey | None, problems: list[str]) -> Checkpoint | None:
