@@ -46,7 +46,9 @@ from .outgoing import Masking, streamed_of
 from .secure_records import SecureRecords
 
 Payload = Mapping[str, Mapping[str, Tensor]]
-PAUSE_SECONDS = 0.5  # after what leads to nothing, or begins anew
+PAUSE_SECONDS = 0.5  # after an answer without a message that came at once: a coordinator does not set our pace
+MOST_IDLE = 300  # messages of one round that lead to nothing, at our full pace
+LEADING_ON = SendShares | Upload | SendSurvival | SendReveal | Finish
 REFUSED = "SECURE"  # the ErrorCode of a message that the coordinator does not take
 CLOSED = "ROUND_CLOSED"  # and that of an upload that comes too late, for the attempt or for its round
 
@@ -99,10 +101,9 @@ class BlindRound:
         self._keeper = keeper
         self._declared = declared
         self._training = training
-        self._had = 0
+        self._had = self._entered = self._idle = 0
         self._state: SiloState | None = None
         self._todo: deque[Doing] = deque()
-        self._asked = False  # into an attempt of this round
         self._uploaded: Attempt | None = None  # whose upload the coordinator has, as it said after a lost connection
 
     async def run(self) -> None:
@@ -122,6 +123,8 @@ class BlindRound:
                 continue
             await self._take(told)
             self._had += 1
+            if not self._paced():
+                await asyncio.sleep(PAUSE_SECONDS)
 
     async def close(self) -> None:
         """Let the training go, if it still runs."""
@@ -129,6 +132,17 @@ class BlindRound:
         await asyncio.wait({self._training})
         if not self._training.cancelled():
             self._training.exception()  # nobody waits for it any more; asking keeps asyncio from complaining
+
+    def _paced(self) -> bool:
+        """Whether what was told leads on; a coordinator does not set our pace, nor how fast our ledger grows."""
+        effects = [doing.effect for doing in self._todo]
+        if any(isinstance(effect, SendKeys) for effect in effects):
+            self._entered += 1
+            return self._entered == 1
+        if not effects:  # after an interruption, all that the round has had is told again
+            self._idle += 1
+            return self._idle <= MOST_IDLE
+        return any(isinstance(effect, LEADING_ON) for effect in effects)
 
     def accepted(self) -> None:
         """The coordinator has the upload whose connection broke."""
@@ -146,11 +160,8 @@ class BlindRound:
         check(ours, COORDINATOR, Code.ORDER, f"tells of round {attempt.round} of job {attempt.job!r} in another")
         state = self._state
         current = state is not None and attempt.ctx == state.ctx
-        if not current and (self._asked or not isinstance(body, SignedSpec)):
-            await asyncio.sleep(PAUSE_SECONDS)  # a coordinator does not set our pace
         match body:
             case SignedSpec():
-                self._asked = True
                 await self._begin(attempt, body)
             case Over(code) if current:
                 self._advance(Stopped(f"the coordinator ended the attempt: {code}"))

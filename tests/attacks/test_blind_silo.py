@@ -1,0 +1,424 @@
+"""Silos with the right keys and bad intentions in a blind round, against the coordinator as it ships.
+
+Three of four silos are honest; the fourth takes part until it does its harm, and goes on where it still can.
+"""
+
+import asyncio
+import contextlib
+import os
+from dataclasses import replace
+from hashlib import sha256
+from types import SimpleNamespace
+
+import grpc
+import numpy as np
+import pytest
+from raw_silo import SECONDS, Caller, code_of
+
+from staddle.commands import local_federation
+from staddle.coordinator import config as configs
+from staddle.coordinator import server
+from staddle.coordinator.database import Database
+from staddle.proto import secure_pb2 as secure
+from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.blind import model_digest, round_frame, round_terms
+from staddle.proto.channel import SECURE
+from staddle.proto.secure_given import Attempt, Given, Over, given_to_wire
+from staddle.proto.secure_told import SignedSpec, told_from_wire
+from staddle.security import roster as rosters
+from staddle.security import secagg_silo as machine
+from staddle.security import secagg_silo_events as s
+from staddle.security.dealing import make_bundle
+from staddle.security.identity import load_keys
+from staddle.security.masked_sum import Given as Values
+from staddle.security.masked_sum import masked_chunks
+from staddle.security.round_spec import Terms
+from staddle.security.secagg_fault import Code
+from staddle.security.secagg_memory import Memory
+from staddle.security.secagg_messages import make_header
+from staddle.security.signers import Signers
+
+SILOS = ("north", "east", "south", "west")  # the first is the bad one
+ENOUGH = (s.SendSurvival, s.SendReveal)  # enough of these end a stage: the honest wait until the harm is done
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """With declared counts, so that a sum over three of the four is opened."""
+    federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "rounds": 3,
+        "min_cohort": 3,
+        "silos": list(SILOS),
+        "round_timeout": 2,
+        "method": {"name": "fedavg"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
+        "security": {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, 60)},
+    }
+    job = local_federation.sign_job(federation, document)
+    timing = {"admission_seconds": 20, "beat_seconds": 2, "hold_seconds": 1, "secure_seconds": 2}
+    local_federation.write_coordinator(federation, ["job"], timing)
+    return SimpleNamespace(
+        job=job,
+        roster=rosters.load(federation.folder / "roster.json"),
+        keys={silo: load_keys(federation.folder / silo / "keys") for silo in SILOS},
+        config=configs.load(federation.coordinator_config),
+    )
+
+
+class BlindCaller(Caller):
+    """A silo made of raw calls and the pure machine; ``run`` takes part in round 0."""
+
+    def __init__(self, address, keys, roster, job):
+        super().__init__(address, keys, roster, job)
+        self.raw = self.channel.unary_unary(SECURE, request_serializer=bytes)
+        terms = round_terms(job, Terms())
+        self.party = machine.Party(self.silo, Signers.of(roster), terms, keys.sign, os.urandom)
+        model = model_digest(job, 0, (), ())
+        self.frame = round_frame(job, 0, roster.federation, rosters.digest(roster), model)
+        self.had, self.state, self.survivors = 0, None, None
+
+    @property
+    def attempt(self):
+        return Attempt(self.job.name, self.digest, 0, self.state.spec.attempt, self.state.ctx)
+
+    def message(self, body, **changes):
+        return given_to_wire(Given(self.session, replace(self.attempt, **changes), body))
+
+    def secure(self, message):
+        return self.stub.Secure(message, timeout=SECONDS)
+
+    def asked(self, **changes):
+        fields = {"session": self.session, "job": self.job.name, "job_digest": self.digest, "round": 0, "had": self.had}
+        return self.stub.SecureNext(secure.SecureAsked(**{**fields, **changes}), timeout=SECONDS)
+
+    async def run(self, harm=None, at=None):
+        """Until the sum is open; ``await harm(self, effect)`` before each effect of the type ``at``.
+
+        It says whether the effect is still done; where not, this silo is silent from then on.
+        """
+        while self.survivors is None:
+            told = told_from_wire(await self.asked())
+            if told is None:
+                continue
+            self.had += 1
+            if isinstance(told.body, SignedSpec):
+                self.state, effects = machine.begin(
+                    self.party, self.frame, told.body.document, told.body.signature, Memory()
+                )
+            else:
+                self.state, effects = machine.advance(self.state, told.body)
+            for effect in effects:
+                if isinstance(effect, at or ()) and not await harm(self, effect):
+                    return
+                await self.do(effect)
+
+    async def do(self, effect):
+        match effect:
+            case s.Upload():
+                await self.upload(self.frames(effect))
+                self.state, (header,) = machine.advance(self.state, self.streamed(effect))
+                await self.secure(self.message(header))
+            case s.Finish(survivors=survivors):
+                self.survivors = survivors
+            case s.Remember():
+                pass
+            case s.End():
+                raise AssertionError(effect)
+            case _:
+                await self.secure(self.message(effect))
+
+    def words(self, effect):
+        made = [Values(np.full(group.elements, 0.01)) for group in self.state.spec.groups]
+        return b"".join(w.tobytes() for w in masked_chunks(self.state.spec, self.silo, made, effect.terms))
+
+    def streamed(self, effect):
+        payload = self.words(effect)
+        return s.Streamed(len(payload), sha256(payload).digest())
+
+    def frames(self, effect, payload=None, **changes):
+        payload = self.words(effect) if payload is None else payload
+        manifest = {"session": self.session, "job": self.job.name, "job_digest": self.digest, "round": 0}
+        manifest |= {"size": len(payload), "context": self.state.ctx, **changes}
+        digest = sha256(payload).digest()
+        end = tensor.End(sha256=sha256(digest).digest(), tensor_sha256=[digest], **self.ledger.end())
+        pieces = [payload[at : at + 2**20] for at in range(0, len(payload), 2**20)]
+        chunks = [tensor.Frame(chunk=piece) for piece in pieces]
+        return [tensor.Frame(manifest=tensor.Manifest(**manifest)), *chunks, tensor.Frame(end=end)]
+
+
+@pytest.fixture
+def serving(world, tmp_path):
+    """A coordinator with four silos in round 0; ``serving.rows()`` is what it keeps of the bad one's sum."""
+    complaints = []
+
+    @contextlib.asynccontextmanager
+    async def begin():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        config = world.config.model_copy(update={"directory": tmp_path / "state"})
+        async with server.running(config) as address:
+            callers = [BlindCaller(address, world.keys[silo], world.roster, world.job) for silo in SILOS]
+            for caller in callers:
+                await caller.accept()
+            for caller in callers:
+                await caller.told("round")
+            yield callers
+            for caller in callers:
+                await caller.channel.close()
+        assert complaints == []
+
+    begin.rows = lambda: [
+        row
+        for row in Database(tmp_path / "state" / "coordinator.sqlite", read_only=True).secure_rows("job", 0)
+        if row.silo == SILOS[0]
+    ]
+    begin.spools = lambda: list((tmp_path / "state" / "spool").iterdir())
+    return begin
+
+
+def play(serving, harm, at):
+    """A round with this harm; who survived, and what became of the bad silo in it."""
+
+    async def scenario():
+        harmed = asyncio.Event()
+
+        async def first(bad, effect):
+            goes_on = await harm(bad, effect)
+            harmed.set()
+            return goes_on
+
+        async def after_it(*_):
+            return await harmed.wait()
+
+        async with serving() as (bad, *good):
+            async with asyncio.timeout(SECONDS):
+                others = (silo.run(after_it, at if at in ENOUGH else None) for silo in good)
+                await asyncio.gather(bad.run(first, at), *others)
+            assert {silo.survivors for silo in good} == {good[0].survivors}
+            await bad.hello()  # the coordinator lives, and takes the bad one again, too
+            for silo in (bad, *good):
+                assert (await silo.told("round")).round == 1
+            return good[0].survivors
+
+    return asyncio.run(scenario())
+
+
+EVERYBODY, OTHERS = tuple(sorted(SILOS)), tuple(sorted(SILOS[1:]))
+
+
+# Who stops in a stage, by saying so or by saying nothing.
+
+STAGES = {
+    "keys": (s.SendKeys, OTHERS),
+    "shares": (s.SendShares, OTHERS),
+    "masked words": (s.Upload, OTHERS),
+    "survivors": (s.SendSurvival, EVERYBODY),  # its words are in the sum
+    "reveal": (s.SendReveal, EVERYBODY),
+}
+
+
+@pytest.mark.parametrize("says", [False, True], ids=["silent", "says so"])
+@pytest.mark.parametrize(("at", "survivors"), STAGES.values(), ids=STAGES)
+def test_who_stops_in_a_stage_holds_nobody_up_for_long(serving, at, survivors, says):
+    async def harm(bad, _):
+        if says:
+            await bad.secure(bad.message(Over(Code.STOPPED)))
+        return False
+
+    assert play(serving, harm, at) == survivors
+
+
+# Lies: (before which of its messages, what it says, code, words of the refusal, who survives).
+
+
+async def differing_keys(bad, effect):
+    """The same message is taken again, another one in its place is not."""
+    own = make_bundle(bad.state.ctx, bad.silo, os.urandom(32), os.urandom(32), bad.party.sign)
+    await bad.secure(bad.message(s.SendKeys(bad.state.bundle)))
+    return bad.message(s.SendKeys(own))
+
+
+def late(make):
+    async def made(bad, effect):
+        return make(bad, effect)
+
+    return made
+
+
+def header_of(bad, effect, **changes):
+    """A header of other words than were uploaded, signed."""
+    fields = {"length": bad.streamed(effect).length, "sha256": bytes(32), **changes}
+    return s.SendHeader(make_header(bad.state.ctx, bad.silo, bad.state.h_u2, tags=b"", sign=bad.party.sign, **fields))
+
+
+async def wrong_header(bad, effect):
+    await bad.upload(bad.frames(effect))
+    return bad.message(header_of(bad, effect))
+
+
+def changed(name, **fields):
+    return late(lambda bad, effect: bad.message(replace(effect, **{name: replace(getattr(effect, name), **fields)})))
+
+
+def other_portions(bad, effect):
+    first, *rest = effect.portions
+    return bad.message(replace(effect, portions=(replace(first, own=bytes(32)), *rest)))
+
+
+def other_shares(bad, effect):
+    first, *rest = effect.reveal.shares
+    shares = (replace(first, held=replace(first.held, salt=bytes(32))), *rest)
+    return bad.message(s.SendReveal(replace(effect.reveal, shares=shares)))
+
+
+LIES = {
+    "keys in another's name": (s.SendKeys, changed("bundle", silo="east"), "SECURE", OTHERS),
+    "keys with a bad signature": (s.SendKeys, changed("bundle", signature=bytes(64)), "SECURE", OTHERS),
+    "another job": (s.SendKeys, late(lambda b, e: b.message(e, job="other")), "UNKNOWN_JOB", EVERYBODY),
+    "another job's digest": (
+        s.SendKeys,
+        late(lambda b, e: b.message(e, job_digest=bytes(32))),
+        "UNKNOWN_JOB",
+        EVERYBODY,
+    ),
+    "another round": (s.SendKeys, late(lambda b, e: b.message(e, round=1)), "ROUND_CLOSED", EVERYBODY),
+    "another attempt": (s.SendKeys, late(lambda b, e: b.message(e, attempt=1)), "SECURE", EVERYBODY),
+    "another context": (s.SendKeys, late(lambda b, e: b.message(e, ctx=bytes(32))), "SECURE", EVERYBODY),
+    "another session": (
+        s.SendKeys,
+        late(lambda b, e: secure.SecureGiven(session=b"x" * 16, attempt=b.message(e).attempt)),
+        "SESSION",
+        EVERYBODY,
+    ),
+    "no body": (
+        s.SendKeys,
+        late(lambda b, e: secure.SecureGiven(session=b.session, attempt=b.message(e).attempt)),
+        "MANIFEST",
+        EVERYBODY,
+    ),
+    "a header before its time": (
+        s.SendShares,
+        late(
+            lambda b, _: b.message(
+                s.SendHeader(make_header(b.state.ctx, b.silo, bytes(32), 9, bytes(32), b"", b.party.sign))
+            )
+        ),
+        "SECURE",
+        EVERYBODY,
+    ),
+    "other keys": (s.SendShares, differing_keys, "SECURE", EVERYBODY),
+    "portions that it did not sign": (s.SendShares, late(other_portions), "SECURE", OTHERS),
+    "a dealing with a bad signature": (s.SendShares, changed("dealing", signature=bytes(64)), "SECURE", OTHERS),
+    "a header of other words": (s.Upload, wrong_header, "SECURE", OTHERS),
+    "a header without words": (s.Upload, late(lambda b, e: b.message(header_of(b, e))), "SECURE", OTHERS),
+    "a signature that is none": (s.SendSurvival, changed("survival", signature=bytes(64)), "SECURE", EVERYBODY),
+    "shares that nobody dealt": (s.SendReveal, late(other_shares), "SECURE", EVERYBODY),
+}
+
+
+@pytest.mark.parametrize(("at", "lie", "code", "survivors"), LIES.values(), ids=LIES)
+def test_a_lie_is_refused_and_the_others_have_their_sum(serving, at, lie, code, survivors):
+    """Who said what it cannot have said drops out; who said it too early, twice or elsewhere may still go on."""
+    goes_on = survivors == EVERYBODY and at not in ENOUGH
+
+    async def harm(bad, effect):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await bad.secure(await lie(bad, effect))
+        assert code_of(caught.value) == code, caught.value.details()
+        return goes_on
+
+    assert play(serving, harm, at) == survivors
+
+
+# Masked words.
+
+
+async def twice(bad, effect):
+    await bad.upload(bad.frames(effect))
+    return bad.frames(effect)
+
+
+UPLOADS = {  # name: before which of its messages, frames, code, who survives
+    "before their stage": (s.SendShares, late(lambda b, _: b.frames(None, bytes(40))), "ROUND_CLOSED", EVERYBODY),
+    "of another attempt": (s.Upload, late(lambda b, e: b.frames(e, context=bytes(32))), "ROUND_CLOSED", EVERYBODY),
+    "in the clear": (s.Upload, late(lambda b, e: b.frames(e, context=b"")), "MANIFEST", EVERYBODY),
+    "too few": (s.Upload, late(lambda b, e: b.frames(e, b.words(e)[:-8])), "MANIFEST", OTHERS),
+    "too many": (s.Upload, late(lambda b, e: b.frames(e, b.words(e) + bytes(8))), "MANIFEST", OTHERS),
+    "fewer than declared": (
+        s.Upload,
+        late(lambda b, e: b.frames(e, b.words(e)[:-8], size=len(b.words(e)))),
+        "LENGTH",
+        OTHERS,
+    ),
+    "twice": (s.Upload, twice, "ROUND_CLOSED", OTHERS),
+}
+
+
+@pytest.mark.parametrize(("at", "frames", "code", "survivors"), UPLOADS.values(), ids=UPLOADS)
+def test_masked_words_that_are_not_awaited_are_refused(serving, at, frames, code, survivors):
+    async def harm(bad, effect):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await bad.upload(await frames(bad, effect), wary=True)
+        assert code_of(caught.value) == code, caught.value.details()
+        return survivors == EVERYBODY
+
+    assert play(serving, harm, at) == survivors
+    assert serving.spools() == []
+
+
+# Many calls, and large numbers.
+
+
+def test_who_says_that_it_had_more_than_it_was_told_is_refused(serving):
+    async def harm(bad, _):
+        for had in (bad.had + 1, 10**6, 2**32 - 1):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await bad.asked(had=had)
+            assert code_of(caught.value) == "SECURE"
+        return True
+
+    assert play(serving, harm, s.SendShares) == EVERYBODY
+
+
+def test_bytes_that_are_no_message_are_refused(serving):
+    async def harm(bad, _):
+        for data in (b"\xff\xff\xff", os.urandom(1000), bytes(5_000_000)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await bad.raw(data, timeout=SECONDS)
+            assert caught.value.code() is not grpc.StatusCode.UNKNOWN, caught.value.details()
+        return True
+
+    assert play(serving, harm, s.SendShares) == EVERYBODY
+
+
+def test_many_questions_at_once_hold_nobody_up(serving):
+    async def harm(bad, _):
+        asked = await asyncio.gather(*(bad.asked() for _ in range(100)), return_exceptions=True)
+        refused = {answer.code() for answer in asked if isinstance(answer, grpc.aio.AioRpcError)}
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED in refused  # LIMIT; others are above what one connection may have
+        assert refused <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+        assert sum(isinstance(answer, secure.SecureTold) for answer in asked) <= 2
+        return True
+
+    assert play(serving, harm, s.SendShares) == EVERYBODY
+
+
+def test_what_is_refused_or_said_again_is_not_kept(serving):
+    async def harm(bad, effect):
+        await bad.secure(bad.message(effect))
+        before = serving.rows()
+        for _ in range(50):
+            await bad.secure(bad.message(effect))  # taken already
+            for message in (bad.message(effect, ctx=bytes(32)), bad.message(effect, round=1)):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await bad.secure(message)
+                assert code_of(caught.value) in ("SECURE", "ROUND_CLOSED")
+        assert len(before) == 1
+        assert before == serving.rows()
+        return False
+
+    assert play(serving, harm, s.SendKeys) == OTHERS
