@@ -95,7 +95,9 @@ def check_said_once(running, dying, silos=SILOS):
     """
     refused = [line for line in events(running, "coordinator") if line.get("code") == "SECURE"]
     for silo in silos:
-        records = [record for record in records_of(running, silo) if record["type"] == "egress.protocol"]
+        kept = records_of(running, silo)
+        assert {record["blame"] for record in kept if record["type"] == "secagg.end"} <= {""}  # nobody broke a rule
+        records = [record for record in kept if record["type"] == "egress.protocol"]
         said = Counter((record["ctx"], record["kind"]) for record in records if record["kind"] in ONCE)
         assert set(said.values()) == {1} or "coordinator" in dying, (silo, said)
         signed = {(record["round"], record["ctx"]) for record in records if record["kind"] == "survival"}
