@@ -46,10 +46,13 @@ def open_sum(
     for silo in survivors:
         with store.masked(spec.round, silo).open("rb") as file:
             accumulator.add(_pieces(file, spec))
+    sums = list(reversed(accumulator.open(terms, survivors)))
+    del accumulator  # a sum's words go once it is folded, and the fold once it is copied: never three of them
     tensors: dict[str, Tensor] = {}
-    for part, group, opened in zip(parts, spec.groups, accumulator.open(terms, survivors), strict=True):
-        for name, tensor in folded(part, group, opened).items():
-            tensors[f"{part.name}/{name}"] = tensor.clone()  # the format takes no shared memory
+    for part, group in zip(parts, spec.groups, strict=True):
+        made = folded(part, group, sums.pop())
+        for name in list(made):
+            tensors[f"{part.name}/{name}"] = made.pop(name).clone()  # the format takes no shared memory
     store.write(opened_sum(spec.round), tensors, {SURVIVORS: json.dumps(list(survivors))})
     with store.sum_file(spec.round).open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
