@@ -13,7 +13,9 @@ The next attempt is an INTENT of its own, over the bytes that the coordinator do
 is declared by the intent that it goes under, twice where it goes twice. The policy's limit of a round's bytes is of
 their sum; that of its attempts ends what could go on for ever in pieces of a few bytes.
 
-All other messages are control messages, counted against the caps of one record a session (control.py). No method code
+A round leaves plain, or as the masked words of a secure sum (outgoing.py), by the same checks. The protocol messages of
+such a sum are recorded one by one before they leave (secure_records.py). All others are control messages, counted
+against the caps of one record a session (control.py). No method code
 runs after check (1), and the digests are of the bytes that went. What the declared numbers say, the gate does not know:
 a method can write anything into the tensors that it may give (docs/wire.md).
 """
