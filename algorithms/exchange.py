@@ -63,6 +63,9 @@ class Kind(IntEnum):
     SHARE = 13
 
 
+DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC)  # non-negative by nature: their inner products tell them
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Name, dtype (a key of DTYPES) and shape of one tensor that crosses; bounds of its values, where it has some."""

@@ -42,7 +42,7 @@ from ..errors import LocalError
 from ..files import Strict, canonical_json, read_toml, validate
 from .catalog import METHODS, configure, method_class, method_options
 from .exchange import Part
-from .job_security import Name, SecurityTable, cohort_fault, sums_fault, unsummed
+from .job_security import KEYED, Name, SecurityTable, cohort_fault, sums_fault, unblind
 from .method import METRICS, Method, Optimiser, Setting, specs_of_buffers
 from .models import ModelOptions, build, input_shape, sketch
 from .schema import explain_difference, method_digest, model_digest, phases, plain
@@ -240,14 +240,20 @@ class Job:
             raise LocalError(f"{where}: {fault}")
         return schema
 
+    @cached_property
+    def keyed(self) -> bool:
+        """Whether it is blind and mixes or compares, which takes a key that all of its silos share."""
+        exchanges = {part["exchange"] for phase in self._schema for part in phase["up"]}
+        return self.security.required and not exchanges.isdisjoint(KEYED)
+
     def _summing(self) -> list[str]:
-        """Methods that, with their default options, work with this job's model and only ever sum."""
+        """Methods that, with their default options, work with this job's model and can be blind."""
         found = []
         for name in METHODS:
             options = method_options(name, {})
             other = replace(self, method_name=name, method_options=options, security=SecurityTable())
             with suppress(LocalError):
-                found += [] if any(unsummed(phases(other.length, other.up, other.down))) else [name]
+                found += [] if any(unblind(phases(other.length, other.up, other.down))) else [name]
         return found
 
     @cached_property

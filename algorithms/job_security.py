@@ -9,7 +9,8 @@
 
 Under "required" nobody can open what a silo gives, only sums over the silos of a round. A value that does not change
 between rounds must not enter sums over varying sets of silos: two such sums tell it (SECURITY.md rule 1). So private
-weights, and whatever is more than a weighted mean, take the same silos in every round.
+weights, and whatever is more than a weighted mean, take the same silos in every round. What is mixed crosses under pads
+that the other silos take off, what is compared crosses rotated: both take a key that all silos of the job share.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +19,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ..files import Strict
+from .exchange import DISCLOSED, Kind
 from .method import METRICS
 
 LARGEST = 2**53 - 1  # what canonical JSON can hold
 MOST_SILOS = 1000  # of one blind sum
+KEYED = ("mix", "gram")  # exchanges whose blind form takes a key that the job's silos share
 FEWEST = 3  # silos of one blind sum: of two, each could take away its own part
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]  # this engine's $ is the very end, no newline passes
@@ -105,19 +108,19 @@ def sums_fault(
     """
     if not security.required:
         return ""
-    # (1) Everything is a sum.
-    if others := list(unsummed(schema)):
+    # (1) Everything is summed, mixed or compared, and nothing that its inner products would disclose is compared.
+    if others := list(unblind(schema)):
         first, part = others[0]
-        name, exchange = part["name"], part["exchange"]
-        kinds = " and ".join(dict.fromkeys(other["exchange"] for _, other in others))
+        name, exchange, kind = part["name"], part["exchange"], part["kind"].lower()
         names = ", ".join(suitable())
-        choose = f"choose a method whose parts are all sums ({names}), or write" if names else "write"
+        choose = f"choose a method that needs no such part ({names}), or write" if names else "write"
         return (
-            f"part {name!r} crosses by {exchange!r} from round {first} on; {kinds} cannot be blind yet: "
-            f'{choose} security.secure_aggregation = "off"'
+            f"part {name!r} ({kind}) crosses by {exchange!r} from round {first} on, which has no blind form: {choose} "
+            'security.secure_aggregation = "off"'
         )
     # (2) Over changing silos, only means by weights that are declared.
-    parts = [part for phase in schema for part in phase["up"] if part["name"] != METRICS.name]
+    given = [part for phase in schema for part in phase["up"]]
+    parts = [part for part in given if part["name"] != METRICS.name and part["exchange"] not in KEYED]
     told = next((part for part in parts if part["exchange"] != "sum.mean"), None)
     if varying and told:
         return (
@@ -131,11 +134,12 @@ def sums_fault(
     return ""
 
 
-def unsummed(schema: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """First round and part of everything that silos give by another exchange than a sum."""
+def unblind(schema: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """First round and part of everything that silos give by an exchange without a blind form (SECURITY.md rule 2)."""
     for phase in schema:
         for part in phase["up"]:
-            if not part["exchange"].startswith("sum."):
+            disclosed = part["exchange"] == "gram" and Kind[part["kind"].upper()] in DISCLOSED
+            if part["exchange"] == "each" or disclosed:
                 yield phase["from_round"], part
 
 

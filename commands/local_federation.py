@@ -17,7 +17,7 @@ from typing import Any
 
 from ..algorithms.data import Dataset, save_npz
 from ..algorithms.job import Job, JobFile
-from ..algorithms.job_security import FEWEST, unsummed
+from ..algorithms.job_security import FEWEST, unblind
 from ..errors import LocalError
 from ..files import canonical_json, validate, write_atomic
 from ..security import roster as rosters
@@ -101,7 +101,7 @@ def blind_where_it_can(document: Mapping[str, Any], records: Sequence[int]) -> d
     """
     job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
     schema = job.document()["schema"]
-    if len(job.silos) <= FEWEST or job.participation < 1 or any(unsummed(schema)):
+    if len(job.silos) <= FEWEST or job.participation < 1 or any(unblind(schema)):
         return dict(document)
     security: dict[str, Any] = {"secure_aggregation": "required", "weight_most": max(records)}
     if all(part["exchange"] != "sum.ratio" for phase in schema for part in phase["up"]):  # whose weights are by class

@@ -28,8 +28,23 @@ Room: TypeAlias = Literal["result", "version", "mail"]
 Place: TypeAlias = tuple[Room, str, str]  # room, part, silo ("" for a result)
 Files: TypeAlias = Mapping[Place, str]  # place → file name in the job's folder
 
-VERSION = 3
-SCHEMA = """
+VERSION = 4
+SUBMISSIONS = """\
+CREATE TABLE submissions (
+  job TEXT NOT NULL REFERENCES jobs(name),
+  round INTEGER NOT NULL,
+  silo TEXT NOT NULL,
+  part TEXT NOT NULL,                   -- of a blind job, where it crosses by itself, else ""
+  file TEXT NOT NULL,
+  size INTEGER NOT NULL,
+  sha256 TEXT NOT NULL,
+  ledger_seq INTEGER NOT NULL,          -- where the silo's ledger has it
+  ledger_leaf TEXT NOT NULL,
+  receipt BLOB NOT NULL,                -- our signature
+  PRIMARY KEY (job, round, silo, part)
+) STRICT"""
+SCHEMA = f"""
+{SUBMISSIONS};
 CREATE TABLE jobs (
   name TEXT PRIMARY KEY,
   position INTEGER NOT NULL UNIQUE,     -- jobs run in this order
@@ -43,18 +58,6 @@ CREATE TABLE rounds (
   members TEXT NOT NULL,                -- JSON list: silos whose gifts counted
   metrics TEXT NOT NULL,                -- JSON object: sums over the members
   PRIMARY KEY (job, round)
-) STRICT;
-CREATE TABLE submissions (
-  job TEXT NOT NULL REFERENCES jobs(name),
-  round INTEGER NOT NULL,
-  silo TEXT NOT NULL,
-  file TEXT NOT NULL,
-  size INTEGER NOT NULL,
-  sha256 TEXT NOT NULL,
-  ledger_seq INTEGER NOT NULL,          -- where the silo's ledger has it
-  ledger_leaf TEXT NOT NULL,
-  receipt BLOB NOT NULL,                -- our signature
-  PRIMARY KEY (job, round, silo)
 ) STRICT;
 CREATE TABLE heads (
   silo TEXT PRIMARY KEY,
@@ -82,7 +85,44 @@ CREATE TABLE secure (                   -- what happened in the secure sum of an
   PRIMARY KEY (job, round, number)
 ) STRICT
 """
-BEFORE_SECURE = 2  # the version that had no secure sums, else the same
+HIDDEN = """
+CREATE TABLE contributions (            -- of each silo to the key that a job's silos share: security/group_key.py
+  job TEXT NOT NULL REFERENCES jobs(name),
+  silo TEXT NOT NULL,
+  roster TEXT NOT NULL,                 -- digest of the roster that it is for
+  body BLOB NOT NULL,                   -- Contributed, without its session
+  PRIMARY KEY (job, silo)
+) STRICT;
+CREATE TABLE hidden (                   -- padded and rotated uploads: of the open round, and what is still to be mixed
+  job TEXT NOT NULL REFERENCES jobs(name),
+  round INTEGER NOT NULL,
+  part TEXT NOT NULL,
+  silo TEXT NOT NULL,
+  context BLOB NOT NULL,
+  file TEXT NOT NULL,
+  size INTEGER NOT NULL,
+  sha256 TEXT NOT NULL,
+  signed BLOB NOT NULL,                 -- PaddedGiven, without its session; empty: not signed yet, or rotated
+  PRIMARY KEY (job, round, part, silo)
+) STRICT;
+CREATE TABLE mixed (                    -- what each recipient's rows were made of: RowMemory of security/mix_row.py
+  job TEXT NOT NULL REFERENCES jobs(name),
+  part TEXT NOT NULL,
+  silo TEXT NOT NULL,
+  memory TEXT NOT NULL,
+  PRIMARY KEY (job, part, silo)
+) STRICT;
+"""
+BEFORE_SECURE, BEFORE_HIDDEN = BEFORE = (2, 3)  # versions without secure sums; without parts that cross by themselves
+PARTS = (
+    "ALTER TABLE submissions RENAME TO whole",
+    SUBMISSIONS,
+    (
+        "INSERT INTO submissions "
+        "SELECT job, round, silo, '', file, size, sha256, ledger_seq, ledger_leaf, receipt FROM whole"
+    ),
+    "DROP TABLE whole",
+)
 _STATE = TypeAdapter(JobState)
 
 
@@ -108,6 +148,7 @@ class Submission:
     ledger_seq: int
     ledger_leaf: str
     receipt: bytes
+    part: str = ""  # of a blind job, where it crosses by itself
 
 
 @dataclass(frozen=True)
@@ -145,9 +186,10 @@ class Database:
         run("PRAGMA synchronous = FULL")
         run("PRAGMA foreign_keys = ON")
         (found,) = run("PRAGMA user_version").fetchone()
-        if found in (0, BEFORE_SECURE):
+        if found in BEFORE or not found:
+            scripts = (*(() if found else (SCHEMA,)), *((SECURE,) if found < BEFORE_HIDDEN else ()), HIDDEN)
             with self.transaction():
-                for statement in (*(() if found else SCHEMA.split(";\n")), SECURE):
+                for statement in ";\n".join((*scripts, *(PARTS if found else ()))).split(";\n"):
                     run(statement)
                 run(f"PRAGMA user_version = {VERSION}")
         else:
@@ -155,7 +197,7 @@ class Database:
 
     def _check_version(self) -> None:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if found not in (BEFORE_SECURE, VERSION):  # to be read, the older one is the same
+        if found not in (*BEFORE, VERSION):  # to be read, older ones are the same
             raise LocalError(
                 f"{self._path}: is of version {found}, this release reads {VERSION}; use the one that made it"
             )
@@ -230,7 +272,8 @@ class Database:
         fields = (given.round, given.silo, given.file, given.size, given.sha256)
         proof = (given.ledger_seq, given.ledger_leaf, given.receipt)
         how = "INSERT OR REPLACE" if again else "INSERT"
-        self._connection.execute(f"{how} INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (job, *fields, *proof))
+        row = (job, *fields[:2], given.part, *fields[2:], *proof)
+        self._connection.execute(f"{how} INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def heads(self) -> dict[str, StoredHead]:
         """What is held of each silo's ledger."""
@@ -242,13 +285,13 @@ class Database:
         """Replace what is held of a silo's ledger."""
         self._connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", (silo, head.log_key, head.note))
 
-    def submission(self, job: str, round_: int, silo: str) -> Submission | None:
-        """What a silo gave in a round, if it was accepted."""
+    def submission(self, job: str, round_: int, silo: str, part: str = "") -> Submission | None:
+        """What a silo gave in a round, or for one part of it in a blind one, if it was accepted."""
         with self._explained():
             row = self._connection.execute(
-                "SELECT round, silo, file, size, sha256, ledger_seq, ledger_leaf, receipt FROM submissions "
-                "WHERE job = ? AND round = ? AND silo = ?",
-                (job, round_, silo),
+                "SELECT round, silo, file, size, sha256, ledger_seq, ledger_leaf, receipt, part FROM submissions "
+                "WHERE job = ? AND round = ? AND silo = ? AND part = ?",
+                (job, round_, silo, part),
             ).fetchone()
         return Submission(*row) if row else None
 

@@ -1,24 +1,59 @@
-"""The secure sum of a round, as silo and coordinator both know it before its cohort: one place, so that they agree.
+"""What crosses in a blind round, as silo and coordinator both know it before its cohort: one place, so that they agree.
 
-A round of a job with ``secure_aggregation = "required"`` is one sum. Each of its parts is a group of that sum, in the
-order in which the parts cross (security/blind_sum.py).
+A round of a job with ``secure_aggregation = "required"`` is one secure sum over all of its ``Sum`` parts, each of which
+is a group of that sum, in the order in which the parts cross (security/blind_sum.py). Every part of a ``Mix`` or a
+``Gram`` is an upload of its own, before that of the masked words: padded words (security/one_upload.py), or rotated
+vectors (security/rotation.py). They are bound to lines and uses that ``line_of`` and ``use_of`` make.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..algorithms.exchange import Sum
+from ..algorithms.exchange import Gram, Mix, Part, Sum
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..files import canonical_json
 from ..security.blind_sum import Bounds, group
 from ..security.labels import SECAGG_MODEL, framed
+from ..security.mix_line import Line, mix_group
 from ..security.round_spec import Frame, Terms
 from .wire import Item
 
 PURPOSE = "update"
 RECIPIENT = "coordinator"
+
+
+def summed(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The parts of a round's secure sum."""
+    return tuple(part for part in parts if isinstance(part.exchange, Sum))
+
+
+def uploaded(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The parts of a round that are uploads of their own, in the order in which they leave."""
+    return tuple(part for part in parts if isinstance(part.exchange, Mix | Gram))
+
+
+def line_of(job: Job, part: Part, federation: str, roster: str) -> Line:
+    """What all uploads of a Mix part are bound to; ``roster`` is the digest of the roster.
+
+    The key is made once for a job and its roster, so its epoch is 0 (security/group_key.py).
+    """
+    elements = sum(spec.elements for spec in part.tensors)
+    return Line(
+        federation=federation,
+        roster=roster,
+        key_epoch=0,
+        job=job.name,
+        job_digest=job.digest,
+        schema_digest=schema_digest(job),
+        group=mix_group(part.name, elements, job.security.clip_exponent),
+    )
+
+
+def schema_digest(job: Job) -> str:
+    """SHA-256, in hex, of what the job says of all that crosses."""
+    return hashlib.sha256(canonical_json(job.document()["schema"])).hexdigest()
 
 
 def bounds(job: Job) -> Bounds:
@@ -31,10 +66,13 @@ def model_digest(job: Job, round_: int, items: Sequence[Item], tensors: Sequence
     """SHA-256, in hex, of what a silo received for a round: names and digests of its tensors, in wire order.
 
     What was summed once is never summed again (security/secagg_memory.py), so the round is part of it only where
-    nothing comes down, as before the first results.
+    nothing comes down, as before the first results. Of rounds that sum metrics alone it is all there is: there silos
+    receive rows of their own.
     """
-    named = [piece for item, digest in zip(items, tensors, strict=True) for piece in (*_names(item), digest)]
-    when = [] if items else [round_.to_bytes(8)]
+    own = summed(job.up(round_)) == (METRICS,)
+    pairs = [] if own else list(zip(items, tensors, strict=True))
+    named = [piece for item, digest in pairs for piece in (*_names(item), digest)]
+    when = [] if pairs else [round_.to_bytes(8)]
     return hashlib.sha256(framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)).hexdigest()
 
 
@@ -49,7 +87,7 @@ def round_terms(job: Job, terms: Terms) -> Terms:
     silo would show; it is summed over all of the job's silos or not at all (SECURITY.md rule 1). Only means by weights
     that are declared, and the metrics, may be summed over others: METRICS counts records, which are declared then, too.
     """
-    parts = [part for start in job.phase_starts for part in job.up(start) if part != METRICS]
+    parts = [part for start in job.phase_starts for part in summed(job.up(start)) if part != METRICS]
     means = all(isinstance(part.exchange, Sum) and part.exchange.form == "mean" for part in parts)
     varying = means and job.security.weights == "public"
     return replace(terms, whole=() if varying else tuple(sorted(job.silos)))
@@ -68,8 +106,8 @@ def round_frame(job: Job, round_: int, federation: str, roster: str, model: str)
         purpose=PURPOSE,
         recipient=RECIPIENT,
         model_digest=model,
-        schema_digest=hashlib.sha256(canonical_json(job.document()["schema"])).hexdigest(),
-        groups=tuple(group(part, bounds(job)) for part in job.up(round_)),
+        schema_digest=schema_digest(job),
+        groups=tuple(group(part, bounds(job)) for part in summed(job.up(round_))),
         min_cohort=job.min_cohort,
         colluders=job.security.colluders,
         counts=tuple(sorted(declared.items())),

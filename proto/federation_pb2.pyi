@@ -267,16 +267,18 @@ class Receipt(_message.Message):
     def __init__(self, round: _Optional[int] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., head: _Optional[bytes] = ...) -> None: ...
 
 class StandingRequest(_message.Message):
-    __slots__ = ("session", "job", "job_digest", "round")
+    __slots__ = ("session", "job", "job_digest", "round", "part")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     job: str
     job_digest: bytes
     round: int
-    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ...) -> None: ...
+    part: str
+    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., part: _Optional[str] = ...) -> None: ...
 
 class StandingReply(_message.Message):
     __slots__ = ("received", "receipt")

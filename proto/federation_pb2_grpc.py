@@ -87,6 +87,21 @@ class FederationStub:
                 request_serializer=staddle_dot_proto_dot_secure__pb2.SecureAsked.SerializeToString,
                 response_deserializer=staddle_dot_proto_dot_secure__pb2.SecureTold.FromString,
                 _registered_method=True)
+        self.Contribute = channel.unary_unary(
+                '/staddle.v1.Federation/Contribute',
+                request_serializer=staddle_dot_proto_dot_secure__pb2.Contributed.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_secure__pb2.SecureTaken.FromString,
+                _registered_method=True)
+        self.GroupKey = channel.unary_unary(
+                '/staddle.v1.Federation/GroupKey',
+                request_serializer=staddle_dot_proto_dot_secure__pb2.KeyAsked.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_secure__pb2.KeyTold.FromString,
+                _registered_method=True)
+        self.Padded = channel.unary_unary(
+                '/staddle.v1.Federation/Padded',
+                request_serializer=staddle_dot_proto_dot_secure__pb2.PaddedGiven.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_secure__pb2.SecureTaken.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -162,6 +177,27 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Contribute(self, request, context):
+        """Gives this silo's share of the key that a job's silos have and the coordinator lacks; the same again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GroupKey(self, request, context):
+        """Tells what the other silos gave to that key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Padded(self, request, context):
+        """Gives a silo's word on an upload of a Mix; the same again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -214,6 +250,21 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.SecureNext,
                     request_deserializer=staddle_dot_proto_dot_secure__pb2.SecureAsked.FromString,
                     response_serializer=staddle_dot_proto_dot_secure__pb2.SecureTold.SerializeToString,
+            ),
+            'Contribute': grpc.unary_unary_rpc_method_handler(
+                    servicer.Contribute,
+                    request_deserializer=staddle_dot_proto_dot_secure__pb2.Contributed.FromString,
+                    response_serializer=staddle_dot_proto_dot_secure__pb2.SecureTaken.SerializeToString,
+            ),
+            'GroupKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.GroupKey,
+                    request_deserializer=staddle_dot_proto_dot_secure__pb2.KeyAsked.FromString,
+                    response_serializer=staddle_dot_proto_dot_secure__pb2.KeyTold.SerializeToString,
+            ),
+            'Padded': grpc.unary_unary_rpc_method_handler(
+                    servicer.Padded,
+                    request_deserializer=staddle_dot_proto_dot_secure__pb2.PaddedGiven.FromString,
+                    response_serializer=staddle_dot_proto_dot_secure__pb2.SecureTaken.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -486,6 +537,87 @@ class Federation:
             '/staddle.v1.Federation/SecureNext',
             staddle_dot_proto_dot_secure__pb2.SecureAsked.SerializeToString,
             staddle_dot_proto_dot_secure__pb2.SecureTold.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Contribute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/staddle.v1.Federation/Contribute',
+            staddle_dot_proto_dot_secure__pb2.Contributed.SerializeToString,
+            staddle_dot_proto_dot_secure__pb2.SecureTaken.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GroupKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/staddle.v1.Federation/GroupKey',
+            staddle_dot_proto_dot_secure__pb2.KeyAsked.SerializeToString,
+            staddle_dot_proto_dot_secure__pb2.KeyTold.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Padded(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/staddle.v1.Federation/Padded',
+            staddle_dot_proto_dot_secure__pb2.PaddedGiven.SerializeToString,
+            staddle_dot_proto_dot_secure__pb2.SecureTaken.FromString,
             options,
             channel_credentials,
             insecure,

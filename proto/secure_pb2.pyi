@@ -144,6 +144,140 @@ class SignedSpec(_message.Message):
     notes: _containers.RepeatedCompositeFieldContainer[Abandon]
     def __init__(self, document: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., notes: _Optional[_Iterable[_Union[Abandon, _Mapping]]] = ...) -> None: ...
 
+class Sealing(_message.Message):
+    __slots__ = ("sender", "ephemeral", "commitment", "root")
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    EPHEMERAL_FIELD_NUMBER: _ClassVar[int]
+    COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    sender: str
+    ephemeral: bytes
+    commitment: bytes
+    root: bytes
+    def __init__(self, sender: _Optional[str] = ..., ephemeral: _Optional[bytes] = ..., commitment: _Optional[bytes] = ..., root: _Optional[bytes] = ...) -> None: ...
+
+class Sealed(_message.Message):
+    __slots__ = ("recipient", "sealed")
+    RECIPIENT_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    recipient: str
+    sealed: bytes
+    def __init__(self, recipient: _Optional[str] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+
+class Letter(_message.Message):
+    __slots__ = ("sealed", "proof")
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    sealed: Sealed
+    proof: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, sealed: _Optional[_Union[Sealed, _Mapping]] = ..., proof: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Contribution(_message.Message):
+    __slots__ = ("sealing", "signature")
+    SEALING_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    sealing: Sealing
+    signature: bytes
+    def __init__(self, sealing: _Optional[_Union[Sealing, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Contributed(_message.Message):
+    __slots__ = ("session", "job", "job_digest", "contribution", "pieces")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    job: str
+    job_digest: bytes
+    contribution: Contribution
+    pieces: _containers.RepeatedCompositeFieldContainer[Sealed]
+    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[Sealed, _Mapping]]] = ...) -> None: ...
+
+class KeyAsked(_message.Message):
+    __slots__ = ("session", "job", "job_digest")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    job: str
+    job_digest: bytes
+    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ...) -> None: ...
+
+class KeyTold(_message.Message):
+    __slots__ = ("relayed",)
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
+    relayed: _containers.RepeatedCompositeFieldContainer[Relayed]
+    def __init__(self, relayed: _Optional[_Iterable[_Union[Relayed, _Mapping]]] = ...) -> None: ...
+
+class Relayed(_message.Message):
+    __slots__ = ("contribution", "letter")
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    LETTER_FIELD_NUMBER: _ClassVar[int]
+    contribution: Contribution
+    letter: Letter
+    def __init__(self, contribution: _Optional[_Union[Contribution, _Mapping]] = ..., letter: _Optional[_Union[Letter, _Mapping]] = ...) -> None: ...
+
+class PaddedUpload(_message.Message):
+    __slots__ = ("silo", "round", "attempt", "number", "sha256", "tag", "sealing", "signature")
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    SEALING_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    silo: str
+    round: int
+    attempt: int
+    number: int
+    sha256: bytes
+    tag: bytes
+    sealing: Sealing
+    signature: bytes
+    def __init__(self, silo: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., number: _Optional[int] = ..., sha256: _Optional[bytes] = ..., tag: _Optional[bytes] = ..., sealing: _Optional[_Union[Sealing, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class PaddedGiven(_message.Message):
+    __slots__ = ("session", "job", "job_digest", "part", "upload", "pieces")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    job: str
+    job_digest: bytes
+    part: str
+    upload: PaddedUpload
+    pieces: _containers.RepeatedCompositeFieldContainer[Sealed]
+    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., part: _Optional[str] = ..., upload: _Optional[_Union[PaddedUpload, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[Sealed, _Mapping]]] = ...) -> None: ...
+
+class MixedRow(_message.Message):
+    __slots__ = ("part", "document", "signature", "summands", "tag", "keep")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    SUMMANDS_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    part: str
+    document: bytes
+    signature: bytes
+    summands: _containers.RepeatedCompositeFieldContainer[RowSummand]
+    tag: bytes
+    keep: float
+    def __init__(self, part: _Optional[str] = ..., document: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., summands: _Optional[_Iterable[_Union[RowSummand, _Mapping]]] = ..., tag: _Optional[bytes] = ..., keep: _Optional[float] = ...) -> None: ...
+
+class RowSummand(_message.Message):
+    __slots__ = ("upload", "letter")
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    LETTER_FIELD_NUMBER: _ClassVar[int]
+    upload: PaddedUpload
+    letter: Letter
+    def __init__(self, upload: _Optional[_Union[PaddedUpload, _Mapping]] = ..., letter: _Optional[_Union[Letter, _Mapping]] = ...) -> None: ...
+
 class KeyBundle(_message.Message):
     __slots__ = ("silo", "seal", "mask", "signature")
     SILO_FIELD_NUMBER: _ClassVar[int]

@@ -23,25 +23,26 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from staddle.proto import secure_pb2 as staddle_dot_proto_dot_secure__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1astaddle/proto/tensor.proto\x12\nstaddle.v1\"\x8d\x01\n\x0cTensorHeader\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.staddle.v1.PartKind\x12\x0c\n\x04name\x18\x03 \x01(\t\x12 \n\x05\x64type\x18\x04 \x01(\x0e\x32\x11.staddle.v1.DType\x12\r\n\x05shape\x18\x05 \x03(\x04\x12\x0c\n\x04size\x18\x06 \x01(\x04\"\xa5\x01\n\x08Manifest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12\x0c\n\x04size\x18\x05 \x01(\x04\x12)\n\x07tensors\x18\x06 \x03(\x0b\x32\x18.staddle.v1.TensorHeader\x12\x0e\n\x06offset\x18\x07 \x01(\x04\x12\x0f\n\x07\x63ontext\x18\x08 \x01(\x0c\"\x85\x01\n\x03\x45nd\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x15\n\rtensor_sha256\x18\x02 \x03(\x0c\x12\x12\n\nledger_seq\x18\x03 \x01(\x04\x12\x13\n\x0bledger_leaf\x18\x04 \x01(\x0c\x12\x0c\n\x04head\x18\x05 \x01(\x0c\x12\x11\n\tinclusion\x18\x06 \x03(\x0c\x12\r\n\x05holds\x18\x07 \x01(\x04\"j\n\x05\x46rame\x12(\n\x08manifest\x18\x01 \x01(\x0b\x32\x14.staddle.v1.ManifestH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12\x1e\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0f.staddle.v1.EndH\x00\x42\x06\n\x04\x62ody*U\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02\x12\x0f\n\x0b\x44TYPE_INT64\x10\x03*\xf4\x02\n\x08PartKind\x12\x19\n\x15PART_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15PART_KIND_WHOLE_MODEL\x10\x01\x12\x16\n\x12PART_KIND_BACKBONE\x10\x02\x12\"\n\x1ePART_KIND_INTER_LEARNING_MODEL\x10\x03\x12\x19\n\x15PART_KIND_HEADER_ROWS\x10\x04\x12\x18\n\x14PART_KIND_PROTOTYPES\x10\x05\x12\x1e\n\x1aPART_KIND_CANONICAL_MODELS\x10\x06\x12\x1d\n\x19PART_KIND_CLASSIFIER_ROWS\x10\x07\x12\x18\n\x14PART_KIND_MEMBERSHIP\x10\x08\x12\x14\n\x10PART_KIND_COUNTS\x10\t\x12\x14\n\x10PART_KIND_METRIC\x10\n\x12\x14\n\x10PART_KIND_SKETCH\x10\x0b\x12\x11\n\rPART_KIND_KEY\x10\x0c\x12\x13\n\x0fPART_KIND_SHARE\x10\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1astaddle/proto/tensor.proto\x12\nstaddle.v1\x1a\x1astaddle/proto/secure.proto\"\x8d\x01\n\x0cTensorHeader\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.staddle.v1.PartKind\x12\x0c\n\x04name\x18\x03 \x01(\t\x12 \n\x05\x64type\x18\x04 \x01(\x0e\x32\x11.staddle.v1.DType\x12\r\n\x05shape\x18\x05 \x03(\x04\x12\x0c\n\x04size\x18\x06 \x01(\x04\"\xd7\x01\n\x08Manifest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12\x0c\n\x04size\x18\x05 \x01(\x04\x12)\n\x07tensors\x18\x06 \x03(\x0b\x32\x18.staddle.v1.TensorHeader\x12\x0e\n\x06offset\x18\x07 \x01(\x04\x12\x0f\n\x07\x63ontext\x18\x08 \x01(\x0c\x12\x0c\n\x04part\x18\t \x01(\t\x12\"\n\x04rows\x18\n \x03(\x0b\x32\x14.staddle.v1.MixedRow\"\x85\x01\n\x03\x45nd\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x15\n\rtensor_sha256\x18\x02 \x03(\x0c\x12\x12\n\nledger_seq\x18\x03 \x01(\x04\x12\x13\n\x0bledger_leaf\x18\x04 \x01(\x0c\x12\x0c\n\x04head\x18\x05 \x01(\x0c\x12\x11\n\tinclusion\x18\x06 \x03(\x0c\x12\r\n\x05holds\x18\x07 \x01(\x04\"j\n\x05\x46rame\x12(\n\x08manifest\x18\x01 \x01(\x0b\x32\x14.staddle.v1.ManifestH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12\x1e\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0f.staddle.v1.EndH\x00\x42\x06\n\x04\x62ody*U\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02\x12\x0f\n\x0b\x44TYPE_INT64\x10\x03*\xf4\x02\n\x08PartKind\x12\x19\n\x15PART_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15PART_KIND_WHOLE_MODEL\x10\x01\x12\x16\n\x12PART_KIND_BACKBONE\x10\x02\x12\"\n\x1ePART_KIND_INTER_LEARNING_MODEL\x10\x03\x12\x19\n\x15PART_KIND_HEADER_ROWS\x10\x04\x12\x18\n\x14PART_KIND_PROTOTYPES\x10\x05\x12\x1e\n\x1aPART_KIND_CANONICAL_MODELS\x10\x06\x12\x1d\n\x19PART_KIND_CLASSIFIER_ROWS\x10\x07\x12\x18\n\x14PART_KIND_MEMBERSHIP\x10\x08\x12\x14\n\x10PART_KIND_COUNTS\x10\t\x12\x14\n\x10PART_KIND_METRIC\x10\n\x12\x14\n\x10PART_KIND_SKETCH\x10\x0b\x12\x11\n\rPART_KIND_KEY\x10\x0c\x12\x13\n\x0fPART_KIND_SHARE\x10\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'staddle.proto.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=598
-  _globals['_DTYPE']._serialized_end=683
-  _globals['_PARTKIND']._serialized_start=686
-  _globals['_PARTKIND']._serialized_end=1058
-  _globals['_TENSORHEADER']._serialized_start=43
-  _globals['_TENSORHEADER']._serialized_end=184
-  _globals['_MANIFEST']._serialized_start=187
-  _globals['_MANIFEST']._serialized_end=352
-  _globals['_END']._serialized_start=355
-  _globals['_END']._serialized_end=488
-  _globals['_FRAME']._serialized_start=490
-  _globals['_FRAME']._serialized_end=596
+  _globals['_DTYPE']._serialized_start=676
+  _globals['_DTYPE']._serialized_end=761
+  _globals['_PARTKIND']._serialized_start=764
+  _globals['_PARTKIND']._serialized_end=1136
+  _globals['_TENSORHEADER']._serialized_start=71
+  _globals['_TENSORHEADER']._serialized_end=212
+  _globals['_MANIFEST']._serialized_start=215
+  _globals['_MANIFEST']._serialized_end=430
+  _globals['_END']._serialized_start=433
+  _globals['_END']._serialized_end=566
+  _globals['_FRAME']._serialized_start=568
+  _globals['_FRAME']._serialized_end=674
 # @@protoc_insertion_point(module_scope)

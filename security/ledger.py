@@ -36,6 +36,7 @@ from .records import (
     ControlOpen,
     Deny,
     Digest,
+    Hidden,
     Ingress,
     Intent,
     JobAccept,
@@ -139,6 +140,7 @@ class Ledger:
         offset: int = 0,
         cohort: Sequence[str] = (),
         secagg: Secagg | None = None,
+        hidden: Hidden | None = None,
     ) -> Appended:
         """A message is about to leave; its ``seq`` is the ``ref`` of what follows.
 
@@ -168,6 +170,7 @@ class Ledger:
                 offset=offset,
                 cohort=tuple(cohort),
                 secagg=secagg,
+                hidden=hidden,
             )
         )
 

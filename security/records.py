@@ -88,6 +88,17 @@ class Secagg(Strict):
     clipped: Count  # values that were cut to the group's bound
 
 
+class Hidden(Strict):
+    """What a padded or rotated message is bound to: ``{"ctx":"5c1f…","number":4}``.
+
+    ``ctx`` is of the version of a padded one (mix_line.py), ``number`` counts these; of the use of a rotated one
+    (rotation.py), and its number is 0.
+    """
+
+    ctx: Hex32
+    number: Count
+
+
 class Start(Strict):
     """``{"policy":"e3b0…","roster":"9f86…","silo":"hospital-a","software":"staddle 0.1.0","type":"start"}``."""
 
@@ -186,6 +197,7 @@ class Intent(Strict):
     offset: Count = 0
     cohort: tuple[Text, ...] = ()  # silos of the round, sorted, as the recipient told it; older records have none
     secagg: Secagg | None = None  # of a masked message, and of no other; older records have none
+    hidden: Hidden | None = None  # of a padded or rotated message, and of no other; older records have none
 
     @property
     def leaving(self) -> tuple[tuple[Tensor, int], ...]:

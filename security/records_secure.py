@@ -1,6 +1,7 @@
 """The records of secure sums beside the masked uploads themselves (``Secagg`` in records.py), each with an example.
 
-``ctx`` names the attempt, and with it job, round, cohort and groups: it is the digest of round_spec.py.
+``ctx`` names the attempt, and with it job, round, cohort and groups: it is the digest of round_spec.py. That of a
+contribution is of its epoch (group_key.py), that of the word on a padded upload of its version (mix_line.py).
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -14,7 +15,9 @@ from .secagg_fault import Code
 
 MOST_WHY = 500  # characters
 
-ProtocolKind: TypeAlias = Literal["keys", "shares", "header", "survival", "reveal", "abandon", "end"]
+ProtocolKind: TypeAlias = Literal[
+    "keys", "shares", "header", "survival", "reveal", "abandon", "end", "contribution", "padded"
+]
 
 
 class ProtocolMessage(Strict):

@@ -10,7 +10,11 @@ ITEM_BYTES = {"float32": 4, "float64": 8, "int64": 8, "uint32": 4, "uint64": 8} 
 
 PLAIN = "plain"
 MASKED = "masked"
+PADDED = "padded"
+ROTATED = "rotated"
 SUM_READER = "sum"  # who can open a masked tensor reads it only as a part of a sum over the cohort
+MIX_READER = "mix"  # and a padded one as a part of a row; unless coordinator and a silo collude
+GRAM_READER = "gram"  # of a rotated one the coordinator reads inner products; the same
 
 
 @dataclass(frozen=True, slots=True)

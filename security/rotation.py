@@ -21,7 +21,7 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import Field
 
-from ..algorithms.exchange import Kind
+from ..algorithms.exchange import DISCLOSED, Kind
 from ..errors import LocalError
 from ..files import Strict
 from .fixedpoint import Reals
@@ -32,7 +32,6 @@ from .secagg_fault import COORDINATOR, Code, check
 
 LN2 = 0.6931471805599453
 TERMS = 12  # of atanh: the next would be below 2^-60
-DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC)  # non-negative by nature, whatever is subtracted from them
 
 Ordinal = Annotated[int, Field(strict=True, ge=-1, le=2**53 - 1)]
 

@@ -1,6 +1,6 @@
 """Whose signatures count in a secure sum: the protocol keys of one roster's coordinator and silos."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,9 +21,10 @@ class Signers:
     silos: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, roster: Roster) -> "Signers":
-        """Those of a verified, complete roster."""
-        silos = {entry.id: bytes.fromhex(entry.protocol_key) for entry in roster.silos}
+    def of(cls, roster: Roster, among: Container[str] | None = None) -> "Signers":
+        """Those of a verified, complete roster; of its silos only those ``among``, such as a job's, if given."""
+        chosen = [entry for entry in roster.silos if among is None or entry.id in among]
+        silos = {entry.id: bytes.fromhex(entry.protocol_key) for entry in chosen}
         return cls(bytes.fromhex(roster.coordinator.protocol_key), silos)
 
     def by_coordinator(self, label: bytes, payload: bytes, signature: bytes) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from staddle.coordinator.database import Database, Submission
+from staddle.coordinator.database import SUBMISSIONS, VERSION, Database, Submission
 from staddle.coordinator.events import Answered, Began, Drawn, Folded, Given
 from staddle.coordinator.round import JobState, advance
 from staddle.coordinator.secure_rows import Row
@@ -207,23 +207,37 @@ def test_a_submission_of_another_attempt_takes_the_place_of_the_one_before(datab
     assert database.submission("j", 1, "a").sha256 == "00" * 32
 
 
-def test_a_database_of_the_version_before_is_taken_over(database, path):
-    """Its states lack the fields that came since."""
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_database_of_a_version_before_is_taken_over(database, path, version):
+    """Its states lack the fields that came since, its submissions are of no part."""
     add(database, job())
+    with database.transaction():
+        database.add_submission("j", GIVEN)
     database.close()
     with sqlite3.connect(path) as old:
-        old.execute("DROP TABLE secure")
+        for table in ("contributions", "hidden", "mixed", *(("secure",) if version == 2 else ())):
+            old.execute(f"DROP TABLE {table}")
+        old.execute("CREATE TABLE before AS SELECT * FROM submissions")
+        old.execute("DROP TABLE submissions")
+        old.execute(SUBMISSIONS.replace("  part TEXT NOT NULL", "  --").replace("silo, part)", "silo)"))
+        columns = "job, round, silo, file, size, sha256, ledger_seq, ledger_leaf, receipt"
+        old.execute(f"INSERT INTO submissions SELECT {columns} FROM before")
+        old.execute("DROP TABLE before")
         (state,) = old.execute("SELECT state FROM jobs").fetchone()
         kept = {key: value for key, value in json.loads(state).items() if key not in ("blind", "attempt", "fruitless")}
         assert len(kept) == len(json.loads(state)) - 3
         old.execute("UPDATE jobs SET state = ?", (json.dumps(kept),))
-        old.execute("PRAGMA user_version = 2")
+        old.execute(f"PRAGMA user_version = {version}")
     reading = Database(path, read_only=True)
     assert reading.states() == [job()]
     reading.close()
     found = Database(path)
     assert [kept.state for kept in found.jobs()] == [job()]
     assert found.secure_rows("j", 0) == []
+    assert found.submission("j", 1, "a") == GIVEN
+    with found.transaction():
+        found.add_submission("j", replace(GIVEN, part="rows"))
+    assert (found.submission("j", 1, "a"), found.submission("j", 1, "a", "rows").part) == (GIVEN, "rows")
     found.close()
     with sqlite3.connect(path) as new:
-        assert new.execute("PRAGMA user_version").fetchone() == (3,)
+        assert new.execute("PRAGMA user_version").fetchone() == (VERSION,)

@@ -98,6 +98,7 @@ def test_intent_holds_what_the_rules_ask_for(path):
         "offset": 0,
         "cohort": [],
         "secagg": None,
+        "hidden": None,
         "tensors": [
             {
                 "part": r.part,

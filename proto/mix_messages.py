@@ -1,0 +1,181 @@
+"""A Mix by one upload in protobuf: what a silo signs of its upload, and the rows that come down.
+
+``PaddedGiven`` is what a silo gives behind the bytes of an upload; ``Mixed`` is a row in a delivery's manifest. They
+are written and refused as the messages of a secure sum are (secure_messages.py). A ``PaddedGiven`` among n silos has at
+most 790 + 121 n bytes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from ..errors import RefusedError
+from ..security.merkle import HASH_BYTES
+from ..security.mix_line import Version
+from ..security.one_upload import Upload
+from ..security.round_spec import MOST_SILOS
+from ..security.sealing import Letter, Sealed
+from ..security.secagg_fault import Code
+from ..security.tags import TAG_BYTES
+from . import secure_pb2 as pb
+from .sealing_messages import (
+    letter_from_wire,
+    letter_to_wire,
+    pieces_from_wire,
+    sealed_to_wire,
+    sealing_from_wire,
+    sealing_to_wire,
+)
+from .secure_given import ENVELOPE, MOST_SESSION_BYTES
+from .secure_messages import SIGNATURE_BYTES, Sender
+
+MOST_DOCUMENT = 1 << 20  # bytes of a row
+MOST_PART_NAME = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """A silo's word on its upload of one part, and the seed sealed to each other silo of the job, by id."""
+
+    session: bytes = field(repr=False)
+    job: str
+    job_digest: bytes
+    part: str
+    upload: Upload
+    pieces: tuple[Sealed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summand:
+    """One other silo's upload in a row, and the recipient's letter with its seed."""
+
+    upload: Upload
+    letter: Letter
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """A recipient's row of a part, but for its words: document and signature as security/mix_row.py has them.
+
+    ``tag`` is the weighted sum of the summands' tags. ``keep`` is 0, or what a recipient that was away keeps of its own
+    when this row is mixed in (``method.Post``); the rows of one part are in the order of their rounds.
+    """
+
+    part: str
+    document: bytes
+    signature: bytes
+    summands: tuple[Summand, ...]
+    tag: bytes
+    keep: float = 0.0
+
+
+def upload_to_wire(upload: Upload) -> pb.PaddedUpload:
+    """What a silo signs of an upload."""
+    version = upload.version
+    return pb.PaddedUpload(
+        silo=version.silo,
+        round=version.round,
+        attempt=version.attempt,
+        number=version.number,
+        sha256=upload.sha256,
+        tag=upload.tag,
+        sealing=sealing_to_wire(upload.sealing),
+        signature=upload.signature,
+    )
+
+
+def upload_from_wire(peer: str, message: pb.PaddedUpload) -> Upload:
+    """UPLOAD, or SHARES for its sealing."""
+    sent = Sender(peer, Code.UPLOAD)
+    silo = sent.member(message.silo, "an upload of")
+    try:
+        version = Version(silo=silo, round=message.round, attempt=message.attempt, number=message.number)
+    except ValidationError:
+        raise RefusedError(
+            peer, Code.UPLOAD, f"upload {message.number} of {silo!r} is none that there can be"
+        ) from None
+    return Upload(
+        version,
+        sent.sized(message.sha256, HASH_BYTES, f"the digest of the upload of {silo!r}"),
+        sent.sized(message.tag, TAG_BYTES, f"the tag of the upload of {silo!r}"),
+        sealing_from_wire(peer, message.sealing),
+        sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over the upload of {silo!r}"),
+    )
+
+
+def padded_to_wire(padded: Padded) -> pb.PaddedGiven:
+    """At the silo."""
+    return pb.PaddedGiven(
+        session=padded.session,
+        job=padded.job,
+        job_digest=padded.job_digest,
+        part=padded.part,
+        upload=upload_to_wire(padded.upload),
+        pieces=[sealed_to_wire(piece) for piece in padded.pieces],
+    )
+
+
+def padded_from_wire(silo: str, message: pb.PaddedGiven) -> Padded:
+    """At the coordinator, from the silo whose session it is; RefusedError blames it."""
+    sent = Sender(silo, ENVELOPE)
+    # (1) It names a session, a job and a part.
+    size = len(message.session)
+    sent.check(0 < size <= MOST_SESSION_BYTES, f"a session of {size} bytes, 1 to {MOST_SESSION_BYTES} it can have")
+    job = sent.member(message.job, "the job")
+    digest = sent.sized(message.job_digest, HASH_BYTES, "the digest of the job")
+    sent.check(0 < len(message.part) <= MOST_PART_NAME, "names no part")
+    # (2) What it holds is well formed, and in the silo's own name.
+    upload = upload_from_wire(silo, message.upload)
+    named = upload.version.silo
+    Sender(silo, Code.UPLOAD).check(named == silo, f"gives an upload in the name of {named!r}")
+    padded = Padded(message.session, job, digest, message.part, upload, pieces_from_wire(silo, message.pieces))
+    # (3) It holds nothing else.
+    sent.check(message == padded_to_wire(padded), "has fields that its protocol version does not know")
+    return padded
+
+
+def mixed_to_wire(mixed: Mixed) -> pb.MixedRow:
+    """At the coordinator."""
+    summands = [
+        pb.RowSummand(upload=upload_to_wire(each.upload), letter=letter_to_wire(each.letter)) for each in mixed.summands
+    ]
+    return pb.MixedRow(
+        part=mixed.part,
+        document=mixed.document,
+        signature=mixed.signature,
+        summands=summands,
+        tag=mixed.tag,
+        keep=mixed.keep,
+    )
+
+
+def rows_from_wire(peer: str, messages: Sequence[pb.MixedRow], most: int) -> tuple[Mixed, ...]:
+    """At the silo: no more than ``most`` rows, all that its round can bring. RefusedError blames ``peer``."""
+    Sender(peer, ENVELOPE).few(messages, most, "rows of a Mix")
+    return tuple(_mixed_from_wire(peer, message) for message in messages)
+
+
+def _mixed_from_wire(peer: str, message: pb.MixedRow) -> Mixed:
+    sent = Sender(peer, Code.SPEC)
+    sent.check(0 < len(message.part) <= MOST_PART_NAME, "brings a row of no part")
+    size = len(message.document)
+    sent.check(size <= MOST_DOCUMENT, f"brings a row of {size} bytes, at most {MOST_DOCUMENT} it can have")
+    keep = message.keep
+    sent.check(math.isfinite(keep) and 0 <= keep <= 1, f"brings a row with keep = {keep}, not one of 0 to 1")
+    sent.few(message.summands, MOST_SILOS, "uploads in a row")
+    mixed = Mixed(
+        message.part,
+        message.document,
+        sent.sized(message.signature, SIGNATURE_BYTES, "the signature over a row"),
+        tuple(_summand_from_wire(peer, each) for each in message.summands),
+        sent.sized(message.tag, TAG_BYTES, "the tag of a row"),
+        keep,
+    )
+    sent.check(message == mixed_to_wire(mixed), "has fields that its protocol version does not know")
+    return mixed
+
+
+def _summand_from_wire(peer: str, message: pb.RowSummand) -> Summand:
+    return Summand(upload_from_wire(peer, message.upload), letter_from_wire(peer, message.letter))

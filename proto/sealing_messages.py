@@ -1,0 +1,63 @@
+"""Sealed secrets in protobuf: of the group key and of a Mix, as security/sealing.py has them.
+
+Written and refused as the messages of a secure sum are (secure_messages.py): counts and lengths are checked before
+anything is made of them, and signatures, proofs and seals are for security/sealing.py to check.
+"""
+
+from collections.abc import Sequence
+
+from ..security.merkle import HASH_BYTES
+from ..security.pairwise import KEY_BYTES
+from ..security.sealing import SEALED_BYTES, Letter, Sealed, Sealing
+from ..security.secagg_fault import Code
+from . import secure_pb2 as pb
+from .secure_messages import MOST_HASHES, Sender
+
+
+def sealing_to_wire(sealing: Sealing) -> pb.Sealing:
+    """What the sender signs of its secret."""
+    return pb.Sealing(
+        sender=sealing.sender, ephemeral=sealing.ephemeral, commitment=sealing.commitment, root=sealing.root
+    )
+
+
+def sealing_from_wire(peer: str, message: pb.Sealing) -> Sealing:
+    """SHARES."""
+    sent = Sender(peer, Code.SHARES)
+    sender = sent.member(message.sender, "a secret sealed by")
+    return Sealing(
+        sender,
+        sent.sized(message.ephemeral, KEY_BYTES, f"the ephemeral key of {sender!r}"),
+        sent.sized(message.commitment, HASH_BYTES, f"the commitment of {sender!r}"),
+        sent.sized(message.root, HASH_BYTES, f"the root of {sender!r}"),
+    )
+
+
+def sealed_to_wire(piece: Sealed) -> pb.Sealed:
+    """The secret for one recipient."""
+    return pb.Sealed(recipient=piece.recipient, sealed=piece.sealed)
+
+
+def sealed_from_wire(peer: str, message: pb.Sealed) -> Sealed:
+    """SHARES."""
+    sent = Sender(peer, Code.SHARES)
+    recipient = sent.member(message.recipient, "a secret sealed for")
+    return Sealed(recipient, sent.sized(message.sealed, SEALED_BYTES, f"what is sealed for {recipient!r}"))
+
+
+def pieces_from_wire(peer: str, messages: Sequence[pb.Sealed]) -> tuple[Sealed, ...]:
+    """SHARES; ascending by recipient, each once."""
+    return Sender(peer, Code.SHARES).every(messages, sealed_from_wire, lambda piece: piece.recipient, "sealed pieces")
+
+
+def letter_to_wire(letter: Letter) -> pb.Letter:
+    """A piece with its proof."""
+    return pb.Letter(sealed=sealed_to_wire(letter.sealed), proof=letter.proof)
+
+
+def letter_from_wire(peer: str, message: pb.Letter) -> Letter:
+    """SHARES."""
+    sent = Sender(peer, Code.SHARES)
+    sent.few(message.proof, MOST_HASHES, "hashes of a proof")
+    proof = tuple(sent.sized(each, HASH_BYTES, "a hash of a proof") for each in message.proof)
+    return Letter(sealed_from_wire(peer, message.sealed), proof)
