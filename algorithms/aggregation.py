@@ -135,7 +135,8 @@ def close_round(
     for post, mailed in posted:
         if mailed is not None:
             archive.put_mail(post.part, post.silo, mailed)
-    return combined.state, metrics
+    unposted = tuple(post.silo for post, mailed in posted if mailed is None)
+    return method.unposted(combined.state, unposted), metrics
 
 
 def deliver(
