@@ -51,6 +51,7 @@ from ..security.identity import Keys
 from ..security.ledger import Ledger
 from ..security.policy import Policy
 from ..security.records import Applied, Payload, Peer
+from ..security.release import own_part
 from ..security.sealing import Sealed
 from ..security.secagg_silo_events import Streamed
 from . import delivery
@@ -362,7 +363,7 @@ class Gate:
             self._roster.coordinator.id,
             outgoing.readers,
             sent=self._ledger.sent(declared.digest, round_) - offset,  # the policy adds the whole message
-            attempts=self._ledger.attempts(declared.digest, round_),
+            attempts=self._ledger.attempts(declared.digest, round_, own_part(outgoing.releases)),
             norms=norms,
         )
         if not decision.allow:
