@@ -12,7 +12,7 @@ from ..algorithms.job import Job
 from ..algorithms.weights import load_weights
 from ..errors import LocalError, PeerError, RefusedError
 from ..files import parse_json
-from ..proto.blind import bounds, uploaded
+from ..proto.blind import bounds, row_terms, uploaded
 from ..security.blind_sum import group
 from ..security.envelope import verify_document
 from ..security.fixedpoint import scale_exponent
@@ -127,10 +127,14 @@ def _decided(job: Job, roster: Roster, policy: Policy, releases: Sequence[Releas
     return tuple(readers), Decision(tuple(verdicts), tuple(whole))
 
 
-def row_terms(job: Job, policy: Policy) -> Terms:
+def asked_of_rows(job: Job, policy: Policy) -> Terms:
     """What this silo asks of each row that it opens: of the job and of its policy, what is stricter."""
-    terms, asked = policy.terms, job.security.colluders
-    return Terms(max(job.min_cohort, terms.min_cohort), terms.min_honest, max(asked, terms.colluders))
+    made, terms = row_terms(job), policy.terms
+    return Terms(
+        max(made.min_cohort, terms.min_cohort),
+        max(made.min_honest, terms.min_honest),
+        max(made.colluders, terms.colluders),
+    )
 
 
 def sum_objections(job: Job, policy: Policy, roster: Roster) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from ..security.policy import Policy
 from ..security.roster import Roster
 from ..security.secagg_silo import Party
 from ..security.signers import Signers
-from .admission import Admitted, row_terms
+from .admission import Admitted, asked_of_rows
 from .blind import BlindRound, Payload
 from .delivery import Delivered
 from .egress import Gate, TurnedAwayError, UnreachableError
@@ -78,7 +78,7 @@ class BlindRounds:
         rows = None
         if expected_rows(job, round_):
             sharing = await self._sharing(job, folder)
-            rows = Rows(sharing, round_, row_terms(job, self._policy), own)
+            rows = Rows(sharing, round_, asked_of_rows(job, self._policy), own)
         return await self._gate.fetch(job, round_, rows)
 
     async def _enter(self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local) -> BlindRound:
