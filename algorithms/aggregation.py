@@ -132,9 +132,11 @@ def close_round(
         archive.publish(name, tensors)
     for silo in ordered:
         archive.clear_mail(silo)  # it was delivered at the start of the round that it has given now
-    for post, tensors in posted:
-        archive.put_mail(post.part, post.silo, tensors)
-    return combined.state, metrics
+    for post, mailed in posted:
+        if mailed is not None:
+            archive.put_mail(post.part, post.silo, mailed)
+    unposted = tuple(post.silo for post, mailed in posted if mailed is None)
+    return method.unposted(combined.state, unposted), metrics
 
 
 def deliver(
@@ -154,7 +156,7 @@ def deliver(
             case Latest():
                 tensors: Tensors | None = archive.latest(part.name)
             case Row():
-                tensors = _row(exchanges, part, delivery.weights, archive)
+                tensors = _row(exchanges, part, silo, delivery.weights, archive)
             case Mail():
                 tensors = archive.mail(part.name, silo)
             case Value():
@@ -172,22 +174,26 @@ def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
     return tuple(silo for silo in method.setting.silos if silo in members)
 
 
-def _row(exchanges: Exchanges, part: Part, weights: Mapping[str, float], archive: Shelf) -> dict[str, Tensor] | None:
-    """One recipient's row, over the silos that have a version."""
+def _row(
+    exchanges: Exchanges, part: Part, recipient: str, weights: Mapping[str, float], archive: Shelf
+) -> dict[str, Tensor] | None:
+    """One recipient's row, over the silos that have a version; None where it gets none, and so keeps its own."""
     present = {silo: weight for silo, weight in weights.items() if archive.has(part.name, silo)}
     if not any(weight > 0 for weight in present.values()):
         return None
-    return exchanges.mix(part, present, lambda silo, name: archive.version(part.name, silo, name))
+    return exchanges.mix(part, recipient, present, lambda silo, name: archive.version(part.name, silo, name))
 
 
 def _posted(
     method: Method, exchanges: Exchanges, post: Post, up_parts: Sequence[Part], read: ReadGift, archive: Shelf
-) -> dict[str, Tensor]:
-    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps."""
+) -> dict[str, Tensor] | None:
+    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps; None where it gets no row."""
     part = next((part for part in up_parts if part.name == post.part and isinstance(part.exchange, Mix)), None)
     if part is None or post.silo not in method.setting.silos or not 0 <= post.keep <= 1:
         raise LocalError(f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}")
-    row = exchanges.mix(part, post.weights, _reader(read, part.name))
+    row = exchanges.mix(part, post.silo, post.weights, _reader(read, part.name))
+    if row is None:
+        return None  # as if nobody were alike
     before = archive.mail(post.part, post.silo)
     mailed: dict[str, Tensor] = {}
     for spec in part.tensors:

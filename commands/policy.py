@@ -86,7 +86,7 @@ def check(
             typer.echo(f"this silo would DECLINE the job, {error.code}: {error.why}")
         raise typer.Exit(1) from error
     outflows = admission.outflows(job, members, found)
-    objections = admission.sum_objections(job, found)
+    objections = admission.sum_objections(job, found, members)
     accepts = not objections and all(outflow.decision.allow for outflow in outflows)
     if as_json:
         document = {**_document(job, signer, found, outflows, accepts), "reasons": objections}

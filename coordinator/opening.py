@@ -86,6 +86,6 @@ class OpenedSums:
             names, prefix = list(file.keys()), f"{part.name}/"
             return {name.removeprefix(prefix): file.get_tensor(name) for name in names if name.startswith(prefix)}
 
-    def mix(self, part: Part, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
+    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor] | None:
         """A job whose sums are blind has no Mix."""
         raise LocalError(f"part {part.name!r} is mixed, which is not blind yet; choose a method that only sums")
