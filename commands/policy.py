@@ -124,6 +124,10 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
         weights = "stand in it" if job.security.weights == "public" else "are masked too"
         said = f"its sums are blind: {job.security.colluders} colluders assumed, the silos' weights {weights}"
         yield from _wrapped(said, "")
+    if job.keyed:
+        trust = policy.file.secure_aggregation.trust
+        said = "what it mixes and compares is hidden by a key that the job's silos share: the coordinator together with"
+        yield from _wrapped(f"{said} any one of them reads it; here trust = {trust!r}", "")
     for outflow in outflows:
         yield ""
         yield f"{_rounds(outflow)}:"

@@ -626,12 +626,10 @@ def test_padded_and_rotated_parts_say_who_reads_what_and_who_would_have_to_collu
     first, second = (text(item) for item in page.all("li")[:2])
     for said in (
         "Who can read it: mix, gram, sum.",
-        (
-            "2 messages of these left masked, and can be read only in a sum. 3 messages of these left padded, and can be "
-            "read only by other silos, mixed with what these and others gave. 2 messages of these left rotated, of which "
-            "the coordinator reads only lengths and how alike they are to those of other silos. Of padded and rotated ones "
-            "this holds while the coordinator and no silo collude."
-        ),
+        "2 messages of these left masked, and can be read only in a sum. 3 messages of these left padded, and can",
+        " be read only by other silos, mixed with what these and others gave. 2 messages of these left rotated,",
+        " of which the coordinator reads only lengths and how alike they are to those of other silos. Of padded",
+        "Of padded and rotated ones this holds while the coordinator and no silo collude.",
         "The protocols of secure sums and mixes took 5 messages besides, 1,300 bytes (1.27 KiB).",
     ):
         assert said in first
