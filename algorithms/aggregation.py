@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LocalError
-from .exchange import DTYPES, Exchanges, Mix, Part, Tensors, all_finite
+from .exchange import DTYPES, Exchanges, Mix, Part, Read, Tensors, all_finite
 from .method import KEEP, METRICS, CoordinatorState, Latest, Mail, Method, Post, Row, Value
 
 ReadGift: TypeAlias = Callable[[str, str, str], Tensor]  # (part, silo, tensor name) → what that silo gave this round
@@ -45,12 +45,12 @@ class Archive(Shelf, Protocol):
         """Replace the published value."""
         ...
 
-    def store(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace a silo's version of a Mix part."""
+    def store(self, part: Part, silo: str, read: Read) -> None:
+        """Let what a silo gave in this round, which ``read`` reads, be its version of a Mix part."""
         ...
 
-    def put_mail(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace what is put aside for a silo."""
+    def put_mail(self, post: Post, tensors: Tensors | None) -> None:
+        """Replace what is put aside for a silo; None where the exchanges made no row of this post."""
         ...
 
     def clear_mail(self, silo: str) -> None:
@@ -74,9 +74,9 @@ class MemoryArchive:
         """Replace the published value."""
         self._published[part] = dict(tensors)
 
-    def store(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace a silo's version of a Mix part."""
-        self._versions[part, silo] = dict(tensors)
+    def store(self, part: Part, silo: str, read: Read) -> None:
+        """Let what a silo gave in this round be its version of a Mix part."""
+        self._versions[part.name, silo] = {spec.name: read(silo, spec.name) for spec in part.tensors}
 
     def has(self, part: str, silo: str) -> bool:
         """Whether a silo has given a version."""
@@ -90,9 +90,10 @@ class MemoryArchive:
         """What was put aside for a silo, with ``@keep``; None where nothing is."""
         return self._mail.get((part, silo))
 
-    def put_mail(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace what is put aside for a silo."""
-        self._mail[part, silo] = dict(tensors)
+    def put_mail(self, post: Post, tensors: Tensors | None) -> None:
+        """Replace what is put aside for a silo, where there is a row."""
+        if tensors is not None:
+            self._mail[post.part, post.silo] = dict(tensors)
 
     def clear_mail(self, silo: str) -> None:
         """Remove all that is put aside for a silo."""
@@ -127,13 +128,13 @@ def close_round(
     for part in up_parts:
         if isinstance(part.exchange, Mix):
             for silo in ordered:
-                archive.store(part.name, silo, {spec.name: read(part.name, silo, spec.name) for spec in part.tensors})
+                archive.store(part, silo, _reader(read, part.name))
     for name, tensors in combined.published.items():
         archive.publish(name, tensors)
     for silo in ordered:
         archive.clear_mail(silo)  # it was delivered at the start of the round that it has given now
-    for post, tensors in posted:
-        archive.put_mail(post.part, post.silo, tensors)
+    for post, mailed in posted:
+        archive.put_mail(post, mailed)
     return combined.state, metrics
 
 
@@ -182,12 +183,14 @@ def _row(exchanges: Exchanges, part: Part, weights: Mapping[str, float], archive
 
 def _posted(
     method: Method, exchanges: Exchanges, post: Post, up_parts: Sequence[Part], read: ReadGift, archive: Shelf
-) -> dict[str, Tensor]:
-    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps."""
+) -> dict[str, Tensor] | None:
+    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps; None without a row."""
     part = next((part for part in up_parts if part.name == post.part and isinstance(part.exchange, Mix)), None)
     if part is None or post.silo not in method.setting.silos or not 0 <= post.keep <= 1:
         raise LocalError(f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}")
     row = exchanges.mix(part, post.weights, _reader(read, part.name))
+    if row is None:
+        return None
     before = archive.mail(post.part, post.silo)
     mailed: dict[str, Tensor] = {}
     for spec in part.tensors:
@@ -199,5 +202,5 @@ def _posted(
     return {**mailed, KEEP.name: torch.tensor(kept * post.keep, dtype=torch.float64)}
 
 
-def _reader(read: ReadGift, part: str) -> Callable[[str, str], Tensor]:
+def _reader(read: ReadGift, part: str) -> Read:
     return lambda silo, name: read(part, silo, name)

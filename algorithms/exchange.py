@@ -163,8 +163,11 @@ class Exchanges(Protocol):
         """At the coordinator: the result over ``members``, in that order; empty for a Mix."""
         ...
 
-    def mix(self, part: Part, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
-        """At the coordinator: one recipient's row over the stored versions of the silos in ``weights``."""
+    def mix(self, part: Part, weights: Mapping[str, float], read: Read) -> dict[str, Tensor] | None:
+        """At the coordinator: one recipient's row over the stored versions of the silos in ``weights``.
+
+        None where there is no row to be had here.
+        """
         ...
 
 

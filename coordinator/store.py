@@ -34,8 +34,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from ..algorithms.exchange import REGION, WEIGHT, all_finite, bounds_fault
-from ..algorithms.method import CoordinatorState
+from ..algorithms.exchange import REGION, WEIGHT, Part, Read, all_finite, bounds_fault
+from ..algorithms.method import CoordinatorState, Post
 from ..errors import LocalError, RefusedError
 from ..files import sync_directory, unwritable
 from ..proto.channel import CHUNK_BYTES
@@ -322,9 +322,9 @@ class Folding:
             self._write(("result", part, ""), f"{self._round}.{part}.safetensors", tensors)
             self.digests[part] = hashing.result()
 
-    def store(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
-        """Let a silo's upload of this round, which holds these tensors, be its version of a Mix part."""
-        self.changes["version", part, silo] = _upload(self._round, silo)
+    def store(self, part: Part, silo: str, read: Read) -> None:
+        """Let a silo's upload of this round be its version of a Mix part; it stays as it is, so nothing is read."""
+        self.changes["version", part.name, silo] = _upload(self._round, silo)
 
     def has(self, part: str, silo: str) -> bool:
         """Whether a silo had given a version before this round."""
@@ -338,9 +338,10 @@ class Folding:
         """What was put aside for a silo before this round."""
         return self._store.mail(part, silo)
 
-    def put_mail(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
-        """Replace what is put aside for a silo."""
-        self._write(("mail", part, silo), f"{self._round}.{part}.{silo}.safetensors", tensors)
+    def put_mail(self, post: Post, tensors: Mapping[str, Tensor] | None) -> None:
+        """Replace what is put aside for a silo, where there is a row."""
+        if tensors is not None:
+            self._write(("mail", post.part, post.silo), f"{self._round}.{post.part}.{post.silo}.safetensors", tensors)
 
     def clear_mail(self, silo: str) -> None:
         """Remove all that is put aside for a silo."""
