@@ -17,6 +17,7 @@ from ..files import canonical_json
 from ..security.blind_sum import Bounds, group
 from ..security.labels import SECAGG_MODEL, framed
 from ..security.mix_line import Line, mix_group
+from ..security.rotation import Use
 from ..security.round_spec import Frame, Terms
 from .wire import Item
 
@@ -49,6 +50,11 @@ def line_of(job: Job, part: Part, federation: str, roster: str) -> Line:
         schema_digest=schema_digest(job),
         group=mix_group(part.name, elements, job.security.clip_exponent),
     )
+
+
+def use_of(job: Job, part: Part, round_: int, row: int = 0) -> Use:
+    """What one secret rotation of a Gram part is for: a row of its tensor in one round."""
+    return Use(epoch=0, job=job.digest, round=round_, attempt=0, group=part.name, row=row)
 
 
 def schema_digest(job: Job) -> str:
