@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -15,6 +15,7 @@ from .. import log
 from ..algorithms.job import Job
 from ..errors import LocalError, RefusedError
 from ..proto import federation_pb2 as pb
+from ..proto import secure_pb2 as secure
 from ..proto import tensor_pb2 as tensor
 from ..proto.mix_messages import Padded
 from ..proto.stream import Digests
@@ -24,6 +25,7 @@ from ..security.public_weights import weights_fault
 from ..security.receiving_ledger import ReceivingLedger
 from .attesting import Attesting
 from .config import CoordinatorConfig
+from .contributions import Contributions
 from .database import Database, StoredHidden, StoredJob
 from .events import (
     Began,
@@ -41,6 +43,7 @@ from .events import (
     Halt,
     Lost,
     Report,
+    Unkeyed,
     Watch,
 )
 from .gathering import Gathering, Means
@@ -105,6 +108,7 @@ class Daemon:
         self.roster = roster
         self.receiving = Receiving(roster, keys, database, ledger)
         self.attesting = Attesting()
+        self.contributions = Contributions(roster, database)
         self.runs: list[JobRun] = []
         self.sessions: dict[str, bytes] = {}
         self.held: dict[str, Held] = {}  # silo → what is here of its interrupted upload
@@ -144,7 +148,11 @@ class Daemon:
 
     def restore(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
         """Take up all jobs where they stood."""
-        self.runs = [self._job_run(job, stored) for job, stored in jobs]
+        for job, stored in jobs:
+            state, effects = self._fitting(job, stored.state)
+            self.runs.append(self._job_run(job, replace(stored, state=state)))
+            for effect in effects:
+                self._report(self.runs[-1], effect)
         for run in self.runs:
             if run.state.blind and run.state.cohort:
                 self._gathering(run)
@@ -155,9 +163,20 @@ class Daemon:
                     self._gathering(run).summing.halt()
             self._run(run, resumed(run.state))
 
+    def _fitting(self, job: Job, state: JobState) -> tuple[JobState, list[Report]]:
+        """A job's state; if it is keyed and under this roster its key cannot be, it has failed."""
+        why = self.contributions.fault(job) if state.keyed else ""
+        failed, effects = advance(state, Unkeyed(why)) if why else (state, ())
+        if failed != state:
+            with self.writing():
+                self._database.save_state(failed)
+                self._database.drop_secure(job.name)
+        return failed, [effect for effect in effects if isinstance(effect, Report)]  # ``resumed`` knows the others
+
     def add(self, job: Job, signed: bytes) -> JobRun:
         """Queue a job, after ``check_new``; it begins at once where none runs."""
-        state = JobState(job.name, job.silos, job.length, job.min_cohort, job.quorum, blind=job.security.required)
+        blind, keyed = job.security.required, job.keyed
+        state = JobState(job.name, job.silos, job.length, job.min_cohort, job.quorum, blind=blind, keyed=keyed)
         method = job.method().begin()
         run = self._job_run(job, StoredJob(signed, state, dict(method), {}))
         with self.writing():
@@ -208,6 +227,16 @@ class Daemon:
             if (task := task_for(run.state, silo)) is not None:
                 return run, task
         return None
+
+    def contribute(self, run: JobRun, silo: str, message: secure.Contributed) -> None:
+        """Keep what a silo gives to the key of a job before it accepts; RefusedError says why it cannot be taken."""
+        body = self.contributions.taken(run.job, silo, message)
+        if body is None:
+            return
+        if not run.state.may_answer(silo):
+            raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r} does not await its part in a key any more")
+        with self.writing():
+            self.contributions.keep(run.job, silo, body)
 
     def conclude(
         self, run: JobRun, silo: str, round_: int, file: str, end: tensor.End, digests: Digests, head: Head

@@ -1,7 +1,8 @@
 """What the coordinator must not forget: ``coordinator.sqlite`` in WAL mode, every transaction on the disk when it ends.
 
 Jobs with their state and their method's state, rounds with their members and metrics, submissions with their receipts,
-what happened in the secure sum of an open round, and which tensor file holds what. Tensor files are written under names
+what happened in the secure sum of an open round, what silos gave to the keys that they share, and which tensor file
+holds what. Tensor files are written under names
 of their own before the transaction that names them, and removed after the one that no longer does; so whatever instant
 the process dies at, rows and files agree.
 
@@ -167,6 +168,14 @@ class Submission:
     ledger_leaf: str
     receipt: bytes
     part: str = ""  # of a blind job, where it crosses by itself
+
+
+@dataclass(frozen=True)
+class StoredContribution:
+    """What a silo gave to the key of a job: contributions.py."""
+
+    roster: str  # digest of the roster that it is for, hex
+    body: bytes
 
 
 @dataclass(frozen=True)
@@ -389,6 +398,30 @@ class Database:
             "INSERT OR REPLACE INTO mixed VALUES (?, ?, ?, ?)",
             [(job, part, silo, _plain(memory)) for (part, silo), memory in memories.items()],
         )
+
+    # The keys that silos share.
+
+    def add_contribution(self, job: str, silo: str, roster: str, body: bytes) -> None:
+        """Note what a silo gave to the key of a job; each gives once."""
+        self._connection.execute("INSERT INTO contributions VALUES (?, ?, ?, ?)", (job, silo, roster, body))
+
+    def contribution(self, job: str, silo: str) -> StoredContribution | None:
+        """What one silo gave to it."""
+        with self._explained():
+            row = self._connection.execute(
+                "SELECT roster, body FROM contributions WHERE job = ? AND silo = ?", (job, silo)
+            ).fetchone()
+        return StoredContribution(*row) if row else None
+
+    def contributions(self, job: str) -> dict[str, StoredContribution]:
+        """What each silo gave to the key of a job."""
+        with self._explained():
+            rows = self._connection.execute(
+                "SELECT silo, roster, body FROM contributions WHERE job = ?", (job,)
+            ).fetchall()
+        return {silo: StoredContribution(roster, body) for silo, roster, body in rows}
+
+    # What a fold gave.
 
     def close_round(
         self,

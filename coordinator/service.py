@@ -16,6 +16,8 @@ from ..proto import secure_pb2 as secure
 from ..proto import tensor_pb2 as tensor
 from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
 from ..proto.frames import Chunk, Frame
+from ..proto.group_messages import asked_from_wire as key_asked_from_wire
+from ..proto.group_messages import told_to_wire as key_told_to_wire
 from ..proto.mix_messages import mixed_to_wire
 from ..proto.secure_given import asked_from_wire
 from ..proto.secure_told import told_to_wire
@@ -23,6 +25,7 @@ from ..proto.stream import Digester, chunks, recut
 from ..proto.wire import delivered_items, tensor_bytes, to_wire
 from ..security import roster as rosters
 from ..security.attestation import CHALLENGE_BYTES
+from .contributions import relayed
 from .daemon import Daemon
 from .events import Answered, Done, Failed
 from .guard import Context, caller
@@ -38,7 +41,7 @@ WITNESSED_BEFORE_A_TASK = 4  # witness tasks in a row while another one waits: w
 
 
 class Service:
-    """The calls; identity and limits were checked by the guard."""
+    """The calls of silos; identity and limits were checked by the guard."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -128,6 +131,8 @@ class Service:
         code = _code(request.code)
         match request.kind:
             case pb.ANSWER_KIND_ACCEPT:
+                if run.job.keyed:
+                    self._daemon.contributions.check_given(run.job, silo)
                 self._daemon.apply(run, Answered(silo, None))
             case pb.ANSWER_KIND_DECLINE:
                 self._daemon.apply(run, Answered(silo, code))
@@ -222,6 +227,19 @@ class Service:
                 return told_to_wire(None)
             finally:
                 self._daemon.saw(silo)
+
+    async def Contribute(self, request: secure.Contributed, context: Context) -> secure.SecureTaken:  # noqa: N802
+        """Take what a silo gives to the key of a job."""
+        silo = self._silo(request.session, context)
+        self._daemon.contribute(self._run(silo, request.job, request.job_digest), silo, request)
+        return secure.SecureTaken()
+
+    async def GroupKey(self, request: secure.KeyAsked, context: Context) -> secure.KeyTold:  # noqa: N802
+        """Pass on what the other silos gave to the key of a job, once all of them did."""
+        silo = self._silo(request.session, context)
+        asked = key_asked_from_wire(silo, request)
+        bodies = self._daemon.contributions.bodies(self._run(silo, asked.job, asked.job_digest).job)
+        return key_told_to_wire(await asyncio.to_thread(relayed, bodies, silo))
 
     def _admit(self, silo: str, manifest: tensor.Manifest) -> JobRun:
         self._check_session(silo, manifest.session)

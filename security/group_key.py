@@ -1,25 +1,21 @@
-"""The key that all silos of a roster share and the coordinator, which relays it, never has: SECURITY.md rule 13.
+"""The key that all silos of a job share and the coordinator, which relays it, never has: SECURITY.md rule 13.
 
-Each silo gives 32 random bytes, sealed to every other silo (sealing.py) and signed. What they make, in order of ids::
+Each silo gives 32 random bytes, sealed to every other one (sealing.py) and signed. What they make, in order of ids::
 
-    ctx   SHA-256(framed(GROUP_CONTEXT, federation, roster digest, epoch))
+    ctx   SHA-256(framed(GROUP_CONTEXT, federation, roster digest, job digest, epoch))
     all   SHA-256(framed(GROUP_ALL, sealing_1, …, sealing_n))
     key   HKDF(secret_1 ‖ … ‖ secret_n, salt = ctx, info = framed(GROUP_KEY, all))
 
-One honest silo's bytes make the key unknown to the coordinator and uniform. A roster of other members has another key:
-a new epoch. Where a silo signed two contributions to one epoch, and the coordinator showed each to half of the others,
-their keys differ: then no tag fits and no row opens.
+One honest silo's bytes make the key unknown to the coordinator and uniform. It is of one job under one roster: silos
+of another job, or of a later roster, have nothing of it. Where a silo signed two contributions to one epoch, and the
+coordinator showed each to half of the others, their keys differ: then no tag fits and no row opens.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Self
-
-from pydantic import Field
 
 from ..errors import LocalError
-from ..files import Strict
 from . import roster as rosters
 from .labels import GROUP_ALL, GROUP_CONTEXT, GROUP_CONTRIBUTION, GROUP_KEY, GROUP_SEAL, framed
 from .pairwise import derive
@@ -27,33 +23,39 @@ from .sealing import Letter, Sealed, Sealing, check_sealed, is_secret, open_lett
 from .secagg_fault import COORDINATOR, Code, check, passed_on
 from .signers import Sign, Signers
 
-MOST_EPOCHS = 2**53 - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One agreement on the key: its number, the roster (digest, hex) and the X25519 key of each silo, 32 bytes."""
+    """One agreement on the key: roster and job (digests, hex), and the X25519 key of each of its silos, 32 bytes."""
 
     number: int
     federation: str
     roster: str
+    job: str
     exchange_keys: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, roster: rosters.Roster, number: int) -> "Epoch":
-        """The epoch of all silos of a verified roster."""
-        keys = {entry.id: bytes.fromhex(entry.exchange_key) for entry in roster.silos}
-        return cls(number, roster.federation, rosters.digest(roster), keys)
+    def of(cls, roster: rosters.Roster, job_silos: Sequence[str], job_digest: str, number: int = 0) -> "Epoch":
+        """The epoch of a job under a verified roster; LocalError where one of its silos is not of the roster."""
+        keys = {entry.id: bytes.fromhex(entry.exchange_key) for entry in roster.silos if entry.id in job_silos}
+        if gone := sorted(set(job_silos) - set(keys)):
+            raise LocalError(
+                f"the job has {', '.join(gone)}, of which roster version {roster.version} has no silo; sign the job "
+                "again, for silos of the roster"
+            )
+        return cls(number, roster.federation, rosters.digest(roster), job_digest, keys)
 
     def context(self) -> bytes:
         """Ctx, 32 bytes."""
-        fields = (self.federation.encode(), bytes.fromhex(self.roster), self.number.to_bytes(8))
-        return hashlib.sha256(framed(GROUP_CONTEXT, *fields)).digest()
+        digests = (bytes.fromhex(self.roster), bytes.fromhex(self.job))
+        return hashlib.sha256(
+            framed(GROUP_CONTEXT, self.federation.encode(), *digests, self.number.to_bytes(8))
+        ).digest()
 
     def others(self, silo: str) -> dict[str, bytes]:
-        """The X25519 keys of all silos but this one."""
+        """The X25519 keys of all its silos but this one."""
         if silo not in self.exchange_keys:
-            raise LocalError(f"{silo!r} is no silo of the roster, so it has no part in its key; ask the founders")
+            raise LocalError(f"{silo!r} is no silo of the job, so it has no part in its key; ask who signed the job")
         return {other: key for other, key in self.exchange_keys.items() if other != silo}
 
 
@@ -67,7 +69,7 @@ class Contribution:
     def check(self, epoch: Epoch, signers: Signers) -> None:
         """RefusedError unless a silo of this epoch signed it for this epoch."""
         sender = self.sealing.sender
-        check(sender in epoch.exchange_keys, sender, Code.KEYS, "is no silo of the roster that this key is made under")
+        check(sender in epoch.exchange_keys, sender, Code.KEYS, "is no silo of the job that this key is of")
         signed = signers.by_silo(sender, GROUP_CONTRIBUTION, _payload(epoch, self.sealing), self.signature)
         check(signed, sender, Code.KEYS, f"its signature does not fit what it gives to the key of epoch {epoch.number}")
         self.sealing.check()
@@ -129,27 +131,6 @@ def make_key(
     sealings = {silo: own.sealing, **{each.contribution.sealing.sender: each.contribution.sealing for each in relayed}}
     everything = hashlib.sha256(framed(GROUP_ALL, *(sealings[name].encoded() for name in sorted(sealings)))).digest()
     return derive(b"".join(secrets[name] for name in sorted(secrets)), ctx, framed(GROUP_KEY, everything))
-
-
-class EpochMemory(Strict):
-    """The newest epoch that a silo gave to, durable before its contribution leaves.
-
-    Canonical JSON: ``{"number":3,"roster":"9f86…"}``.
-    """
-
-    number: Annotated[int, Field(strict=True, ge=-1, le=MOST_EPOCHS)] = -1
-    roster: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-
-    def entered(self, epoch: Epoch) -> Self:
-        """Memory of giving to an epoch; RefusedError unless it is newer than all before."""
-        why = f"asks for a contribution to epoch {epoch.number} after that to epoch {self.number}"
-        check(epoch.number > self.number, COORDINATOR, Code.ATTEMPT, why)
-        return type(self)(number=epoch.number, roster=epoch.roster)
-
-    def check_current(self, number: int, roster: str) -> None:
-        """RefusedError unless what is bound to this epoch and roster (digest, hex) is bound to ours."""
-        why = f"names key epoch {number} under roster {roster[:12]}…, ours is {self.number} under {self.roster[:12]}…"
-        check((number, roster) == (self.number, self.roster), COORDINATOR, Code.SPEC, why)
 
 
 def _payload(epoch: Epoch, sealing: Sealing) -> bytes:

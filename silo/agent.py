@@ -11,16 +11,16 @@ from .. import log
 from ..algorithms.fit import counts_by_class
 from ..errors import CancelledError, LocalError, PeerError, RefusedError, StaddleError, UnwritableError
 from ..proto import federation_pb2 as pb
-from ..security.identity import ID_PATTERN
+from ..security.identity import ID_PATTERN, Keys
 from ..security.policy import Policy
 from ..security.roster import Roster
-from ..security.signers import Sign
 from .admission import Admitted, admit, checked_cohort
-from .blind import Payload
+from .blind import REFUSED, Payload
 from .blind_rounds import BlindRounds
 from .config import SiloConfig
 from .delivery import Delivered
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
+from .group_keys import GroupKeys
 from .secure_memory import MemoryFiles
 from .session import (
     Asked,
@@ -59,14 +59,15 @@ PAUSE_SECONDS = 0.5  # after what led to nothing: a coordinator does not set our
 class Agent:
     """One silo at one coordinator."""
 
-    def __init__(self, config: SiloConfig, silo: str, roster: Roster, policy: Policy, gate: Gate, sign: Sign) -> None:
-        """``sign`` with the silo's protocol key."""
+    def __init__(self, config: SiloConfig, silo: str, roster: Roster, policy: Policy, gate: Gate, keys: Keys) -> None:
+        """``keys`` are the silo's own."""
         self._config = config
         self._silo = silo
         self._roster = roster
         self._policy = policy
         self._gate = gate
-        self._blind = BlindRounds(silo, roster, policy, gate, sign)
+        self._blind = BlindRounds(silo, roster, policy, gate, keys.sign)
+        self._group_keys = GroupKeys(roster, keys, gate, config.directory / "jobs")
         self._trainer = Trainer()
         self._admitted: dict[str, Admitted] = {}
         self._beat_seconds = 5
@@ -158,17 +159,20 @@ class Agent:
         try:
             admitted = await asyncio.to_thread(self._admit, offer.signed)
         except RefusedError as error:
-            log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
-            await self._gate.record_decision(offer.job, offer.digest, "", (error.why,))
-            await self._gate.answer(offer.job, offer.digest, 0, "DECLINE", error.code)
-            await asyncio.sleep(PAUSE_SECONDS)
-            return Worked()
+            return await self._decline(offer, error)
         job = admitted.job
         if job.name in self._admitted:  # told again
             await asyncio.sleep(PAUSE_SECONDS)
         self._admitted[job.name] = admitted
         await self._gate.record_decision(job.name, job.digest, admitted.signer, None)
         await asyncio.to_thread(self._folder(job.name).accept, offer.signed)
+        if job.keyed:
+            try:
+                await self._group_keys.contribute(job)
+            except TurnedAwayError as error:
+                if error.code != REFUSED:
+                    raise
+                return await self._decline(offer, error)
         await self._gate.answer(job.name, job.digest, 0, "ACCEPT")
         log.event("job.accepted", job=job.name, method=job.method_name, signer=admitted.signer)
         for part in job.method().loadable:
@@ -176,10 +180,19 @@ class Agent:
         log.event("job.records", job=job.name, **counts_by_class(job, admitted.train, admitted.test))
         return Worked()
 
+    async def _decline(self, offer: Offered, error: RefusedError) -> Event:
+        log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
+        await self._gate.record_decision(offer.job, offer.digest, "", (error.why,))
+        await self._gate.answer(offer.job, offer.digest, 0, "DECLINE", error.code)
+        await asyncio.sleep(PAUSE_SECONDS)
+        return Worked()
+
     def _admit(self, signed: bytes) -> Admitted:
         admitted = self._checked(signed)
         try:
             self._folder(admitted.job.name).check_new(signed)
+            if admitted.job.keyed:
+                self._group_keys.check_new(admitted.job)
         except LocalError as error:
             raise RefusedError(self._roster.coordinator.id, "JOB_INVALID", str(error)) from error
         return admitted

@@ -87,6 +87,14 @@ class Client:
         """Wait for the next message of a round's secure sums, at most about ``hold`` seconds."""
         return cast("secure_pb2.SecureTold", await self._unary(self._stub.SecureNext, asked, hold + HOLD_GRACE_SECONDS))
 
+    async def contribute(self, given: secure_pb2.Contributed) -> None:
+        """Give what this silo has for the key of a job."""
+        await self._unary(self._stub.Contribute, given, CALL_SECONDS)
+
+    async def group_key(self, asked: secure_pb2.KeyAsked) -> secure_pb2.KeyTold:
+        """What the other silos gave to the key of a job."""
+        return cast("secure_pb2.KeyTold", await self._unary(self._stub.GroupKey, asked, CALL_SECONDS))
+
     async def fetch(self, request: pb.FetchRequest, largest: int) -> AsyncIterator[Frame]:
         """Frames of a delivery of at most ``largest`` bytes."""
         try:

@@ -45,7 +45,7 @@ async def serve(config: SiloConfig) -> None:
         ledger.put_in_force(policy.digest, policy.text)
         witness = Witness(ledger, roster, keys, config.directory / HEADS)
         gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness)
-        agent = Agent(config, entry.id, roster, policy, gate, keys.sign)
+        agent = Agent(config, entry.id, roster, policy, gate, keys)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, agent.stop)

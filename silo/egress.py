@@ -14,7 +14,8 @@ is declared by the intent that it goes under, twice where it goes twice. The pol
 their sum; that of its attempts ends what could go on for ever in pieces of a few bytes.
 
 A round leaves plain, or as the masked words of a secure sum (outgoing.py), by the same checks. The protocol messages of
-such a sum are recorded one by one before they leave (secure_records.py). All others are control messages, counted
+such a sum, and what this silo gives to the key of a job, are recorded one by one before they leave
+(secure_records.py). All others are control messages, counted
 against the caps of one record a session (control.py). No method code
 runs after check (1), and the digests are of the bytes that went. What the declared numbers say, the gate does not know:
 a method can write anything into the tensors that it may give (docs/wire.md).
@@ -34,19 +35,23 @@ from ..algorithms.exchange import value_fault
 from ..algorithms.job import Job
 from ..errors import LocalError, PeerError, StaddleError
 from ..proto import federation_pb2 as pb
+from ..proto import group_messages
 from ..proto import tensor_pb2 as tensor
 from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, UPLOAD, checked_address
 from ..proto.frames import Frame
+from ..proto.group_messages import Contributed, KeyAsked, contributed_to_wire
 from ..proto.secure_given import Asked, Attempt, Given, GivenBody, asked_to_wire, given_to_wire
 from ..proto.secure_told import Told, told_from_wire
 from ..proto.stream import Digester, Digests
 from ..proto.wire import Item
 from ..security import roster as rosters
 from ..security.fixedpoint import unscaled
+from ..security.group_key import Contribution, Relayed
 from ..security.identity import Keys
 from ..security.ledger import Ledger
 from ..security.policy import Policy
 from ..security.records import Applied, Payload, Peer
+from ..security.sealing import Sealed
 from ..security.secagg_silo_events import Streamed
 from . import delivery
 from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
@@ -395,6 +400,21 @@ class Gate:
         given = given_to_wire(Given(self._session, attempt, body))
         await self.secure_records.leaving(attempt, given)
         await self._client.secure(given)
+
+    # The key of a job's silos.
+
+    async def contribute(self, job: Job, ctx: bytes, contribution: Contribution, pieces: tuple[Sealed, ...]) -> None:
+        """Give what this silo has for the key of a job, recorded before it leaves; ``ctx`` is of its epoch."""
+        given = Contributed(self._session, job.name, bytes.fromhex(job.digest), contribution, pieces)
+        message = contributed_to_wire(given)
+        await self.secure_records.contributing(ctx, message)
+        await self._client.contribute(message)
+
+    async def group_key(self, job: Job) -> tuple[Relayed, ...]:
+        """What the job's other silos gave to its key, as the coordinator brings it; nothing while some are missing."""
+        asked = group_messages.asked_to_wire(KeyAsked(self._session, job.name, bytes.fromhex(job.digest)))
+        self._count(asked)
+        return group_messages.told_from_wire(await self._client.group_key(asked), len(job.silos))
 
     # What became of uploads whose connection broke.
 

@@ -1,10 +1,10 @@
-"""What the ledger records of secure sums beside the masked uploads: protocol messages, and how each attempt ended."""
+"""What the ledger records beside uploads: messages of secure sums and of key agreements, and how each attempt ended."""
 
 import asyncio
 from hashlib import sha256
 
 from ..proto import secure_pb2 as pb
-from ..proto.channel import SECURE
+from ..proto.channel import CONTRIBUTE, SECURE
 from ..proto.secure_given import Attempt
 from ..security.ledger import Ledger
 from ..security.records import Payload, Peer
@@ -30,7 +30,21 @@ class SecureRecords:
             kind=given.WhichOneof("body"),
             rpc=SECURE,
             recipient=self._recipient,
-            message=Payload(bytes=len(message), sha256=sha256(message).hexdigest()),
+            message=_payload(message),
+        )
+
+    async def contributing(self, ctx: bytes, given: pb.Contributed) -> None:
+        """What this silo gives to the key of a job is about to leave, before round 0; ``ctx`` is of its epoch."""
+        await asyncio.to_thread(
+            self._ledger.protocol_message,
+            job=given.job,
+            job_digest=given.job_digest.hex(),
+            round_number=0,
+            ctx=ctx.hex(),
+            kind="contribution",
+            rpc=CONTRIBUTE,
+            recipient=self._recipient,
+            message=_payload(given.SerializeToString(deterministic=True)),
         )
 
     async def ended(self, attempt: Attempt, ended: End) -> None:
@@ -57,3 +71,7 @@ class SecureRecords:
             survivors=done.survivors,
             sha256=done.sha256.hex(),
         )
+
+
+def _payload(message: bytes) -> Payload:
+    return Payload(bytes=len(message), sha256=sha256(message).hexdigest())

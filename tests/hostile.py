@@ -206,7 +206,7 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
             witness = Witness(ledger, world.roster, world.silo_keys, folder / HEADS)
             gate = Gate(open_client(address, world.silo_keys, world.roster), ledger, rules, world.roster, witness)
             config = world.config.model_copy(update={"directory": folder, "coordinator": address})
-            agent = Agent(config, SILO, world.roster, rules, gate, world.silo_keys.sign)
+            agent = Agent(config, SILO, world.roster, rules, gate, world.silo_keys)
             running = asyncio.create_task(agent.run())
             told = asyncio.create_task(hostile.told.wait())
             await asyncio.wait({running, told}, timeout=seconds or SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -112,7 +112,7 @@ def attack(world, tmp_path, monkeypatch):
             client = Coordinator(world.path, world.made, world.job)
             client.receipt = world.receipt
             world.client = world.gate._client = client
-            agent = Agent(config, SILO, world.made.roster, world.policy, world.gate, world.keys.sign)
+            agent = Agent(config, SILO, world.made.roster, world.policy, world.gate, world.keys)
             running = asyncio.create_task(agent.run())
             async with asyncio.timeout(30):
                 await asyncio.wait({running, asyncio.create_task(client.told.wait())}, return_when="FIRST_COMPLETED")

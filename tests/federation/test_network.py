@@ -75,7 +75,7 @@ class Network:
             ledger.start("test", rosters.digest(roster), policy.digest)
             witness = Witness(ledger, roster, keys, config.directory / HEADS)
             gate = Gate(open_client(config.coordinator, keys, roster), ledger, policy, roster, witness)
-            self.agents[silo] = Agent(config, silo, roster, policy, gate, keys.sign)
+            self.agents[silo] = Agent(config, silo, roster, policy, gate, keys)
             assert await self.agents[silo].run() == ""
 
     @contextlib.asynccontextmanager

@@ -18,8 +18,8 @@ FOUR = names(4)
 SEEDS = {silo: hashlib.sha256(f"exchange key of {silo}".encode()).digest() for silo in names(9)}
 
 
-def epoch(silos=FOUR, number=7, roster="aa" * 32, federation="lung"):
-    return g.Epoch(number, federation, roster, {silo: public_key(SEEDS[silo]) for silo in silos})
+def epoch(silos=FOUR, number=7, roster="aa" * 32, federation="lung", job="bb" * 32):
+    return g.Epoch(number, federation, roster, job, {silo: public_key(SEEDS[silo]) for silo in silos})
 
 
 def contributions(over=None, *, seed=0, tamper=lambda *made: made):
@@ -70,7 +70,8 @@ def test_the_key_is_that_of_the_docstring():
         framed(b"staddle/group/all/1", *(given.sealing.encoded() for given, _, _ in made.values()))
     ).digest()
     secrets = b"".join(secret for _, secret, _ in made.values())
-    ctx = hashlib.sha256(framed(b"staddle/group/context/1", b"lung", bytes.fromhex("aa" * 32), bytes(7) + b"\x07"))
+    digests = (bytes.fromhex("aa" * 32), bytes.fromhex("bb" * 32))
+    ctx = hashlib.sha256(framed(b"staddle/group/context/1", b"lung", *digests, bytes(7) + b"\x07"))
     expected = HKDF(SHA256(), 32, ctx.digest(), framed(GROUP_KEY, everything)).derive(secrets)
     assert key(made, FOUR[2]) == expected
 
@@ -93,7 +94,7 @@ def test_each_contribution_and_each_binding_changes_the_key():
     for silo in FOUR[1:]:
         other = {**made, silo: contributions(seed=1)[silo]}
         assert key(other, FOUR[0]) != base
-    for over in (epoch(number=8), epoch(roster="bb" * 32), epoch(federation="liver")):
+    for over in (epoch(number=8), epoch(roster="bb" * 32), epoch(federation="liver"), epoch(job="cc" * 32)):
         again = contributions(over)  # the same secrets, for another epoch
         assert again[FOUR[0]][1] == made[FOUR[0]][1]
         assert key(again, FOUR[0], over) != base
@@ -130,7 +131,7 @@ def test_2_a_contribution_that_was_changed_is_blamed_on_who_passed_it_on(field):
 
 
 def test_2_a_contribution_to_another_epoch_does_not_pass():
-    for over in (epoch(number=8), epoch(roster="bb" * 32), epoch(federation="liver")):
+    for over in (epoch(number=8), epoch(roster="bb" * 32), epoch(federation="liver"), epoch(job="cc" * 32)):
         made, old = contributions(over), contributions()
         assert refused(lambda made=made, old=old, over=over: key(made, FOUR[0], over, relayed(old, FOUR[0])))[:2] == (
             "coordinator",
@@ -234,18 +235,7 @@ def test_wrong_calls_are_told():
             call()
 
 
-def test_an_epoch_is_entered_once_and_follows_the_roster():
-    memory = g.EpochMemory().entered(epoch())
-    assert memory == g.EpochMemory.model_validate_json(memory.model_dump_json())
-    memory.check_current(7, "aa" * 32)
-    for number in (6, 7):
-        assert refused(lambda number=number: memory.entered(epoch(number=number, roster="bb" * 32)))[1] == "ATTEMPT"
-    for number, digest in ((8, "aa" * 32), (7, "bb" * 32)):
-        assert refused(lambda n=number, d=digest: memory.check_current(n, d))[:2] == ("coordinator", "SPEC")
-    memory.entered(epoch(number=8, roster="bb" * 32)).check_current(8, "bb" * 32)
-
-
-def test_an_epoch_of_a_roster_has_its_silos(tmp_path):
+def test_an_epoch_of_a_job_has_its_silos_alone(tmp_path):
     entries = [
         identity.create_keys(tmp_path / name, name, role, "org")
         for name, role in (
@@ -253,15 +243,22 @@ def test_an_epoch_of_a_roster_has_its_silos(tmp_path):
             ("hub", identity.Role.COORDINATOR),
             ("silo-a", identity.Role.SILO),
             ("silo-b", identity.Role.SILO),
+            ("silo-c", identity.Role.SILO),
         )
     ]
     made = roster.new("lung", entries[:1], 1)
     for entry in entries[1:]:
         made = roster.add(made, entry)
-    over = g.Epoch.of(made, 3)
-    assert over.exchange_keys == {e.id: bytes.fromhex(e.exchange_key) for e in entries[2:]}
-    assert (over.number, over.federation, over.roster) == (3, "lung", roster.digest(made))
-    assert over.context() != g.Epoch.of(roster.remove(made, "silo-b"), 3).context()
+    of, job = ("silo-b", "silo-a"), "bb" * 32
+    over = g.Epoch.of(made, of, job)
+    assert over.exchange_keys == {e.id: bytes.fromhex(e.exchange_key) for e in entries[2:4]}
+    assert (over.number, over.federation, over.roster, over.job) == (0, "lung", roster.digest(made), job)
+    later = roster.remove(made, "silo-c")
+    contexts = {g.Epoch.of(*args).context() for args in ((made, of, job), (made, of, "cc" * 32), (later, of, job))}
+    assert len(contexts) == 3
+    for silos in (("silo-a", "silo-c"), ("silo-a", "hub"), ("silo-a", "nobody")):
+        with pytest.raises(LocalError, match=f"the job has {silos[1]}, of which roster version"):
+            g.Epoch.of(later, silos, job)
 
 
 def test_printing_and_what_is_relayed_show_no_secret():

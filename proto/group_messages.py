@@ -1,0 +1,128 @@
+"""The key of a job's silos in protobuf: what a silo gives to it, and what the others gave, as it is passed on.
+
+They are written and refused as the messages of a secure sum are (secure_messages.py); signatures, proofs and seals are
+for security/group_key.py to check. Among n silos a ``Contributed`` has at most 288 + 118 n bytes, a ``KeyAsked`` 166,
+fit for a control message (silo/control.py), and a ``KeyTold`` 704 (n - 1): below the 4 MiB of a message (channel.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..security.group_key import Contribution, Relayed
+from ..security.merkle import HASH_BYTES
+from ..security.round_spec import MOST_SILOS
+from ..security.sealing import Sealed
+from ..security.secagg_fault import COORDINATOR, Code
+from . import secure_pb2 as pb
+from .sealing_messages import (
+    letter_from_wire,
+    letter_to_wire,
+    pieces_from_wire,
+    sealed_to_wire,
+    sealing_from_wire,
+    sealing_to_wire,
+)
+from .secure_given import ENVELOPE, MOST_SESSION_BYTES
+from .secure_messages import SIGNATURE_BYTES, Sender
+
+
+@dataclass(frozen=True, slots=True)
+class Contributed:
+    """What a silo gives to a job's key, and its secret sealed to each other silo of the job, by id."""
+
+    session: bytes = field(repr=False)
+    job: str
+    job_digest: bytes
+    contribution: Contribution
+    pieces: tuple[Sealed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAsked:
+    """A silo asks for what the others gave."""
+
+    session: bytes = field(repr=False)
+    job: str
+    job_digest: bytes
+
+
+def contribution_to_wire(contribution: Contribution) -> pb.Contribution:
+    """What a silo signs of it."""
+    return pb.Contribution(sealing=sealing_to_wire(contribution.sealing), signature=contribution.signature)
+
+
+def contribution_from_wire(peer: str, message: pb.Contribution) -> Contribution:
+    """KEYS, or SHARES for its sealing."""
+    sealing = sealing_from_wire(peer, message.sealing)
+    what = f"the signature of {sealing.sender!r} over what it gives to a key"
+    return Contribution(sealing, Sender(peer, Code.KEYS).sized(message.signature, SIGNATURE_BYTES, what))
+
+
+def contributed_to_wire(contributed: Contributed) -> pb.Contributed:
+    """At the silo."""
+    return pb.Contributed(
+        session=contributed.session,
+        job=contributed.job,
+        job_digest=contributed.job_digest,
+        contribution=contribution_to_wire(contributed.contribution),
+        pieces=[sealed_to_wire(piece) for piece in contributed.pieces],
+    )
+
+
+def contributed_from_wire(silo: str, message: pb.Contributed) -> Contributed:
+    """At the coordinator, from the silo whose session it is; RefusedError blames it."""
+    sent = Sender(silo, ENVELOPE)
+    # (1) It names a session and a job.
+    job, digest = _named(sent, message)
+    # (2) What it holds is well formed, and in the silo's own name.
+    contribution = contribution_from_wire(silo, message.contribution)
+    sender = contribution.sealing.sender
+    Sender(silo, Code.KEYS).check(sender == silo, f"gives to a key in the name of {sender!r}")
+    made = Contributed(message.session, job, digest, contribution, pieces_from_wire(silo, message.pieces))
+    # (3) It holds nothing else.
+    sent.check(message == contributed_to_wire(made), "has fields that its protocol version does not know")
+    return made
+
+
+def asked_to_wire(asked: KeyAsked) -> pb.KeyAsked:
+    """At the silo."""
+    return pb.KeyAsked(session=asked.session, job=asked.job, job_digest=asked.job_digest)
+
+
+def asked_from_wire(silo: str, message: pb.KeyAsked) -> KeyAsked:
+    """At the coordinator; RefusedError blames the silo."""
+    sent = Sender(silo, ENVELOPE)
+    asked = KeyAsked(message.session, *_named(sent, message))
+    sent.check(message == asked_to_wire(asked), "has fields that its protocol version does not know")
+    return asked
+
+
+def told_to_wire(relayed: Sequence[Relayed]) -> pb.KeyTold:
+    """At the coordinator, ascending by silo; empty while some are missing."""
+    return pb.KeyTold(
+        relayed=[
+            pb.Relayed(contribution=contribution_to_wire(each.contribution), letter=letter_to_wire(each.letter))
+            for each in relayed
+        ]
+    )
+
+
+def told_from_wire(message: pb.KeyTold, most: int = MOST_SILOS) -> tuple[Relayed, ...]:
+    """At the silo: no more than ``most``, each silo once; RefusedError blames the coordinator."""
+    sent = Sender(COORDINATOR, Code.KEYS)
+    relayed = sent.every(
+        message.relayed, _relayed_from_wire, lambda each: each.contribution.sealing.sender, "contributions", most
+    )
+    sent.check(message == told_to_wire(relayed), "has fields that its protocol version does not know")
+    return relayed
+
+
+def _relayed_from_wire(peer: str, message: pb.Relayed) -> Relayed:
+    return Relayed(contribution_from_wire(peer, message.contribution), letter_from_wire(peer, message.letter))
+
+
+def _named(sent: Sender, message: pb.Contributed | pb.KeyAsked) -> tuple[str, bytes]:
+    size = len(message.session)
+    sent.check(0 < size <= MOST_SESSION_BYTES, f"a session of {size} bytes, 1 to {MOST_SESSION_BYTES} it can have")
+    job = sent.member(message.job, "the job")
+    return job, sent.sized(message.job_digest, HASH_BYTES, "the digest of the job")

@@ -1,0 +1,304 @@
+"""The key of a job's silos at each silo; behind the door a coordinator in this process, honest unless it is told."""
+
+import asyncio
+import os
+from dataclasses import replace
+
+import pytest
+from recording_gate import SILOS
+
+from staddle import files
+from staddle.errors import LocalError, RefusedError
+from staddle.security import group_key as g
+from staddle.security import roster as rosters
+from staddle.security import sealing
+from staddle.security.identity import load_keys
+from staddle.security.signers import Signers
+from staddle.silo import group_keys
+from staddle.silo.egress import UnreachableError
+from staddle.silo.group_keys import KEY, SECRET, GroupKeys
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    monkeypatch.setattr(group_keys, "PAUSE_SECONDS", 0.001)
+
+
+@pytest.fixture(scope="module")
+def job(made):
+    security = {"secure_aggregation": "required", "colluders": 0}
+    return made.job("keyed", "pfedsim", min_cohort=3, security=security)
+
+
+class Post:
+    """What the coordinator has, and what it makes of what it brings."""
+
+    def __init__(self):
+        self.given = {}  # silo → (context, contribution, pieces), all that it gave
+        self.asked = 0
+        self.bring = lambda relayed: relayed
+
+    def door(self, silo):
+        return Door(self, silo)
+
+
+class Door:
+    def __init__(self, post, silo):
+        self.post, self.silo = post, silo
+
+    async def contribute(self, job, ctx, contribution, pieces):
+        self.post.given.setdefault(self.silo, []).append((ctx, contribution, pieces))
+
+    async def group_key(self, job):
+        self.post.asked += 1
+        relayed = ()
+        if len(self.post.given) == len(job.silos):
+            relayed = tuple(
+                g.Relayed(given[-1][1], sealing.letters(given[-1][2])[self.silo])
+                for other, given in sorted(self.post.given.items())
+                if other != self.silo
+            )
+        return self.post.bring(relayed)
+
+
+class Silos:
+    """One GroupKeys a silo, each with a folder of its own."""
+
+    def __init__(self, made, job, folder, roster=None):
+        self.made, self.job, self.folder, self.post = made, job, folder, Post()
+        self.keys = {silo: load_keys(made.files.folder / silo / "keys") for silo in SILOS}
+        self.at = {silo: self.begun(silo, roster or made.roster) for silo in SILOS}
+        for silo in SILOS:
+            self.path(silo).mkdir(parents=True)
+
+    def begun(self, silo, roster):
+        return GroupKeys(roster, self.keys[silo], self.post.door(silo), self.folder / silo)
+
+    def path(self, silo, name=""):
+        return self.folder / silo / self.job.name / name
+
+    def contribute(self, *silos):
+        for silo in silos or SILOS:
+            asyncio.run(self.at[silo].contribute(self.job))
+
+    def key(self, silo):
+        return asyncio.run(self.at[silo].key(self.job))
+
+
+@pytest.fixture
+def silos(made, job, tmp_path):
+    return Silos(made, job, tmp_path)
+
+
+def other_roster(made):
+    """The same members, one signature on."""
+    changed = made.roster.model_copy(update={"version": made.roster.version + 1})
+    assert rosters.digest(changed) != rosters.digest(made.roster)
+    return changed
+
+
+def test_all_silos_have_one_key_and_it_is_asked_for_once(silos, made, job):
+    silos.contribute()
+    epoch = g.Epoch.of(made.roster, job.silos, job.digest)
+    for ctx, contribution, pieces in (given for (given,) in silos.post.given.values()):
+        assert ctx == epoch.context()
+        g.check_contribution(epoch, contribution, pieces, Signers.of(made.roster, job.silos))
+    found = {silos.key(silo) for silo in SILOS for _ in range(3)}
+    assert len(found) == 1
+    assert len(found.pop()) == 32
+    assert silos.post.asked == len(SILOS)
+
+
+def test_what_it_gave_is_0600_before_it_leaves_and_gone_once_the_key_is_there(silos, monkeypatch):
+    seen = []
+    give = Door.contribute
+
+    async def watched(door, *args):
+        seen.append(silos.path(door.silo, SECRET).stat().st_mode & 0o777)
+        await give(door, *args)
+
+    monkeypatch.setattr(Door, "contribute", watched)
+    silos.contribute()
+    assert seen == [0o600] * 3
+    for silo in SILOS:
+        key = silos.key(silo)
+        assert {path.name for path in silos.path(silo).iterdir()} == {KEY}
+        assert silos.path(silo, KEY).stat().st_mode & 0o777 == 0o600
+        assert silos.path(silo, KEY).read_bytes()[32:] == key
+
+
+def test_a_process_that_starts_anew_gives_the_very_same_and_has_the_same_key(silos, made):
+    silos.contribute()
+    silos.at = {silo: silos.begun(silo, made.roster) for silo in SILOS}
+    silos.contribute()
+    assert all(first == second for first, second in silos.post.given.values())
+    before = [silos.key(silo) for silo in SILOS]
+    silos.at = {silo: silos.begun(silo, made.roster) for silo in SILOS}
+    asked = silos.post.asked
+    assert [silos.key(silo) for silo in SILOS] == before
+    assert silos.post.asked == asked
+
+
+@pytest.mark.parametrize("step", range(7))
+def test_whatever_durable_step_it_dies_before_the_key_is_the_same(silos, made, monkeypatch, step):
+    """Sync, rename and sync of the folder, for the key; then removal of the secret, and sync of the folder."""
+    silos.contribute()
+    expected = silos.key(SILOS[1])
+    left = step
+
+    def dying(real):
+        def run(*args, **options):
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt  # nothing of ours catches it
+            left -= 1
+            return real(*args, **options)
+
+        return run
+
+    relayed = asyncio.run(silos.post.door(SILOS[0]).group_key(silos.job))
+    keys = silos.at[SILOS[0]]
+    with monkeypatch.context() as patch:
+        for owner, name in (
+            (os, "fsync"),
+            (files.Path, "replace"),
+            (files.Path, "unlink"),
+            (files, "sync_directory"),
+            (group_keys, "sync_directory"),
+        ):
+            patch.setattr(owner, name, dying(getattr(owner, name)))
+        with pytest.raises(KeyboardInterrupt):
+            keys._made(silos.job, keys._epoch(silos.job), relayed)
+    assert silos.path(SILOS[0], SECRET).exists() or silos.path(SILOS[0], KEY).exists()
+    silos.at[SILOS[0]] = silos.begun(SILOS[0], made.roster)
+    assert silos.key(SILOS[0]) == expected
+    assert not silos.path(SILOS[0], SECRET).exists()
+
+
+def test_what_is_missing_is_waited_for_at_our_pace_and_not_for_ever(silos, monkeypatch):
+    monkeypatch.setattr(group_keys, "MOST_ASKED", 5)
+    slept, sleep = [], asyncio.sleep
+
+    async def noted(seconds):
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(group_keys.asyncio, "sleep", noted)
+    silos.contribute(*SILOS[:2])
+    with pytest.raises(UnreachableError, match="lacks what some silos gave to the key of job 'keyed'"):
+        silos.key(SILOS[0])
+    assert silos.post.asked == 5
+    assert slept.count(group_keys.PAUSE_SECONDS) == 5
+    silos.contribute(SILOS[2])
+    assert silos.key(SILOS[0]) == silos.key(SILOS[2])
+
+
+def test_it_is_there_after_some_answers_without_it(silos):
+    silos.contribute()
+    held = [(), (), ()]
+    silos.post.bring = lambda relayed: held.pop() if held else relayed
+    assert len(silos.key(SILOS[0])) == 32
+    assert silos.post.asked == 4
+
+
+def swapped(_, relayed):
+    first, second = relayed
+    return (replace(first, letter=second.letter), replace(second, letter=first.letter))
+
+
+def of_another_epoch(silos, _):
+    """All contributions anew, to the second epoch of the same job and roster."""
+    epoch = g.Epoch.of(silos.made.roster, silos.job.silos, silos.job.digest, 1)
+    made = {
+        other: g.contribute(epoch, other, os.urandom(32), os.urandom(32), silos.keys[other].sign) for other in SILOS
+    }
+    return tuple(
+        g.Relayed(given, sealing.letters(pieces)[SILOS[0]])
+        for other, (given, pieces) in made.items()
+        if other != SILOS[0]
+    )
+
+
+def own_back(silos, relayed):
+    own, pieces = silos.post.given[SILOS[0]][0][1], silos.post.given[SILOS[1]][0][2]
+    return (*relayed, g.Relayed(own, sealing.letters(pieces)[SILOS[0]]))
+
+
+HOSTILE = {
+    "withholds one": (lambda _, relayed: relayed[1:], "KEYS", "lacks those of silo-b"),
+    "doubles one": (lambda _, relayed: (relayed[0], relayed[0], relayed[1]), "KEYS", "doubles those of silo-b"),
+    "brings our own": (own_back, "KEYS", "has some of silo-a"),
+    "swaps letters": (swapped, "SHARES", "that is not what 'silo-b' signed"),
+    "another epoch": (of_another_epoch, "KEYS", "passed on from 'silo-b'"),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_what_the_coordinator_brings_wrongly_is_its_fault_and_the_next_right_answer_counts(silos, hostile):
+    bring, code, text = hostile
+    silos.contribute()
+    silos.post.bring = lambda relayed: bring(silos, relayed)
+    with pytest.raises(RefusedError, match=text) as caught:
+        silos.key(SILOS[0])
+    assert (caught.value.peer, caught.value.code) == ("coordinator", code)
+    assert not silos.path(SILOS[0], KEY).exists()
+    silos.post.bring = lambda relayed: relayed
+    assert silos.key(SILOS[0]) == silos.key(SILOS[1])
+
+
+def test_a_silo_that_seals_garbage_to_one_is_named(silos):
+    """It signs the root of what it sends, so the coordinator cannot see it; who opens it does."""
+    silos.contribute()
+    ctx, given, pieces = silos.post.given["silo-b"][0]
+    garbage = tuple(replace(piece, sealed=bytes(48)) if piece.recipient == "silo-a" else piece for piece in pieces)
+    root = sealing.Tree(piece.leaf() for piece in garbage).root()
+    lying = replace(given.sealing, root=root)
+    epoch = g.Epoch.of(silos.made.roster, silos.job.silos, silos.job.digest)
+    signature = silos.keys["silo-b"].sign(g.GROUP_CONTRIBUTION, g._payload(epoch, lying))
+    silos.post.given["silo-b"] = [(ctx, g.Contribution(lying, signature), garbage)]
+    with pytest.raises(RefusedError, match="what it sealed for 'silo-a' does not open") as caught:
+        silos.key("silo-a")
+    assert (caught.value.peer, caught.value.code) == ("silo-b", "SHARES")
+    assert len(silos.key("silo-c")) == 32
+
+
+def test_under_another_roster_it_gives_anew_until_there_is_a_key(silos, made):
+    silos.contribute()
+    before = silos.path(SILOS[0], SECRET).read_bytes()
+    later = silos.begun(SILOS[0], other_roster(made))
+    later.check_new(silos.job)
+    asyncio.run(later.contribute(silos.job))
+    after = silos.path(SILOS[0], SECRET).read_bytes()
+    assert not {before[at : at + 32] for at in (0, 32, 64)} & {after[at : at + 32] for at in (0, 32, 64)}
+    with pytest.raises(LocalError, match="gone, or of another roster"):
+        silos.key(SILOS[0])
+
+
+def test_a_key_of_another_roster_is_none_and_its_job_is_not_begun_again(silos, made):
+    silos.contribute()
+    silos.key(SILOS[0])
+    later = silos.begun(SILOS[0], other_roster(made))
+    with pytest.raises(LocalError, match="of another roster or job than 'keyed' is now"):
+        asyncio.run(later.key(silos.job))
+    for at in (later, silos.at[SILOS[0]]):
+        with pytest.raises(LocalError, match="the key of a job of this name was made here"):
+            at.check_new(silos.job)
+    silos.at[SILOS[1]].check_new(silos.job)
+
+
+@pytest.mark.parametrize("name", [SECRET, KEY])
+def test_a_file_of_another_length_is_told_without_what_it_holds(silos, name):
+    silos.contribute()
+    if name == KEY:
+        silos.key(SILOS[0])
+    path = silos.path(SILOS[0], name)
+    path.write_bytes(path.read_bytes()[:-1] + b"secret")
+    with pytest.raises(LocalError, match=f"{name}: .* bytes, not") as caught:
+        silos.key(SILOS[0])
+    assert "secret" not in str(caught.value).replace(SECRET, "")
+
+
+def test_a_job_with_a_silo_that_the_roster_lacks_is_not_begun(silos, made):
+    without = rosters.remove(made.roster, "silo-c")
+    with pytest.raises(LocalError, match="the job has silo-c, of which roster version"):
+        silos.begun(SILOS[0], without).check_new(silos.job)
