@@ -49,8 +49,11 @@ class Archive(Shelf, Protocol):
         """Let what a silo gave in this round, which ``read`` reads, be its version of a Mix part."""
         ...
 
-    def put_mail(self, post: Post, tensors: Tensors | None) -> None:
-        """Replace what is put aside for a silo; None where the exchanges made no row of this post."""
+    def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
+        """Replace what is put aside for a silo; None where the exchanges made no row of this post.
+
+        Whether it lies there: an archive may have another way to make one.
+        """
         ...
 
     def clear_mail(self, silo: str) -> None:
@@ -90,10 +93,11 @@ class MemoryArchive:
         """What was put aside for a silo, with ``@keep``; None where nothing is."""
         return self._mail.get((part, silo))
 
-    def put_mail(self, post: Post, tensors: Tensors | None) -> None:
+    def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
         """Replace what is put aside for a silo, where there is a row."""
         if tensors is not None:
             self._mail[post.part, post.silo] = dict(tensors)
+        return tensors is not None
 
     def clear_mail(self, silo: str) -> None:
         """Remove all that is put aside for a silo."""
@@ -133,9 +137,11 @@ def close_round(
         archive.publish(name, tensors)
     for silo in ordered:
         archive.clear_mail(silo)  # it was delivered at the start of the round that it has given now
+    unposted = []
     for post, mailed in posted:
-        archive.put_mail(post, mailed)
-    return combined.state, metrics
+        if not archive.put_mail(post, mailed):
+            unposted.append(post.silo)
+    return method.unposted(combined.state, tuple(unposted)), metrics
 
 
 def deliver(
@@ -155,7 +161,7 @@ def deliver(
             case Latest():
                 tensors: Tensors | None = archive.latest(part.name)
             case Row():
-                tensors = _row(exchanges, part, delivery.weights, archive)
+                tensors = _row(exchanges, part, silo, delivery.weights, archive)
             case Mail():
                 tensors = archive.mail(part.name, silo)
             case Value():
@@ -173,24 +179,26 @@ def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
     return tuple(silo for silo in method.setting.silos if silo in members)
 
 
-def _row(exchanges: Exchanges, part: Part, weights: Mapping[str, float], archive: Shelf) -> dict[str, Tensor] | None:
-    """One recipient's row, over the silos that have a version."""
+def _row(
+    exchanges: Exchanges, part: Part, recipient: str, weights: Mapping[str, float], archive: Shelf
+) -> dict[str, Tensor] | None:
+    """One recipient's row, over the silos that have a version; None where it gets none, and so keeps its own."""
     present = {silo: weight for silo, weight in weights.items() if archive.has(part.name, silo)}
     if not any(weight > 0 for weight in present.values()):
         return None
-    return exchanges.mix(part, present, lambda silo, name: archive.version(part.name, silo, name))
+    return exchanges.mix(part, recipient, present, lambda silo, name: archive.version(part.name, silo, name))
 
 
 def _posted(
     method: Method, exchanges: Exchanges, post: Post, up_parts: Sequence[Part], read: ReadGift, archive: Shelf
 ) -> dict[str, Tensor] | None:
-    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps; None without a row."""
+    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps; None where it gets no row."""
     part = next((part for part in up_parts if part.name == post.part and isinstance(part.exchange, Mix)), None)
     if part is None or post.silo not in method.setting.silos or not 0 <= post.keep <= 1:
         raise LocalError(f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}")
-    row = exchanges.mix(part, post.weights, _reader(read, part.name))
+    row = exchanges.mix(part, post.silo, post.weights, _reader(read, part.name))
     if row is None:
-        return None
+        return None  # as if nobody were alike
     before = archive.mail(post.part, post.silo)
     mailed: dict[str, Tensor] = {}
     for spec in part.tensors:

@@ -17,6 +17,7 @@ from ..proto.mix_messages import Padded
 from ..proto.secure_told import Told
 from ..proto.wire import Item, given_items
 from ..security import roster as rosters
+from ..security.mix_row import RowMemory
 from ..security.signers import Sign
 from . import heap
 from .database import Place, StoredJob
@@ -191,10 +192,12 @@ class JobRun:
         self.store.forget_loaded()
         if self.largest_upload > heap.WORTH_BYTES:
             heap.trim()
-        up, padded = self.job.up(round_), self.mixing is not None
-        rotated = [part for part in up if padded and isinstance(part.exchange, Gram)]
-        read = self.store.rotated(members, round_, rotated) if padded else self.store.reader(members, round_)
-        archive = self.store.folding(round_, padded=padded)
+        up, memories = self.job.up(round_), dict[tuple[str, str], RowMemory]()
+        if self.mixing is None:
+            read, archive = self.store.reader(members, round_), self.store.folding(round_)
+        else:
+            read = self.store.rotated(members, round_, [part for part in up if isinstance(part.exchange, Gram)])
+            archive = self.store.folding(round_, self.mixing.posting(round_, memories))
         method, metrics = aggregation.close_round(
             self._method, self.exchanges, self._method_state, round_, members, up, read, archive
         )
@@ -203,7 +206,6 @@ class JobRun:
         counted = {name: int(value) for name, value in metrics.items()}
         if self.mixing is None:
             return FoldResult(counted, method, archive.changes, archive.digests)
-        memories = self.mixing.post(round_, archive.posts, archive)
         mixed = self.mixing.mixed(archive.changes)
         needed = {*self.store.after(archive.changes).values(), *frozenset[str]().union(*mixed.values())}
         gone = frozenset(self.mixing.hidden.files() - needed)

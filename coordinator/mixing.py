@@ -4,7 +4,7 @@ Of a keyed job alone (``Job.keyed``). It has no database: what it gives to be re
 which then says so (``take``, ``sign``, ``let_go`` of hidden.py, ``remember`` here).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from .. import log
@@ -20,7 +20,7 @@ from ..security.signers import Sign
 from .database import Place, StoredJob
 from .hidden import Hidden
 from .rows import Memories, Planned, Planning, aside, put_aside, words
-from .store import Folding, JobStore, padded_words, rotated_vectors
+from .store import JobStore, padded_words, rotated_vectors
 
 Changes = Mapping[Place, str | None]
 
@@ -87,25 +87,25 @@ class Mixing:
 
     # A fold.
 
-    def post(self, round_: int, posts: Sequence[Post], archive: Folding) -> Memories:
-        """Put a row aside for each post that may be one, over this round's versions; what is to be remembered of them.
+    def posting(self, round_: int, memories: dict[tuple[str, str], RowMemory]) -> Callable[[Post, bool], bytes | None]:
+        """What a post puts aside: rows over this round's versions; ``memories`` gets what is to be remembered of them.
 
         A post whose row would show too much is none, as if nobody were alike.
         """
-        memories: dict[tuple[str, str], RowMemory] = {}
-        for post in posts:
+
+        def rows(post: Post, cleared: bool) -> bytes | None:
             versions = self.hidden.given(round_, post.part)
             planned = self._planning.plan(post.part, post.silo, post.weights, versions, post.keep)
             if planned is None:
-                continue
-            cleared = archive.changes.get(("mail", post.part, post.silo), "") is None
+                return None
             data = put_aside(() if cleared else self._aside(post.part, post.silo), planned[0])
             if data is None:
                 log.problem("row.withheld", job=self._job.name, part=post.part, silo=post.silo, why="too many wait")
-                continue
-            archive.put_aside(post.part, post.silo, data)
-            memories[post.part, post.silo] = planned[1]
-        return memories
+            else:
+                memories[post.part, post.silo] = planned[1]
+            return data
+
+        return rows
 
     def mixed(self, changes: Changes) -> dict[tuple[str, str], frozenset[str]]:
         """Padded words that the rows are of which are put aside, once these changes are committed."""

@@ -92,5 +92,5 @@ class OpenedSums:
             names, prefix = list(file.keys()), f"{part.name}/"
             return {name.removeprefix(prefix): file.get_tensor(name) for name in names if name.startswith(prefix)}
 
-    def mix(self, part: Part, weights: Mapping[str, float], read: Read) -> None:
+    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> None:
         """Nothing: only its recipient can open a row (rows.py)."""

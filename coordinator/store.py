@@ -269,7 +269,7 @@ class JobStore:
         return None if name is None or name.endswith(ROWS) else safetensors.torch.load_file(self._folder / name)
 
     def put_aside(self, part: str, silo: str) -> bytes | None:
-        """The rows that were put aside for a silo, as ``Folding.put_aside`` had them; None where there are none."""
+        """The rows that were put aside for a silo, as a fold put them there; None where there are none."""
         name = self._files.get(("mail", part, silo))
         return (self._folder / name).read_bytes() if name is not None and name.endswith(ROWS) else None
 
@@ -279,9 +279,13 @@ class JobStore:
 
     # A fold, and its commit.
 
-    def folding(self, round_: int, *, padded: bool = False) -> "Folding":
-        """An archive whose changes lie beside what is committed; ``padded``: versions are padded words."""
-        return Folding(self, round_, padded=padded)
+    def folding(self, round_: int, rows: Callable[[Post, bool], bytes | None] | None = None) -> "Folding":
+        """An archive whose changes lie beside what is committed.
+
+        ``rows`` of a job whose versions are padded words: what is then put aside for a post, beside what lies there
+        unless that is cleared; None where nothing is.
+        """
+        return Folding(self, round_, rows)
 
     def keep_result(self, state: CoordinatorState, silos: Sequence[str]) -> None:
         """Keep what the method's coordinator half knows, and whose rows they are; no file where it knows nothing."""
@@ -371,13 +375,14 @@ class Folding:
     It reads what is committed, so folding a round again after a crash or a full disk gives the same.
     """
 
-    def __init__(self, store: JobStore, round_: int, *, padded: bool = False) -> None:
+    def __init__(
+        self, store: JobStore, round_: int, rows: Callable[[Post, bool], bytes | None] | None = None
+    ) -> None:
         self.changes: dict[Place, str | None] = {}
         self.digests: dict[str, dict[str, bytes]] = {}  # of what was published
-        self.posts: list[Post] = []  # of which the exchanges made no row
         self._store = store
         self._round = round_
-        self._padded = padded
+        self._rows = rows
 
     def latest(self, part: str) -> dict[str, Tensor] | None:
         """The published value before this round."""
@@ -392,7 +397,7 @@ class Folding:
 
     def store(self, part: Part, silo: str, read: Read) -> None:
         """Let a silo's upload of this round be its version of a Mix part; it stays as it is, so nothing is read."""
-        name = padded_words(self._round, silo, part.name) if self._padded else _upload(self._round, silo)
+        name = padded_words(self._round, silo, part.name) if self._rows else _upload(self._round, silo)
         self.changes["version", part.name, silo] = name
 
     def has(self, part: str, silo: str) -> bool:
@@ -407,22 +412,22 @@ class Folding:
         """What was put aside for a silo before this round."""
         return self._store.mail(part, silo)
 
-    def put_mail(self, post: Post, tensors: Mapping[str, Tensor] | None) -> None:
-        """Replace what is put aside for a silo, where there is a row; else the post is noted."""
-        if tensors is None:
-            self.posts.append(post)
-        else:
-            self._write(("mail", post.part, post.silo), f"{self._round}.{post.part}.{post.silo}.safetensors", tensors)
+    def put_mail(self, post: Post, tensors: Mapping[str, Tensor] | None) -> bool:
+        """Replace what is put aside for a silo, where there is a row, or may be one that only the silo can open."""
+        place: Place = ("mail", post.part, post.silo)
+        name = f"{self._round}.{post.part}.{post.silo}"
+        if tensors is not None:
+            self._write(place, f"{name}.safetensors", tensors)
+            return True
+        rows = None if self._rows is None else self._rows(post, place in self.changes)
+        if rows is not None:
+            self._store.write_rows(f"{name}{ROWS}", rows)
+            self.changes[place] = f"{name}{ROWS}"
+        return rows is not None
 
     def clear_mail(self, silo: str) -> None:
         """Remove all that is put aside for a silo."""
         self.changes |= dict.fromkeys(self._store.mailed(silo))
-
-    def put_aside(self, part: str, silo: str, rows: bytes) -> None:
-        """Replace the rows that are put aside for a silo."""
-        name = f"{self._round}.{part}.{silo}{ROWS}"
-        self._store.write_rows(name, rows)
-        self.changes["mail", part, silo] = name
 
     def _write(self, place: Place, name: str, tensors: Mapping[str, Tensor]) -> None:
         self._store.write(name, tensors)

@@ -14,7 +14,7 @@ from ..algorithms.exchange import Gram, Mix, Part, Sum
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..files import canonical_json
-from ..security.blind_sum import Bounds, group
+from ..security.blind_sum import SOME_KEY, Bounds, Quantised, group
 from ..security.labels import SECAGG_MODEL, framed
 from ..security.mix_line import Line, mix_group
 from ..security.rotation import Use
@@ -66,6 +66,20 @@ def bounds(job: Job) -> Bounds:
     """What the job declares of its values."""
     said = job.security
     return Bounds(said.clip_exponent, said.weights, said.weight_least, said.weight_most)
+
+
+def row_terms(job: Job) -> Terms:
+    """By what rules the coordinator makes rows of a Mix; silos whose policy asks for more decline the job."""
+    return Terms(min_cohort=job.min_cohort, colluders=job.security.colluders)
+
+
+def simulated(job: Job, group_key: bytes = SOME_KEY) -> Quantised:
+    """The exchanges by which a simulation of the job gives what it gives over the network.
+
+    The same bits under the job's own group key; under another one inner products, and what a method makes of them, are
+    within a bound of it (security/blind_mix.py).
+    """
+    return Quantised(bounds(job), job.security.counts, row_terms(job), group_key, job.digest)
 
 
 def model_digest(job: Job, round_: int, items: Sequence[Item], tensors: Sequence[bytes]) -> str:
