@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LocalError
-from .exchange import DTYPES, Exchanges, Mix, Part, Tensors, all_finite
+from .exchange import DTYPES, Exchanges, Mix, Part, Read, Tensors, all_finite
 from .method import KEEP, METRICS, CoordinatorState, Latest, Mail, Method, Post, Row, Value
 
 ReadGift: TypeAlias = Callable[[str, str, str], Tensor]  # (part, silo, tensor name) → what that silo gave this round
@@ -45,12 +45,15 @@ class Archive(Shelf, Protocol):
         """Replace the published value."""
         ...
 
-    def store(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace a silo's version of a Mix part."""
+    def store(self, part: Part, silo: str, read: Read) -> None:
+        """Let what a silo gave in this round, which ``read`` reads, be its version of a Mix part."""
         ...
 
-    def put_mail(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace what is put aside for a silo."""
+    def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
+        """Replace what is put aside for a silo; None where the exchanges made no row of this post.
+
+        Whether it lies there: an archive may have another way to make one.
+        """
         ...
 
     def clear_mail(self, silo: str) -> None:
@@ -74,9 +77,9 @@ class MemoryArchive:
         """Replace the published value."""
         self._published[part] = dict(tensors)
 
-    def store(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace a silo's version of a Mix part."""
-        self._versions[part, silo] = dict(tensors)
+    def store(self, part: Part, silo: str, read: Read) -> None:
+        """Let what a silo gave in this round be its version of a Mix part."""
+        self._versions[part.name, silo] = {spec.name: read(silo, spec.name) for spec in part.tensors}
 
     def has(self, part: str, silo: str) -> bool:
         """Whether a silo has given a version."""
@@ -90,9 +93,11 @@ class MemoryArchive:
         """What was put aside for a silo, with ``@keep``; None where nothing is."""
         return self._mail.get((part, silo))
 
-    def put_mail(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace what is put aside for a silo."""
-        self._mail[part, silo] = dict(tensors)
+    def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
+        """Replace what is put aside for a silo, where there is a row."""
+        if tensors is not None:
+            self._mail[post.part, post.silo] = dict(tensors)
+        return tensors is not None
 
     def clear_mail(self, silo: str) -> None:
         """Remove all that is put aside for a silo."""
@@ -127,14 +132,16 @@ def close_round(
     for part in up_parts:
         if isinstance(part.exchange, Mix):
             for silo in ordered:
-                archive.store(part.name, silo, {spec.name: read(part.name, silo, spec.name) for spec in part.tensors})
+                archive.store(part, silo, _reader(read, part.name))
     for name, tensors in combined.published.items():
         archive.publish(name, tensors)
     for silo in ordered:
         archive.clear_mail(silo)  # it was delivered at the start of the round that it has given now
-    for post, tensors in posted:
-        archive.put_mail(post.part, post.silo, tensors)
-    return combined.state, metrics
+    unposted = []
+    for post, mailed in posted:
+        if not archive.put_mail(post, mailed):
+            unposted.append(post.silo)
+    return method.unposted(combined.state, tuple(unposted)), metrics
 
 
 def deliver(
@@ -154,7 +161,7 @@ def deliver(
             case Latest():
                 tensors: Tensors | None = archive.latest(part.name)
             case Row():
-                tensors = _row(exchanges, part, delivery.weights, archive)
+                tensors = _row(exchanges, part, silo, delivery.weights, archive)
             case Mail():
                 tensors = archive.mail(part.name, silo)
             case Value():
@@ -172,22 +179,26 @@ def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
     return tuple(silo for silo in method.setting.silos if silo in members)
 
 
-def _row(exchanges: Exchanges, part: Part, weights: Mapping[str, float], archive: Shelf) -> dict[str, Tensor] | None:
-    """One recipient's row, over the silos that have a version."""
+def _row(
+    exchanges: Exchanges, part: Part, recipient: str, weights: Mapping[str, float], archive: Shelf
+) -> dict[str, Tensor] | None:
+    """One recipient's row, over the silos that have a version; None where it gets none, and so keeps its own."""
     present = {silo: weight for silo, weight in weights.items() if archive.has(part.name, silo)}
     if not any(weight > 0 for weight in present.values()):
         return None
-    return exchanges.mix(part, present, lambda silo, name: archive.version(part.name, silo, name))
+    return exchanges.mix(part, recipient, present, lambda silo, name: archive.version(part.name, silo, name))
 
 
 def _posted(
     method: Method, exchanges: Exchanges, post: Post, up_parts: Sequence[Part], read: ReadGift, archive: Shelf
-) -> dict[str, Tensor]:
-    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps."""
+) -> dict[str, Tensor] | None:
+    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps; None where it gets no row."""
     part = next((part for part in up_parts if part.name == post.part and isinstance(part.exchange, Mix)), None)
     if part is None or post.silo not in method.setting.silos or not 0 <= post.keep <= 1:
         raise LocalError(f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}")
-    row = exchanges.mix(part, post.weights, _reader(read, part.name))
+    row = exchanges.mix(part, post.silo, post.weights, _reader(read, part.name))
+    if row is None:
+        return None  # as if nobody were alike
     before = archive.mail(post.part, post.silo)
     mailed: dict[str, Tensor] = {}
     for spec in part.tensors:
@@ -199,5 +210,5 @@ def _posted(
     return {**mailed, KEEP.name: torch.tensor(kept * post.keep, dtype=torch.float64)}
 
 
-def _reader(read: ReadGift, part: str) -> Callable[[str, str], Tensor]:
+def _reader(read: ReadGift, part: str) -> Read:
     return lambda silo, name: read(part, silo, name)

@@ -163,8 +163,11 @@ class Exchanges(Protocol):
         """At the coordinator: the result over ``members``, in that order; empty for a Mix."""
         ...
 
-    def mix(self, part: Part, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
-        """At the coordinator: one recipient's row over the stored versions of the silos in ``weights``."""
+    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor] | None:
+        """One recipient's row over the last version of each silo in ``weights``, which may name the recipient too.
+
+        None where it gets no row: a blind one that would show it too much (SECURITY.md rules 4 to 6).
+        """
         ...
 
 
@@ -208,7 +211,7 @@ class Plain:
             case Mix():
                 return {}
 
-    def mix(self, part: Part, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
+    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
         """Row sum_j a_j x_j / 2^32 with a_j the integer weights of SECURITY.md rule 19, folded in float64."""
         integers = integer_weights(list(weights.values()))
         shares = {s: integer / 2**MIX_BITS for s, integer in zip(weights, integers, strict=True) if integer}

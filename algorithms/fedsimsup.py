@@ -23,10 +23,12 @@ Where this differs from the paper:
   637 rounds. ``schedule = "scaled"``, the default, keeps C T^γ at the same share of the job as in the paper's 1,000
   rounds: C = 40 (T/1000)^(1 − γ), so decay begins at 0.772 T and β^T = 0.596 for every T, and T = 1000 is the paper.
 - Where Σ_j s_ij = 0 (no label in common) the paper divides by zero. Here θ_i stays; ``unmatched`` of the coordinator's
-  state counts such rounds silo by silo, those that fewer than three silos completed included.
+  state counts such rounds silo by silo, those that fewer than three silos completed included, and in a blind job
+  those whose row would show one silo too much of another.
 - ``similarity = "samples"`` is the ablation of Fig. 3, plain averaging as in FedAvg: s_ij = m_j. No proportions leave.
 - N(t), M and K are those that completed the round and the census; who missed the census neither learns nor teaches.
   m and the proportions are of the training records.
+- Where the job is blind it declares m, and for "labels" the class counts, of all silos: the census gives metrics alone.
 - θ_i lives at its silo, where the paper's server holds all: an absent silo applies its rounds of Eq. 7 in one step.
 - All θ_i start equal (Algorithm 1 does not say); averaging independently initialised networks destroys them. The
   supervisors start apart.
@@ -43,12 +45,13 @@ Wire list:
 ==========  ====  ===========================================================================  ====================
 round       way   part                                                                         exchange
 ==========  ====  ===========================================================================  ====================
-0           up    ``census``: samples [], with similarity "labels" also proportions [C]        Each
+0           up    ``census``: samples [], with similarity "labels" also proportions [C];       Each
+                  nothing where the job declares them
 1..T        up    ``theta``: θ_i after training                                                Mix
 2..T+1      down  ``theta`` with ``@keep``: Eq. 7 over all rounds since the silo last gave     -
 ==========  ====  ===========================================================================  ====================
 
-So in this plain form the coordinator sees every θ_j, label proportions and sample count; ``Each`` has no blind form.
+So in the clear the coordinator sees every θ_j, label proportions and sample count. Blind, it sees none of the θ_j.
 Since the cosine has rank C, Eq. 7 also follows from C class sums that depend on no recipient (``class_sums``,
 ``from_class_sums``), by which neither proportions nor similarities would leave a silo; the wire does not use them yet.
 
@@ -144,17 +147,25 @@ class FedSimSup(Method):
         samples = TensorSpec("samples", "int64", ())
         proportions = TensorSpec("proportions", "float64", (setting.classes,))
         self.labels = self.options.similarity == "labels"
+        self.declared = bool(setting.counts)
         self.facts = Part("census", Kind.COUNTS, Each(), (proportions, samples) if self.labels else (samples,))
         self.theta = Part("theta", Kind.INTER_LEARNING_MODEL, Mix(), self.flat_specs("extractor", "classifier"))
         self.mail = replace(self.theta, tensors=(*self.theta.tensors, KEEP))
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """The census, then θ."""
-        return (self.theta,) if round_ else (self.facts,)
+        """The census, then θ; nothing in the census where the job declares its facts."""
+        if round_ == 0:
+            return () if self.declared else (self.facts,)
+        return (self.theta,)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """What Eq. 7 made of a silo's θ while it was away; there is none before a round has trained."""
         return (self.mail,) if round_ > 1 else ()
+
+    @property
+    def compares_labels(self) -> bool:
+        """s_ij is a cosine of label proportions."""
+        return self.labels
 
     # The silo half.
 
@@ -200,6 +211,8 @@ class FedSimSup(Method):
         """The census, or θ; the supervisor is in no gift."""
         if facts.round:
             return {"theta": Gift(self.flat(state, "extractor", "classifier"))}
+        if self.declared:
+            return {}
         samples = {"samples": torch.tensor(facts.samples, dtype=torch.int64)}
         proportions = {"proportions": facts.class_counts.double() / facts.samples} if self.labels else {}
         return {"census": Gift({**proportions, **samples})}
@@ -208,16 +221,22 @@ class FedSimSup(Method):
     # and nobody from it. ``unmatched`` counts the rounds a silo was away and found nobody alike.
 
     def begin(self) -> CoordinatorState:
-        """Nothing known of any silo."""
-        n = len(self.setting.silos)
-        counts = {"samples": torch.zeros(n, dtype=torch.int64), "unmatched": torch.zeros(n, dtype=torch.int64)}
-        proportions = {"proportions": torch.zeros(n, self.setting.classes, dtype=torch.float64)}
-        return {**counts, **proportions} if self.labels else counts
+        """What the job declares of the silos, as their census would say it; otherwise nothing known of any."""
+        silos, n = self.setting.silos, len(self.setting.silos)
+        samples, unmatched = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
+        shares = torch.zeros(n, self.setting.classes, dtype=torch.float64)
+        if self.declared:
+            samples = torch.tensor([self.setting.counts[silo] for silo in silos])
+        if self.declared and self.labels:
+            by_class = torch.tensor([self.setting.class_counts[silo] for silo in silos])
+            shares = by_class.double() / samples[:, None]
+        counts = {"samples": samples, "unmatched": unmatched}
+        return {**counts, "proportions": shares} if self.labels else counts
 
     def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
         """Keep the census; afterwards post Eq. 7 to every silo that was away."""
         if round_ == 0:
-            return Combined(self._censused(state, cohort, results["census"]))
+            return Combined(state if self.declared else self._censused(state, cohort, results["census"]))
         samples = dict(zip(self.setting.silos, state["samples"].tolist(), strict=True))
         givers = [silo for silo in cohort if samples[silo] > 0]
         total = sum(samples[silo] for silo in givers)  # M
@@ -233,6 +252,13 @@ class FedSimSup(Method):
             alpha = share_of_others(total, len(givers), samples[silo]) * self.decay(round_)  # Eq. 8
             posts.append(Post("theta", silo, weights, keep=1 - alpha))  # Eq. 7
         return Combined({**state, "unmatched": unmatched}, posts=tuple(posts))
+
+    def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
+        """A silo for which no row was made is as one like nobody."""
+        unmatched = state["unmatched"].clone()
+        for silo in silos:
+            unmatched[self.setting.silos.index(silo)] += 1
+        return {**state, "unmatched": unmatched}
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """What was posted to this silo."""

@@ -5,6 +5,8 @@ what the methods are for. So does a single training record, but under batch norm
 one pixel, as MobileNetV2's do, a batch of copies of it is normalised to zero, whatever the record.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from ..errors import LocalError
@@ -16,6 +18,7 @@ from .models import input_shape
 from .training import batch_coupled
 
 MOST_LISTED = 100  # classes, in a line of the log
+LARGEST_MISS = 0.05  # share of its records that a silo may have in other classes than a job declares: room to round
 
 
 def check_records(job: Job, records: Dataset, where: str) -> None:
@@ -63,6 +66,8 @@ def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
             f"{where}: {len(train)} record to train on, which batch norm cannot tell from its batch; add records, or "
             "have the operator choose another model.norm"
         )
+    if fault := _declared_fault(job.security.class_counts.get(silo, ()), train):
+        raise LocalError(f"{where}: {fault}")
 
 
 def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object]:
@@ -76,6 +81,21 @@ def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object
         "classes_not_trained": _listed(absent),
         "classes_tested_not_trained": _listed(absent & (tested > 0)),
     }
+
+
+def _declared_fault(declared: Sequence[int], train: Dataset) -> str:
+    """Why training records are not as a job declares them, class by class; empty where they are, or it does not."""
+    if not declared:
+        return ""
+    found = torch.bincount(train.y, minlength=len(declared)).double()
+    said = torch.tensor(declared, dtype=torch.float64)
+    missed = float((found / found.sum() - said / said.sum()).abs().sum()) / 2
+    if missed <= LARGEST_MISS:
+        return ""
+    return (
+        f"{missed:.0%} of its training records are of other classes than security.class_counts of the job says, at "
+        f"most {LARGEST_MISS:.0%} may be; have the job signed with {found.long().tolist()[:MOST_LISTED]}, or near it"
+    )
 
 
 def _listed(classes: torch.Tensor) -> list[int | str]:

@@ -42,7 +42,7 @@ from ..errors import LocalError
 from ..files import Strict, canonical_json, read_toml, validate
 from .catalog import METHODS, configure, method_class, method_options
 from .exchange import Part
-from .job_security import KEYED, Name, SecurityTable, cohort_fault, sums_fault, unblind
+from .job_security import KEYED, Name, SecurityTable, classes_fault, cohort_fault, sums_fault, unblind
 from .method import METRICS, Method, Optimiser, Setting, specs_of_buffers
 from .models import ModelOptions, build, input_shape, sketch
 from .schema import explain_difference, method_digest, model_digest, phases, plain
@@ -236,7 +236,10 @@ class Job:
         except LocalError as error:
             raise LocalError(f"{where}: {error}") from error
         varying = self.participation < 1 or self.quorum < 1
-        if fault := sums_fault(self.security, schema, varying, self._summing):
+        others = len(self.silos) - 1
+        fault = classes_fault(self.security, self.silos, self.model.classes, self._method.compares_labels)
+        fault = fault or sums_fault(self.security, schema, varying, others, self.min_cohort, self._summing)
+        if fault:
             raise LocalError(f"{where}: {fault}")
         return schema
 
@@ -276,6 +279,8 @@ class Job:
             lambda: sketch(self.model),
             self.cohort,
             self.model.buffers,
+            self.security.counts,
+            self.security.class_counts,
         )
 
     def method(self) -> Method:

@@ -11,6 +11,9 @@ Under "required" nobody can open what a silo gives, only sums over the silos of 
 between rounds must not enter sums over varying sets of silos: two such sums tell it (SECURITY.md rule 1). So private
 weights, and whatever is more than a weighted mean, take the same silos in every round. What is mixed crosses under pads
 that the other silos take off, what is compared crosses rotated: both take a key that all silos of the job share.
+
+What a method wants to know of the silos beforehand, and would ask of each, a blind job declares: how many training
+records there are, and with ``class_counts = { clinic-a = [200, 210], … }`` of which class.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,9 +29,12 @@ LARGEST = 2**53 - 1  # what canonical JSON can hold
 MOST_SILOS = 1000  # of one blind sum
 KEYED = ("mix", "gram")  # exchanges whose blind form takes a key that the job's silos share
 FEWEST = 3  # silos of one blind sum: of two, each could take away its own part
+LARGEST_MIX_CLIP = 30  # a Mix has 2^32 steps of weight beside its values, in 64 bits
+LONGEST_COMPARED = 1 << 16  # numbers of a vector: its secret rotation takes 2 d² multiplications
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]  # this engine's $ is the very end, no newline passes
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
+ClassCounts = Annotated[tuple[Annotated[int, Field(strict=True, ge=0, le=LARGEST)], ...], Field(min_length=1)]
 
 
 class SecurityTable(Strict):
@@ -46,6 +52,8 @@ class SecurityTable(Strict):
     """Largest private weight of a silo."""
     counts: dict[Name, Count] = Field(default_factory=dict)
     """Training records by silo, for public weights."""
+    class_counts: dict[Name, ClassCounts] = Field(default_factory=dict)
+    """The same class by class, for methods that compare the silos' labels."""
     colluders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 1
     """Silos that may be in league with the coordinator."""
 
@@ -57,6 +65,8 @@ class SecurityTable(Strict):
             raise ValueError(f"weight_least = {self.weight_least} is above weight_most = {self.weight_most}; lower it")
         if self.counts and self.weights == "private":
             raise ValueError('counts would tell private weights; take it out, or write weights = "public"')
+        if self.class_counts and self.weights == "private":
+            raise ValueError('class_counts would tell private weights; take it out, or write weights = "public"')
         return self
 
     @property
@@ -98,19 +108,53 @@ def cohort_fault(
     return ""
 
 
-def sums_fault(
-    security: SecurityTable, schema: Sequence[Mapping[str, Any]], varying: bool, suitable: Callable[[], Sequence[str]]
-) -> str:
-    """Why what a job's rounds give does not fit blind sums; empty if it does.
+def classes_fault(security: SecurityTable, silos: Sequence[str], classes: int, wanted: bool) -> str:
+    """Why the declared class counts are not what the job's method needs; empty if they are.
 
-    ``schema`` is that of the document, ``varying`` says whether its rounds may have different silos, and ``suitable``
-    names the methods whose parts are all sums.
+    ``wanted``: whether it compares the silos' labels.
+    """
+    if not security.required:
+        return ""
+    declared = security.class_counts
+    if not wanted:
+        return "security.class_counts does nothing: no labels are compared; take it out" if declared else ""
+    missing = [silo for silo in silos if silo not in declared]
+    if missing:
+        return (
+            "compares the labels of the silos, which do not cross blind: declare them, security.class_counts = { silo "
+            f"= [training records of each class] }}; it lacks {', '.join(missing)}"
+        )
+    if strange := sorted(set(declared) - set(silos)):
+        return f"security.class_counts has {', '.join(strange)}, no silo of the job; take it out"
+    for silo in silos:
+        own, total = declared[silo], security.counts[silo]
+        if len(own) != classes:
+            return f"security.class_counts.{silo} has {len(own)} numbers, model.classes = {classes}; give one for each"
+        if sum(own) != total:
+            return (
+                f"security.class_counts.{silo} adds up to {sum(own)}, security.counts.{silo} = {total}; make them agree"
+            )
+    return ""
+
+
+def sums_fault(
+    security: SecurityTable,
+    schema: Sequence[Mapping[str, Any]],
+    varying: bool,
+    others: int,
+    min_cohort: int,
+    suitable: Callable[[], Sequence[str]],
+) -> str:
+    """Why what a job's rounds give cannot cross blind; empty if it can.
+
+    ``schema`` is that of the document, ``varying`` says whether its rounds may have different silos, ``others`` is how
+    many silos there are beside one, and ``suitable`` names the methods whose parts all have a blind form.
     """
     if not security.required:
         return ""
     # (1) Everything is summed, mixed or compared, and nothing that its inner products would disclose is compared.
-    if others := list(unblind(schema)):
-        first, part = others[0]
+    if clear := list(unblind(schema)):
+        first, part = clear[0]
         name, exchange, kind = part["name"], part["exchange"], part["kind"].lower()
         names = ", ".join(suitable())
         choose = f"choose a method that needs no such part ({names}), or write" if names else "write"
@@ -127,7 +171,26 @@ def sums_fault(
             f"part {told['name']!r} ({told['exchange']}) may hold what hardly changes between rounds, such as the "
             "classes of a silo: sums over changing silos tell it of one; write participation = 1.0 and quorum = 1.0"
         )
-    # (3) The bounds of private weights bound something.
+    # (3) Whoever is mixed for can have a row at all (SECURITY.md rule 4), of values that its words can hold.
+    if mixed := next((part["name"] for part in given if part["exchange"] == "mix"), ""):
+        if others < min_cohort:
+            return (
+                f"part {mixed!r} is mixed for each silo from at least min_cohort = {min_cohort} others, and there are "
+                f"{others}: nobody would get anything; lower min_cohort, or name more silos"
+            )
+        if security.clip_exponent > LARGEST_MIX_CLIP:
+            return (
+                f"part {mixed!r} is mixed, in which values are 2^{LARGEST_MIX_CLIP} at most, security.clip_exponent = "
+                f"{security.clip_exponent}; lower it"
+            )
+    # (4) What is compared can be rotated.
+    for part in (part for part in given if part["exchange"] == "gram"):
+        if (width := part["tensors"][0]["shape"][-1]) > LONGEST_COMPARED:
+            return (
+                f"part {part['name']!r} compares vectors of {width} numbers, too long to be rotated; choose a "
+                f"smaller model, or options by which it compares {LONGEST_COMPARED} or fewer"
+            )
+    # (5) The bounds of private weights bound something.
     idle = _changed(security, "weight_least", "weight_most")
     if idle and security.weights == "public" and not any(map(_counts_rows, parts)):
         return f"security.{idle} does nothing: this job's weights stand in counts; take it out"

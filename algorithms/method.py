@@ -68,7 +68,8 @@ class Setting:
     gives the same values at every silo (seeded by the job). ``sketch`` returns it without values, on torch's device
     "meta": names and shapes cost neither time nor memory. Other modules that a method needs come from
     ``initialise``, by the same streams under a prefix of the method's choice. ``buffers`` says whether floating-point
-    buffers, the running statistics of batch norm, stay at a silo or cross with the parameters of their part.
+    buffers, the running statistics of batch norm, stay at a silo or cross with the parameters of their part. Where
+    ``counts`` are declared, a method asks no silo for its own.
     """
 
     silos: tuple[str, ...]  # in job order: the order of every fold
@@ -83,6 +84,8 @@ class Setting:
     sketch: Callable[[], dict[str, nn.Module]]
     drawn: Callable[[int], tuple[str, ...]]  # the silos of a round, in job order; fewer may come
     buffers: Literal["local", "global"]
+    counts: Mapping[str, int] = field(default_factory=dict)  # training records by silo, where a blind job declares them
+    class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the same by class, where it does
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,11 @@ class Method(ABC):
     def down(self, round_: int) -> tuple[Part, ...]:
         """Parts that may be delivered at the start of this round; ``rounds`` is the final delivery."""
 
+    @property
+    def compares_labels(self) -> bool:
+        """Whether the coordinator half needs to know how many training records of each class a silo has."""
+        return False
+
     # The silo half.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
@@ -266,6 +274,10 @@ class Method(ABC):
             if isinstance(part.exchange, Sum)
         }
         return Combined(state, published)
+
+    def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
+        """The state of ``combine`` where these of its posts were not made: such rows would show too much."""
+        return state
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """What this silo gets at the start of this round; by default the last value of each part of ``down``."""

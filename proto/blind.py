@@ -14,9 +14,10 @@ from ..algorithms.exchange import Gram, Mix, Part, Sum
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..files import canonical_json
-from ..security.blind_sum import Bounds, group
+from ..security.blind_sum import SOME_KEY, Bounds, Quantised, group
 from ..security.labels import SECAGG_MODEL, framed
 from ..security.mix_line import Line, mix_group
+from ..security.rotation import Use
 from ..security.round_spec import Frame, Terms
 from .wire import Item
 
@@ -51,6 +52,11 @@ def line_of(job: Job, part: Part, federation: str, roster: str) -> Line:
     )
 
 
+def use_of(job: Job, part: Part, round_: int, row: int = 0) -> Use:
+    """What one secret rotation of a Gram part is for: a row of its tensor in one round."""
+    return Use(epoch=0, job=job.digest, round=round_, attempt=0, group=part.name, row=row)
+
+
 def schema_digest(job: Job) -> str:
     """SHA-256, in hex, of what the job says of all that crosses."""
     return hashlib.sha256(canonical_json(job.document()["schema"])).hexdigest()
@@ -60,6 +66,20 @@ def bounds(job: Job) -> Bounds:
     """What the job declares of its values."""
     said = job.security
     return Bounds(said.clip_exponent, said.weights, said.weight_least, said.weight_most)
+
+
+def row_terms(job: Job) -> Terms:
+    """By what rules the coordinator makes rows of a Mix; silos whose policy asks for more decline the job."""
+    return Terms(min_cohort=job.min_cohort, colluders=job.security.colluders)
+
+
+def simulated(job: Job, group_key: bytes = SOME_KEY) -> Quantised:
+    """The exchanges by which a simulation of the job gives what it gives over the network.
+
+    The same bits under the job's own group key; under another one inner products, and what a method makes of them, are
+    within a bound of it (security/blind_mix.py).
+    """
+    return Quantised(bounds(job), job.security.counts, row_terms(job), group_key, job.digest)
 
 
 def model_digest(job: Job, round_: int, items: Sequence[Item], tensors: Sequence[bytes]) -> str:

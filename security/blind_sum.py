@@ -10,7 +10,7 @@ form       the group's elements                     weights                     
 =========  =======================================  =============================  ==========================
 
 ``Quantised`` is what blind silos and their coordinator compute, without masks: these cancel exactly, so a simulation
-with it gives the bits of a blind federation.
+with it gives the bits of a blind federation. ``Mix`` and ``Gram`` are in blind_mix.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange import DTYPES, PLAIN, WEIGHT, Gift, Part, Read, Sum, TensorSpec
+from ..algorithms.exchange import DTYPES, PLAIN, WEIGHT, Gift, Gram, Kind, Mix, Part, Read, Sum, TensorSpec
 from ..errors import LocalError
+from .blind_mix import Rows, compared
 from .fixedpoint import WIDEST_PRIVATE, Floats, Group, Ring, error_bound, weight_exponent
 from .masked_sum import Accumulator, Given, Opened, check_given, masked_chunks
-from .round_spec import Frame, RoundSpec, specify
+from .round_spec import Frame, RoundSpec, Terms, specify
 
 COUNT_EXPONENT = 40  # a total of counts: each silo's are below 2^40
 CHUNK_BYTES = 1 << 20
+SOME_KEY = bytes(32)  # of a simulation: nothing is hidden by it
 
 
 @dataclass(frozen=True)
@@ -116,27 +118,50 @@ def deviation(own: Group, spec: RoundSpec, opened: Opened, largest: float) -> fl
 
 
 class Quantised:
-    """The exchanges, with every Sum as the numbers of a secure sum; all others in the clear."""
+    """The exchanges of one job, from its first round on, as the numbers that cross blind; ``Each`` in the clear.
 
-    def __init__(self, bounds: Bounds, counts: Mapping[str, int] | None = None) -> None:
-        """``counts``, by silo, are the declared ones of public weights."""
+    ``terms`` are what rows are mixed by. Without the job's own ``group_key`` and digest a Gram is that of another key:
+    within ``blind_mix.gram_deviation``, but not the same bits.
+    """
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        counts: Mapping[str, int] | None = None,
+        terms: Terms | None = None,
+        group_key: bytes = SOME_KEY,
+        job: str = "",
+    ) -> None:
+        """``counts``, by silo, are the declared ones of public weights; ``job`` is the digest of its document."""
         self._bounds = bounds
         self._counts = tuple(sorted((counts or {}).items()))
+        self._rows = Rows(bounds.clip_exponent, terms or Terms())
+        self._group_key, self._job = group_key, job
+        self._round = 0
 
     def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
-        """As in the clear: it is quantised where it is summed."""
+        """As in the clear: it is quantised where it is summed or mixed."""
         return PLAIN.give(part, gift)
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
-        """The fold; ``members`` are at least two. LocalError for values beyond the bounds."""
-        if not isinstance(part.exchange, Sum):
-            return PLAIN.collect(part, members, read)
-        spec, opened = self.opened(part, members, read)
-        return folded(part, spec.groups[0], opened)
+        """The result; ``members`` are at least two. LocalError for values beyond the bounds.
 
-    def mix(self, part: Part, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
-        """As in the clear, whose weights are integers already."""
-        return PLAIN.mix(part, weights, read)
+        The metrics are the last part of each round, and so tell which round it is.
+        """
+        match part.exchange:
+            case Sum():
+                spec, opened = self.opened(part, members, read)
+                self._round += part.kind is Kind.METRIC
+                return folded(part, spec.groups[0], opened)
+            case Gram():
+                return {"gram": compared(part, members, read, self._group_key, self._job, self._round)}
+            case Mix():
+                self._rows.gave(part, members, read)
+        return PLAIN.collect(part, members, read)
+
+    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor] | None:
+        """The row, if the recipient may have one."""
+        return self._rows.row(part, recipient, weights, read)
 
     def opened(self, part: Part, members: Sequence[str], read: Read) -> tuple[RoundSpec, Opened]:
         """The specification that the members would have, and the opened sum."""

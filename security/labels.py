@@ -47,6 +47,8 @@ MIX_STREAM = b"staddle/mix/stream/1"  # HKDF: key of the stream that hides an up
 MIX_PAD = b"staddle/mix/pad/1"  # HKDF: key of the pad that one sender and one recipient share over a directed Mix
 
 GRAM_ROTATION = b"staddle/gram/rotation/1"  # HKDF: key of one secret rotation, from the group key
+GRAM_USE = b"staddle/gram/use/1"  # hashed: what one upload of rotated vectors is bound to
+GRAM_VECTORS = b"staddle/gram/vectors/1"  # hashed: vectors that a silo rotated, for its own memory alone
 GRAM_SKETCH = b"staddle/gram/sketch/1"  # HKDF: key of the count-sketch before a rotation, from that of the rotation
 
 SEALED_SECRET = b"staddle/sealed/secret/1"  # hashed: a sender's commitment to what it sealed to others
@@ -93,6 +95,8 @@ HASHED = (
     MIX_STREAM,
     MIX_PAD,
     GRAM_ROTATION,
+    GRAM_USE,
+    GRAM_VECTORS,
     GRAM_SKETCH,
     SEALED_SECRET,
 )

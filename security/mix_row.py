@@ -78,14 +78,49 @@ class RowMemory(Strict):
         """Memory of opening a row, the same one again included; RefusedError if that would show too much (rule 4)."""
         if row.digest() == self.last:
             return self
-        numbers = {share.version.silo: share.version.number for share in row.shares}
+        why = self.fault(row.shares, min_cohort)
+        check(not why, COORDINATOR, Code.POLICY, f"brings another row: {why}")
+        return type(self)(last=row.digest(), newest={**self.newest, **_numbers(row.shares)})
+
+    def fault(self, shares: Sequence[Share], min_cohort: int) -> str:
+        """Why one row more, of these shares, would show too much; empty if it would not."""
+        numbers = _numbers(shares)
         back = sorted(silo for silo, number in numbers.items() if number < self.newest.get(silo, 0))
-        why = f"brings a row of older uploads of {', '.join(back)} than were mixed before"
-        check(not back, COORDINATOR, Code.POLICY, why)
-        fresh = sorted(silo for silo, number in numbers.items() if number > self.newest.get(silo, -1))
-        why = f"brings another row with new uploads of {len(fresh)} silos, fewer than min_cohort {min_cohort}"
-        check(len(fresh) >= min_cohort, COORDINATOR, Code.POLICY, why)
-        return type(self)(last=row.digest(), newest={**self.newest, **numbers})
+        if back:
+            return f"it has older uploads of {', '.join(back)} than were mixed before"
+        fresh = [silo for silo, number in numbers.items() if number > self.newest.get(silo, -1)]
+        if len(fresh) < min_cohort:
+            return f"it has new uploads of {len(fresh)} silos, fewer than min_cohort {min_cohort}"
+        return ""
+
+
+def fault(recipient: str, own_weight: int, shares: Sequence[Share], memory: RowMemory, terms: Terms) -> str:
+    """Why the recipient would refuse a row that it has not had yet, by steps (4) to (7) of ``admit``; empty if not.
+
+    Whoever makes rows asks before: ``memory`` is that of the rows that this recipient has had of the tensor group.
+    """
+    named = [share.version.silo for share in shares]
+    if len(set(named)) != len(named) or recipient in named:
+        return f"mixes {', '.join(named)}, who are not distinct silos beside {recipient!r}"
+    return _sum_fault(own_weight, shares) or _spread_fault(shares, terms) or memory.fault(shares, terms.min_cohort)
+
+
+def _sum_fault(own_weight: int, shares: Sequence[Share]) -> str:
+    total = own_weight + sum(share.weight for share in shares)
+    return "" if total == 1 << MIX_BITS else f"brings weights that add up to {total}, not 2^{MIX_BITS}"
+
+
+def _spread_fault(shares: Sequence[Share], terms: Terms) -> str:
+    mixed = len(shares) + 1
+    honest = mixed - terms.colluders
+    if honest < terms.min_honest:
+        return f"of {mixed} silos in the row {honest} are sure to be honest, the policy asks for {terms.min_honest}"
+    why = seen_fault([share.weight for share in shares], terms.min_cohort, rounded=True)
+    return f"weights of the row: {why}" if why else ""
+
+
+def _numbers(shares: Sequence[Share]) -> dict[str, int]:
+    return {share.version.silo: share.version.number for share in shares}
 
 
 class VersionMemory(Strict):
@@ -143,14 +178,11 @@ def admit(
     known = named == sorted(set(named)) and silo not in named and all(each in signers.silos for each in named)
     check(known, COORDINATOR, Code.SPEC, f"mixes {', '.join(named)}, who are not distinct other silos of the roster")
     # (5) Its weights add up to one.
-    total = row.own_weight + sum(share.weight for share in row.shares)
-    check(total == 1 << MIX_BITS, COORDINATOR, Code.SPEC, f"brings weights that add up to {total}, not 2^{MIX_BITS}")
+    why = _sum_fault(row.own_weight, row.shares)
+    check(not why, COORDINATOR, Code.SPEC, why)
     # (6) Enough of those mixed are honest, and none outweighs the others (rules 5 and 6).
-    honest = len(named) + 1 - terms.colluders
-    why = f"of {len(named) + 1} silos in the row {honest} are sure to be honest, the policy asks for {terms.min_honest}"
-    check(honest >= terms.min_honest, COORDINATOR, Code.POLICY, why)
-    fault = seen_fault(list(row.sent().values()), terms.min_cohort, rounded=True)
-    check(not fault, COORDINATOR, Code.POLICY, f"weights of the row: {fault}")
+    why = _spread_fault(row.shares, terms)
+    check(not why, COORDINATOR, Code.POLICY, why)
     # (7) With what was opened before it shows no more than sums over enough silos (rule 4).
     return row, memory.opened(row, terms.min_cohort)
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..algorithms.exchange import MIX_BITS
 from ..errors import LocalError
-from .fixedpoint import Floats, Reals, Words, dequantise, quantise
+from .fixedpoint import Flat, Reals, Words, cut, dequantise, quantise
 from .labels import MIX_SEAL, MIX_STREAM, MIX_UPLOAD, framed
 from .masks import PIECE, Mask, Term
 from .mix_line import WORD_BYTES, Line, Version
@@ -64,15 +64,16 @@ class Upload:
         check(sized, silo, Code.UPLOAD, "the digest or the tag of its upload has the wrong size")
 
 
-def hidden_pieces(line: Line, version: Version, seed: bytes, values: Floats, tagger: Tagger) -> Iterator[Words]:
+def hidden_pieces(line: Line, version: Version, seed: bytes, values: Flat, tagger: Tagger) -> Iterator[Words]:
     """y_j as the silo sends it, piece by piece, each valid until the next is asked for; ``tagger`` takes in q(x_j).
 
     ``values`` [elements] have passed ``check_values``. ``seed`` is fresh, and remembered before the first byte leaves.
     """
     hidden, buffer = _mask(line, version, seed), np.empty(STEP, "<u8")
-    for at in range(0, values.size, STEP):
-        words = buffer[: min(STEP, values.size - at)]
-        quantise(line.group, values[at : at + STEP], 1.0, words)
+    elements = line.group.elements
+    for at in range(0, elements, STEP):
+        words = buffer[: min(STEP, elements - at)]
+        quantise(line.group, cut(values, at, at + words.size), 1.0, words)
         tagger.add(0, words)
         hidden.add_to(words)
         yield words
@@ -180,7 +181,7 @@ class Opening:
         self._tagger.add(0, words)
         self._filled += came.size
 
-    def finish(self, combined: bytes, own_weight: int, own: Floats) -> Reals:
+    def finish(self, combined: bytes, own_weight: int, own: Flat) -> Reals:
         """The row, [elements] float64, with our own part of it; RefusedError if it is not what the others sent.
 
         ``combined`` is Σ a_j T_j as the coordinator gives it; ``own`` are our values, unless ``own_weight`` is 0.
@@ -194,7 +195,7 @@ class Opening:
             part = np.empty(STEP, "<u8")
             for at in range(0, self._words.size, STEP):
                 here = self._words[at : at + STEP]
-                quantise(line.group, own[at : at + STEP], 1.0, part[: here.size])
+                quantise(line.group, cut(own, at, at + here.size), 1.0, part[: here.size])
                 here += part[: here.size] * np.uint64(own_weight)
         return dequantise(self._words, 64, MIX_BITS + line.group.scale_exponent)
 

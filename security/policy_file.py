@@ -32,6 +32,8 @@
     min_honest = 2                  # of those behind an opened sum, so many are in league with nobody
     assumed_colluders = 1           # silos that a job must take to be in league with the coordinator, at least
     public_counts = false           # true: how many records this silo has may stand in a job
+    trust = "none"                  # "non-colluding-coordinator": jobs may mix and compare, which hides what this silo
+                                    # gives only while the coordinator is in league with no silo of the job
 
 Globs are those of globs.py: ``*`` within one dotted segment, ``**`` for any number of segments.
 """
@@ -105,6 +107,7 @@ class SecureAggregation(Strict):
     min_honest: Annotated[int, Field(strict=True, ge=1)] = 2
     assumed_colluders: Count = 1
     public_counts: Annotated[bool, Field(strict=True)] = False
+    trust: Literal["none", "non-colluding-coordinator"] = "none"
 
 
 class Rule(Strict):

@@ -15,6 +15,7 @@ sums are folded in halves, in an order that depends on their length alone. No BL
 the logarithm of Marsaglia's polar method is a polynomial below.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Self
 
@@ -25,7 +26,7 @@ from ..algorithms.exchange import DISCLOSED, Kind
 from ..errors import LocalError
 from ..files import Strict
 from .fixedpoint import Reals
-from .labels import GRAM_ROTATION, framed
+from .labels import GRAM_ROTATION, GRAM_USE, GRAM_VECTORS, framed
 from .masks import PIECE, Keystream
 from .pairwise import derive
 from .secagg_fault import COORDINATOR, Code, check
@@ -52,22 +53,43 @@ class Use:
         numbers = (value.to_bytes(8) for value in (self.epoch, self.round, self.attempt, self.row))
         return derive(group_key, b"", framed(GRAM_ROTATION, self.job.encode(), self.group.encode(), *numbers))
 
+    def context(self, federation: str, roster: str) -> bytes:
+        """Ctx of an upload of vectors rotated for this use, 32 bytes; ``roster`` is the digest of the roster, hex."""
+        numbers = (value.to_bytes(8) for value in (self.epoch, self.round, self.attempt, self.row))
+        named = (federation.encode(), bytes.fromhex(roster), self.job.encode(), self.group.encode())
+        return hashlib.sha256(framed(GRAM_USE, *named, *numbers)).digest()
+
 
 class RotationMemory(Strict):
     """The newest attempt for which this silo rotated a group's vectors; durable before they leave.
 
-    Canonical JSON: ``{"attempt":0,"round":17}``. Under one Q two vectors of a silo could be compared over rounds.
+    Canonical JSON: ``{"attempt":0,"round":17,"vectors":"9f86…"}``. Under one Q two vectors of a silo could be compared
+    over rounds, so an attempt is for one set of vectors, ``vectors`` being its digest: after a restart the very same
+    may be rotated again, which gives the same bytes.
     """
 
     round: Ordinal = -1
     attempt: Ordinal = -1
+    vectors: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
-    def used(self, round_number: int, attempt: int) -> Self:
-        """Memory of rotating for an attempt; RefusedError unless it is newer than all before."""
-        newer = (round_number, attempt) > (self.round, self.attempt)
+    def used(self, round_number: int, attempt: int, vectors: str) -> Self:
+        """Memory of rotating for an attempt; RefusedError unless it is newer than all before, or the same again."""
+        asked = (round_number, attempt)
         why = f"asks for rotated vectors of round {round_number}, attempt {attempt}, after round {self.round}"
-        check(newer, COORDINATOR, Code.ATTEMPT, f"{why}, attempt {self.attempt}")
-        return type(self)(round=round_number, attempt=attempt)
+        newer = asked > (self.round, self.attempt)
+        check(newer or asked == (self.round, self.attempt), COORDINATOR, Code.ATTEMPT, f"{why}, attempt {self.attempt}")
+        if not newer and vectors != self.vectors:
+            raise LocalError(
+                f"round {round_number}, attempt {attempt}: other vectors were rotated before, and under one rotation "
+                "two could be compared; this silo gives none in this round"
+            )
+        return type(self)(round=round_number, attempt=attempt, vectors=vectors)
+
+
+def digest_of(vectors: Reals) -> str:
+    """Names vectors [n, d] in the memory of their silo: SHA-256, hex. It never leaves: guesses could be tried."""
+    shape = (size.to_bytes(8) for size in vectors.shape)
+    return hashlib.sha256(framed(GRAM_VECTORS, *shape, np.ascontiguousarray(vectors, "<f8").tobytes())).hexdigest()
 
 
 def check_kind(part: str, kind: Kind) -> None:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Self
 
-from ..algorithms.exchange import WEIGHT, Kind, Part, Sum, TensorSpec
+from ..algorithms.exchange import WEIGHT, Exchange, Gram, Kind, Mix, Part, Sum, TensorSpec
 from ..errors import LocalError
 from ..files import canonical_json
+from ..proto.blind import summed, uploaded
 from ..proto.wire import Item
 from ..security.blind_sum import Bounds, group
 from ..security.fixedpoint import Group
+from ..security.mix_line import mix_group
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Declared:
     method: str
     phases: tuple[tuple[int, tuple[Item, ...]], ...]  # (first round, what each of its rounds gives), the end among them
     records: Records
-    bounds: Bounds | None = None  # of the values of secure sums; None: what leaves, leaves in the clear
-    parts: tuple[tuple[int, tuple[Part, ...]], ...] = ()  # the same phases, as the parts of secure sums
+    bounds: Bounds | None = None  # of the values of a blind job; None: what leaves, leaves in the clear
+    parts: tuple[tuple[int, tuple[Part, ...]], ...] = ()  # the same phases, as the parts of a blind job
 
     @classmethod
     def of(cls, document: Mapping[str, Any], records: Records) -> Self:
@@ -47,8 +49,8 @@ class Declared:
         if said["secure_aggregation"] == "off":
             return declared
         limits = Bounds(said["clip_exponent"], said["weights"], said["weight_least"], said["weight_most"])
-        sums = tuple((phase["from_round"], tuple(map(_sum, phase["up"]))) for phase in document["schema"])
-        return replace(declared, bounds=limits, parts=sums)
+        parts = tuple((phase["from_round"], tuple(map(_blind, phase["up"]))) for phase in document["schema"])
+        return replace(declared, bounds=limits, parts=parts)
 
     def items(self, round_: int) -> tuple[Item, ...]:
         """All that this round gives, in wire order; LocalError for a round that the job does not have."""
@@ -58,23 +60,47 @@ class Declared:
 
     def groups(self, round_: int) -> tuple[tuple[Part, ...], tuple[Group, ...]]:
         """The parts of a round's secure sum and their groups, without scale; LocalError where it has none."""
+        parts, bounds = self._blind_parts(round_)
+        sums = summed(parts)
+        return sums, tuple(group(part, bounds) for part in sums)
+
+    def hidden(self, round_: int) -> tuple[Part, ...]:
+        """The parts of a round that leave one by one, padded or rotated; LocalError where it has no blind round."""
+        return uploaded(self._blind_parts(round_)[0])
+
+    def padded_group(self, part: Part) -> Group:
+        """That of a part that leaves padded; LocalError where the job is not blind."""
         if self.bounds is None:
             raise LocalError(f"job {self.job!r} has no secure aggregation")
-        bounds = self.bounds
+        return mix_group(part.name, sum(spec.elements for spec in part.tensors), self.bounds.clip_exponent)
+
+    def _blind_parts(self, round_: int) -> tuple[tuple[Part, ...], Bounds]:
+        if self.bounds is None:
+            raise LocalError(f"job {self.job!r} has no secure aggregation")
         self.items(round_)  # there is such a round
-        parts = next(parts for start, parts in reversed(self.parts) if start <= round_)
-        return parts, tuple(group(part, bounds) for part in parts)
+        return next(parts for start, parts in reversed(self.parts) if start <= round_), self.bounds
 
 
-def _sum(part: Mapping[str, Any]) -> Part:
-    """A part that crosses by a Sum, as its own wire would be written."""
+EXCHANGES: Mapping[str, Exchange] = {
+    "sum.mean": Sum("mean"),
+    "sum.ratio": Sum("ratio"),
+    "sum.total": Sum("total"),
+    "mix": Mix(),
+    "gram": Gram(),
+}
+
+
+def _blind(part: Mapping[str, Any]) -> Part:
+    """A part of a blind job, as its own wire would be written."""
     items = tuple(_items([part]))
     specs = tuple(item.spec for item in items if item.spec.name != WEIGHT)
     most = next((item.spec.most for item in items if item.spec.name == WEIGHT), None)
-    exchange = {"sum.mean": Sum("mean"), "sum.ratio": Sum("ratio"), "sum.total": Sum("total")}.get(part["exchange"])
+    exchange = EXCHANGES.get(part["exchange"])
     if exchange is None:
-        raise LocalError(f"part {part['name']!r} crosses by {part['exchange']!r}, which is no secure sum")
-    return Part(part["name"], Kind[part["kind"]], exchange if most is None else replace(exchange, most=most), specs)
+        raise LocalError(f"part {part['name']!r} crosses by {part['exchange']!r}, which has no blind form")
+    if isinstance(exchange, Sum) and most is not None:
+        exchange = replace(exchange, most=most)
+    return Part(part["name"], Kind[part["kind"]], exchange, specs)
 
 
 def _items(parts: Sequence[Mapping[str, Any]]) -> Iterator[Item]:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver, in_job_order
-from staddle.algorithms.exchange import PLAIN, WEIGHT
+from staddle.algorithms.exchange import PLAIN, WEIGHT, Plain
 from staddle.algorithms.method import KEEP, Combined, Facts, Latest, Post, Row, initial_state
 from staddle.errors import LocalError
 
@@ -105,7 +105,9 @@ def test_a_row_runs_over_the_silos_that_have_a_version(make_job, monkeypatch):
     monkeypatch.setattr(method, "deliveries", lambda *_: (Row("extractor", {"a": 1.0, "b": 3.0, "c": 4.0}),))
     assert deliver(method, PLAIN, method.begin(), 1, "a", archive) == {}
     for silo, value in (("a", 1.0), ("b", 5.0)):
-        archive.store("extractor", silo, {s.name: torch.full(s.shape, value) for s in method.up(0)[0].tensors})
+        (part, *_) = method.up(0)
+        given = {s.name: torch.full(s.shape, value) for s in part.tensors}
+        archive.store(part, silo, lambda _, name, given=given: given[name])
     row = deliver(method, PLAIN, method.begin(), 1, "a", archive)["extractor"]
     assert all(bool((t == 4.0).all()) for t in row.values())  # (1·1 + 3·5) / 4
 
@@ -156,3 +158,36 @@ def test_mail_by_hand_over_three_rounds(make_job, monkeypatch):
     assert close("ab", 4.0, Post("extractor", "c", {"a": 1.0, "b": 3.0}, keep=0.25)) == (0.125, 3.25)  # ⅛·8 + 3.25
     assert close("ab", 4.0) == (0.125, 3.25)
     assert close("abc", 4.0) is None
+
+
+class Refusing(Plain):
+    """Exchanges that make no row for one silo; keeps whose rows were asked for."""
+
+    def __init__(self, silo):
+        self.silo, self.asked = silo, []
+
+    def mix(self, part, recipient, weights, read):
+        self.asked.append(recipient)
+        return None if recipient == self.silo else super().mix(part, recipient, weights, read)
+
+
+def test_who_gets_no_row_keeps_its_own(make_job, monkeypatch):
+    job, archive, refusing = make_job("pfedsim", {"rho": 0}), MemoryArchive(), Refusing("a")
+    method = job.method()
+    monkeypatch.setattr(method, "deliveries", lambda *_: (Row("extractor", {"a": 1.0, "b": 3.0}),))
+    close_round(method, PLAIN, method.begin(), 0, job.silos, job.up(0), gifts(job, 0), archive)
+    assert deliver(method, refusing, method.begin(), 1, "a", archive) == {}
+    assert deliver(method, refusing, method.begin(), 1, "b", archive).keys() == {"extractor"}
+    assert refusing.asked == ["a", "b"]
+
+
+def test_a_post_without_a_row_is_not_made_and_the_method_is_told(make_job, monkeypatch):
+    job, archive, refusing = make_job("pfedsim", {"rho": 0}), MemoryArchive(), Refusing("b")
+    method = job.method()
+    posts = tuple(Post("extractor", silo, {"a": 1.0}, keep=0.5) for silo in "bc")
+    monkeypatch.setattr(method, "combine", lambda *_: Combined({"n": torch.tensor(1)}, posts=posts))
+    monkeypatch.setattr(method, "unposted", lambda state, silos: {**state, "without": silos})
+    state, _ = close_round(method, refusing, {}, 0, ("a",), job.up(0), gifts(job, 0), archive)
+    assert (state["n"].item(), state["without"]) == (1, ("b",))
+    assert archive.mail("extractor", "b") is None
+    assert archive.mail("extractor", "c")[KEEP.name].item() == 0.5

@@ -76,7 +76,7 @@ def test_folds_run_in_float64_and_round_once():
     assert mean.tolist() == [torch.tensor(float(exact)).item()] * 2
     integers = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
     exact = sum(Fraction(integers[s], 2**32) * Fraction(v) for s, v in values.items())
-    row = PLAIN.mix(Part("m", Kind.WHOLE_MODEL, Mix(), spec), weights, read)["w"]
+    row = PLAIN.mix(Part("m", Kind.WHOLE_MODEL, Mix(), spec), "r", weights, read)["w"]
     assert row.tolist() == [torch.tensor(float(exact)).item()] * 2
 
 
@@ -89,7 +89,7 @@ def test_integer_weights_refuse(weights):
 def test_mix_row_equals_an_oracle_in_fractions():
     part, given_ = Part("ω", Kind.BACKBONE, Mix(), TWO), drawn(TWO)
     weights = {"a": 9.2103, "b": 0.6931, "c": 0.0}
-    row = PLAIN.mix(part, weights, lambda silo, name: given_[silo, name])
+    row = PLAIN.mix(part, "r", weights, lambda silo, name: given_[silo, name])
     integers = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
     for spec in TWO:
         flat = [given_[s, spec.name].flatten().tolist() for s in SILOS]
@@ -106,7 +106,7 @@ def test_mix_never_reads_a_silo_of_zero_weight():
         asked.add(silo)
         return torch.ones({s.name: s.shape for s in TWO}[name])
 
-    PLAIN.mix(part, {"a": 1.0, "b": 0.0}, read)
+    PLAIN.mix(part, "r", {"a": 1.0, "b": 0.0}, read)
     assert asked == {"a"}
 
 
@@ -247,10 +247,10 @@ def test_regions_and_blocks_change_no_bit(monkeypatch, region, block):
     read = lambda silo, name: given[silo][name]  # noqa: E731
     mean, mixed = Part("m", Kind.BACKBONE, Sum("mean"), (spec,)), Part("x", Kind.BACKBONE, Mix(), (spec,))
     shares = {"a": 0.2, "b": 0.0, "c": 3.0}
-    before = PLAIN.collect(mean, tuple("abc"), read)["w"], PLAIN.mix(mixed, shares, read)["w"]
+    before = PLAIN.collect(mean, tuple("abc"), read)["w"], PLAIN.mix(mixed, "r", shares, read)["w"]
     monkeypatch.setattr(exchange, "REGION", region)
     monkeypatch.setattr(exchange, "BLOCK", block)
-    after = PLAIN.collect(mean, tuple("abc"), read)["w"], PLAIN.mix(mixed, shares, read)["w"]
+    after = PLAIN.collect(mean, tuple("abc"), read)["w"], PLAIN.mix(mixed, "r", shares, read)["w"]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 

@@ -512,3 +512,43 @@ def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_j
     mean = {name: statistics.mean(values) for name, values in means.items()}
     assert mean["fedsimsup"] > mean["local"] + 0.03, means
     assert mean["fedsimsup"] > mean["fedavg"], means
+
+
+@pytest.fixture
+def declared(make_job, make_shards):
+    """A job in the clear, the same one that declares what its census would say, and records that fit both."""
+
+    def make(similarity):
+        fields = {"silos": list(FIVE), "participation": 0.8, "min_cohort": 3}
+        clear = make_job("fedsimsup", {"similarity": similarity}, **fields)
+        shards = make_shards(clear)
+        by_class = {s: torch.bincount(train.y, minlength=3).tolist() for s, (train, _) in shards.items()}
+        security = {
+            "secure_aggregation": "required",
+            "weights": "public",
+            "counts": {silo: sum(own) for silo, own in by_class.items()},
+            **({"class_counts": by_class} if similarity == "labels" else {}),
+        }
+        return clear, make_job("fedsimsup", {"similarity": similarity}, security=security, **fields), shards
+
+    return make
+
+
+@pytest.mark.parametrize("similarity", ["labels", "samples"])
+def test_what_a_blind_job_declares_is_what_its_census_would_say(declared, similarity):
+    clear, blind, shards = declared(similarity)
+    assert [part.name for part in blind.up(0)] == ["metrics"]
+    assert torch.equal(blind.method().begin()["samples"], torch.tensor([len(shards[s][0]) for s in FIVE]))
+    expected, found = simulate(clear, shards), simulate(blind, shards)
+    assert found.coordinator.keys() == expected.coordinator.keys()
+    assert all(torch.equal(found.coordinator[name], value) for name, value in expected.coordinator.items())
+    assert all(state_to_bytes(found.states[s]) == state_to_bytes(expected.states[s]) for s in FIVE)
+
+
+def test_a_silo_for_which_no_row_is_made_is_as_one_like_nobody(declared):
+    _, job, _ = declared("labels")
+    method = job.method()
+    before = {**method.begin(), "unmatched": torch.tensor([0, 1, 2, 3, 4])}
+    after = method.unposted(before, ("b", "e"))
+    assert after["unmatched"].tolist() == [0, 2, 2, 3, 5]
+    assert before["unmatched"].tolist() == [0, 1, 2, 3, 4]

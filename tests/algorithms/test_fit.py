@@ -214,3 +214,26 @@ def test_a_class_that_nobody_holds_stays_as_it_was(make_job):
         assert [bool(total > 0) for total in state.extra["b"]] == [True, True, False]
     _, result = after("fedsimsup")
     assert not result.coordinator["proportions"][:, 2].any()
+
+
+def declared_job(make_job, own):
+    """FedSimSup, blind: with what it says of silo "a" class by class."""
+    classes = {silo: own if silo == "a" else [10, 10, 0] for silo in "abcde"}
+    counts = {silo: sum(each) for silo, each in classes.items()}
+    security = {"secure_aggregation": "required", "weights": "public", "counts": counts, "class_counts": classes}
+    return make_job("fedsimsup", silos=list("abcde"), participation=0.8, min_cohort=3, security=security)
+
+
+@pytest.mark.parametrize("own", [[10, 20, 10], [11, 19, 10], [5, 10, 5], [12, 20, 8]])  # exact, rounded, a half, 5 %
+def test_records_fit_what_a_job_declares_of_them_class_by_class(make_job, own):
+    check_training(declared_job(make_job, own), labelled([0] * 10 + [1] * 20 + [2] * 10), "a", "here")
+
+
+@pytest.mark.parametrize("own", [[10, 20, 13], [20, 10, 10], [40, 0, 0]])
+def test_records_of_other_classes_than_a_job_declares_are_refused(make_job, own):
+    records = labelled([0] * 10 + [1] * 20 + [2] * 10)
+    job = declared_job(make_job, own)
+    said = r"here: \d+% of its training records are of other classes than security.class_counts of the job says, at "
+    with pytest.raises(LocalError, match=said + r"most 5% may be; have the job signed with \[10, 20, 10\], or near it"):
+        check_training(job, records, "a", "here")
+    check_training(job, labelled([0] * 30 + [1] * 30), "b", "here")  # of another silo's records it says nothing

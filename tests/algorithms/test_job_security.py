@@ -3,11 +3,12 @@ import copy
 import pytest
 
 from staddle.algorithms.catalog import METHODS
+from staddle.algorithms.exchange import DISCLOSED
 from staddle.algorithms.job import Job
-from staddle.algorithms.job_security import MOST_SILOS, SecurityTable
+from staddle.algorithms.job_security import LARGEST_MIX_CLIP, LONGEST_COMPARED, MOST_SILOS, SecurityTable, sums_fault
 from staddle.errors import LocalError
 from staddle.files import canonical_json, parse_json
-from staddle.security import fixedpoint, round_spec
+from staddle.security import fixedpoint, mix_line, round_spec, sketch
 
 BLIND = {"secure_aggregation": "required"}
 COUNTS = {"a": 40, "b": 30, "c": 50, "d": 45}
@@ -34,7 +35,7 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
     assert not job.security.required
     assert job.document()["security"] == {
         "secure_aggregation": "off", "clip_exponent": 3, "weights": "private", "weight_least": 1,
-        "weight_most": 1_000_000, "counts": {}, "colluders": 1,
+        "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1,
     }  # fmt: skip
 
 
@@ -66,6 +67,7 @@ def test_a_document_of_before_the_table_is_told_from_one_of_now(make_job):
         ("weight_least", 2),
         ("weight_most", 9),
         ("counts", COUNTS),
+        ("class_counts", {"a": [1, 2]}),
         ("colluders", 0),
     ],
 )
@@ -87,6 +89,10 @@ def test_a_key_that_would_do_nothing_is_refused(make_job, key, value):
         ({**BLIND, "weight_least": 9, "weight_most": 8}, "weight_least = 9 is above weight_most = 8; lower it"),
         ({**BLIND, "colluders": -1}, "colluders"),
         ({**BLIND, "counts": COUNTS}, "counts would tell private weights"),
+        ({**BLIND, "class_counts": {"a": [3]}}, "class_counts would tell private weights"),
+        ({**PUBLIC, "class_counts": {"a": []}}, "class_counts.a"),
+        ({**PUBLIC, "class_counts": {"a": [-1]}}, "class_counts.a"),
+        ({**PUBLIC, "class_counts": {"a": [1.0]}}, "class_counts.a"),
         ({**PUBLIC, "counts": {**COUNTS, "a": 0}}, "counts.a"),
         ({**PUBLIC, "counts": {**COUNTS, "a": True}}, "counts.a"),
         ({**PUBLIC, "counts": {**COUNTS, "A": 1}}, "counts"),
@@ -156,51 +162,145 @@ def test_bounds_of_private_weights_bound_something(blind):
     assert blind("fedaims", model=prototypes, security={**PUBLIC, "weight_most": 50}).security.weight_most == 50
 
 
-NOT_SUMMED = {
-    ("pfedsim", ()): ("extractor", "mix", 2, "mix and gram"),
-    ("fedsimsup", ()): ("census", "each", 0, "each and mix"),
-    ("fedaims", (("sampling", "algorithm2"),)): ("direction", "gram", 0, "gram"),
-    ("ppfl", (("release_membership", "last"),)): ("membership", "each", 3, "each"),
-}
+MEMBERSHIP = {"release_membership": "last"}  # of PPFL: who belongs where, in the clear
 
 
-@pytest.mark.parametrize(("method", "options"), NOT_SUMMED)
-def test_what_is_no_sum_is_refused_with_the_methods_that_would_do(make_job, blind, method, options):
-    part, exchange, first, kinds = NOT_SUMMED[method, options]
+def test_what_cannot_be_blind_is_refused_with_the_methods_that_would_do(make_job, blind):
     model = {"name": "convnet-digits", "norm": "group"}
-    share = {"participation": 0.75, "min_cohort": 3} if method == "fedsimsup" else {"min_cohort": 3}
-    counts = dict.fromkeys("abcdefgh", 10)
-    fields = {"silos": list(counts), "security": {**PUBLIC, "counts": counts}} | share
+    fields = {"silos": list("abcd"), "min_cohort": 3}
     with pytest.raises(LocalError) as caught:
-        blind(method, dict(options), model=model, **fields)
+        blind("ppfl", MEMBERSHIP, model=model, **fields)
     said = str(caught.value)
-    assert f"part {part!r} crosses by {exchange!r} from round {first} on; {kinds} cannot be blind yet" in said
+    assert "part 'membership' (membership) crosses by 'each' from round 3 on, which has no blind form: choose" in said
     assert said.endswith(', or write security.secure_aggregation = "off"')
-    named = said.partition("all sums (")[2].partition(")")[0].split(", ")
-    open_ = {name: make_job(name, model=model, **{**fields, "security": {}}) for name in METHODS}
-    assert {"local", "fedavg", "fedper", "fedssa"} <= set(named)
-    for name, job in open_.items():
-        try:
-            summed = all(p["exchange"].startswith("sum.") for phase in job.document()["schema"] for p in phase["up"])
-        except LocalError:
-            summed = False
-        assert summed == (name in named)
+    named = said.partition("no such part (")[2].partition(")")[0].split(", ")
+    assert {"local", "fedavg", "fedper", "fedssa", "fedaims", "pfedsim", "ppfl"} == set(named)
+    for name in named:
+        assert blind(name, model=model, **fields).document()
 
 
 def test_where_no_method_would_do_none_is_named(blind, monkeypatch):
-    monkeypatch.setattr("staddle.algorithms.job.METHODS", {"pfedsim": METHODS["pfedsim"]})
-    with pytest.raises(LocalError, match=r'cannot be blind yet: write security\.secure_aggregation = "off"$'):
-        blind("pfedsim")
+    monkeypatch.setattr("staddle.algorithms.job.METHODS", {"fedsimsup": METHODS["fedsimsup"]})
+    with pytest.raises(LocalError, match=r'has no blind form: write security\.secure_aggregation = "off"$'):
+        blind("ppfl", MEMBERSHIP)
+
+
+@pytest.mark.parametrize("kind", DISCLOSED)
+def test_inner_products_that_tell_the_vectors_are_refused(kind):
+    phase = {"from_round": 2, "up": [{"name": "p", "kind": kind.name, "exchange": "gram", "tensors": []}]}
+    said = sums_fault(SecurityTable.model_validate(BLIND), [phase], False, 4, 3, lambda: ["fedavg"])
+    assert said.startswith(f"part 'p' ({kind.name.lower()}) crosses by 'gram' from round 2 on, which has no blind form")
+
+
+KEYED = [
+    ("pfedsim", {}, {}),
+    ("pfedsim", {"similarity": "per_class", "rho": 0}, {}),
+    ("fedaims", {"sampling": "algorithm2"}, {"model": {"name": "convnet-digits", "norm": "group"}}),
+    ("fedsimsup", {"similarity": "samples"}, {"silos": list("abcde"), "participation": 0.8}),
+]
+
+
+@pytest.mark.parametrize(("method", "options", "fields"), KEYED)
+def test_what_is_mixed_or_compared_takes_a_key_of_the_silos(blind, make_job, method, options, fields):
+    silos = fields.get("silos", list("abcd"))
+    own = {**fields, "silos": silos, "min_cohort": 3}
+    job = blind(method, options, security={**PUBLIC, "counts": dict.fromkeys(silos, 20)}, **own)
+    assert job.keyed
+    assert not make_job(method, options, **own).keyed  # the same in the clear
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedper", "fedssa", "ppfl", "pfedsim"])
-def test_methods_that_only_sum_are_taken(blind, method):
-    blind(method, {"rho": 1.0} if method == "pfedsim" else {})
+def test_methods_that_only_sum_are_taken_and_need_no_key(blind, method):
+    assert not blind(method, {"rho": 1.0} if method == "pfedsim" else {}).keyed
+
+
+def test_a_mix_of_changing_silos_takes_declared_counts_though_nothing_is_weighted_by_them(blind):
+    silos = list("abcdef")
+    some = {"silos": silos, "participation": 0.7}
+    with pytest.raises(LocalError, match=r"participation = 0\.7 with private weights"):
+        blind("pfedsim", {"rho": 0}, **some)
+    security = {**PUBLIC, "counts": dict.fromkeys(silos, 9)}
+    assert blind("pfedsim", {"rho": 0}, security=security, quorum=0.75, **some).keyed
+
+
+def test_a_mix_of_fewer_others_than_min_cohort_is_refused(blind):
+    with pytest.raises(
+        LocalError,
+        match=r"part 'extractor' is mixed for each silo from at least min_cohort = 4 others, and there are 3: nobody "
+        r"would get anything; lower min_cohort, or name more silos",
+    ):
+        blind("pfedsim", min_cohort=4)
+    assert blind("pfedsim", {"rho": 1}, min_cohort=4)  # which mixes nothing
+    assert blind("pfedsim", silos=list("abcde"), min_cohort=4).keyed
+
+
+def test_what_is_mixed_is_within_the_words_of_a_mix(blind):
+    with pytest.raises(LocalError, match=r"values are 2\^30 at most, security\.clip_exponent = 31; lower it"):
+        blind("pfedsim", security={**BLIND, "clip_exponent": 31})
+    assert blind("pfedsim", security={**BLIND, "clip_exponent": 30}).keyed
+    assert blind("fedavg", security={**BLIND, "clip_exponent": 31})
+
+
+def test_vectors_that_are_too_long_to_rotate_are_refused(blind):
+    model = {"name": "convnet-3x64", "norm": "group"}
+    assert blind("fedaims", {"sampling": "algorithm2"}, model=model).keyed
+    with pytest.raises(LocalError, match=r"'direction' compares vectors of \d{5,} numbers, too long to be rotated"):
+        blind("fedaims", {"sampling": "algorithm2", "sketch": 0}, model=model)
+
+
+CLASSES = {"a": [20, 20, 0], "b": [30, 0, 0], "c": [10, 20, 20], "d": [45, 0, 0], "e": [0, 1, 29]}
+FIVE = {**PUBLIC, "counts": {silo: sum(own) for silo, own in CLASSES.items()}, "class_counts": CLASSES}
+
+
+@pytest.fixture
+def labels(blind):
+    return lambda **changed: blind("fedsimsup", {}, {**FIVE, **changed}, silos=list("abcde"), participation=0.8)
+
+
+def test_declared_class_counts_stand_in_the_document_and_no_census_crosses(labels, make_job):
+    job = labels()
+    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire") == job
+    assert [[part["exchange"] for part in phase["up"]] for phase in job.document()["schema"]] == [
+        ["sum.total"], ["mix", "sum.total"], ["mix", "sum.total"], []
+    ]  # fmt: skip
+    clear = make_job("fedsimsup", silos=list("abcde"), participation=0.8, min_cohort=3)
+    assert [part.name for part in clear.up(0)] == ["census", "metrics"]
+    assert (job.length, job.cohort(0)) == (clear.length, clear.cohort(0))  # the round stays
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"class_counts": {}}, r"compares the labels of the silos, .* declare them, .* it lacks a, b, c, d, e"),
+        ({"class_counts": {s: own for s, own in CLASSES.items() if s != "d"}}, "it lacks d$"),
+        ({"class_counts": {**CLASSES, "x": [1, 1, 1]}}, "class_counts has x, no silo of the job; take it out"),
+        (
+            {"class_counts": {**CLASSES, "b": [30, 0]}},
+            r"counts\.b has 2 numbers, model\.classes = 3; give one for",
+        ),
+        (
+            {"class_counts": {**CLASSES, "b": [29, 0, 0]}},
+            r"counts\.b adds up to 29, security\.counts\.b = 30; make",
+        ),
+    ],
+)
+def test_class_counts_are_of_the_jobs_silos_and_classes(labels, changed, said):
+    with pytest.raises(LocalError, match=said):
+        labels(**changed)
+
+
+@pytest.mark.parametrize(("method", "options"), [("fedavg", {}), ("fedsimsup", {"similarity": "samples"})])
+def test_class_counts_of_a_method_that_compares_no_labels_are_refused(blind, method, options):
+    share = {} if method == "fedavg" else {"participation": 0.8}
+    with pytest.raises(LocalError, match=r"security\.class_counts does nothing: no labels are compared; take it out"):
+        blind(method, options, FIVE, silos=list("abcde"), **share)
 
 
 def test_bounds_are_those_of_the_sum():
     """Which algorithms must not import: security knows algorithms, not the other way round."""
     assert MOST_SILOS == round_spec.MOST_SILOS
+    assert LARGEST_MIX_CLIP == mix_line.LARGEST_CLIP
+    assert LONGEST_COMPARED == sketch.LARGEST
     for value, bad in ((-64, -65), (62, 63)):
         SecurityTable.model_validate({**BLIND, "clip_exponent": value})
         fixedpoint.Group(name="g", elements=1, clip_exponent=value, weights="equal")
@@ -209,6 +309,7 @@ def test_bounds_are_those_of_the_sum():
 
 
 def test_the_longest_job_says_quickly_what_would_do(make_job):
-    job = make_job("pfedsim", rounds=100_000, silos=list("abcd"), min_cohort=3, security=BLIND)
+    options = {"release_membership": "last"}
+    job = make_job("ppfl", options, rounds=100_000, silos=list("abcd"), min_cohort=3, security=BLIND)
     with pytest.raises(LocalError, match="fedavg"):
         job.document()

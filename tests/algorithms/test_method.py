@@ -95,7 +95,7 @@ def test_a_mean_of_variances_is_positive(values, weights):
     }
     read = lambda silo, name: given_[silo][name]  # noqa: E731
     folded = PLAIN.collect(Part("model", Kind.WHOLE_MODEL, Sum("mean"), (spec,)), range(3), read)[spec.name]
-    row = PLAIN.mix(Part("extractor", Kind.BACKBONE, Mix(), (spec,)), dict(enumerate(weights)), read)[spec.name]
+    row = PLAIN.mix(Part("extractor", Kind.BACKBONE, Mix(), (spec,)), "r", dict(enumerate(weights)), read)[spec.name]
     counted = [v for v, w in zip(values, weights, strict=True) if w]
     for mean in (folded, row):
         assert 0 < min(counted) * (1 - 1e-6) <= mean.item() <= max(counted) * (1 + 1e-6)

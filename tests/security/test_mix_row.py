@@ -51,6 +51,12 @@ def fault(*args, **fields):
     return caught.value.code, caught.value.why
 
 
+def asked(made, memory=None, terms=None):
+    """What the coordinator asks before it makes this row."""
+    given = made[0]
+    return m.fault(given.recipient, given.own_weight, given.shares, memory or m.RowMemory(), terms or Terms())
+
+
 def test_a_good_row_is_admitted_and_remembered():
     made = row([1, 2, 2, 2])
     admitted, memory = admit(made)
@@ -117,6 +123,7 @@ def test_6_no_silo_outweighs_the_others_whatever_the_recipients_own_part(weights
     few = len(others) < min_cohort  # step 7: a first row needs as many new uploads
     made = row(weights, silos=SIX)
     terms = Terms(min_cohort=min_cohort, colluders=0, min_honest=1)
+    assert bool(asked(made, terms=terms)) == (bad or few)
     if bad or few:
         assert fault(made, terms=terms, silos=SIX)[0] == "POLICY"
     else:
@@ -173,16 +180,31 @@ def test_7_rows_never_have_two_equations_in_few_new_unknowns():
         if not sum(weights[1:]):
             continue
         made = row(weights, numbers=newest, silos=SIX)
-        try:
-            _, memory = admit(made, memory=memory, silos=SIX)
-        except RefusedError:
+        if made[0].digest() != memory.last and (why := asked(made, memory)):
+            assert why in fault(made, memory=memory, silos=SIX)[1]
             continue
+        _, memory = admit(made, memory=memory, silos=SIX)
         if made[0].digest() not in seen:
             used = {(share.version.silo, share.version.number) for share in made[0].shares}
             assert len(used - seen) >= 3
             seen |= used | {made[0].digest()}
             admitted += 1
     assert admitted > 20
+
+
+def test_who_makes_rows_asks_first():
+    made, terms = row([1, 2, 2, 2])[0], Terms()
+    ask = lambda recipient=FOUR[0], own=made.own_weight, shares=made.shares, memory=None: m.fault(  # noqa: E731
+        recipient, own, shares, memory or m.RowMemory(), terms
+    )
+    assert ask() == ""
+    assert ask(shares=made.shares[::-1]) == ""  # they are put in order when the row is made
+    assert "distinct silos beside" in ask(recipient=FOUR[1])
+    assert "distinct silos beside" in ask(shares=(*made.shares, made.shares[0]))
+    assert "add up to" in ask(own=made.own_weight + 1)
+    assert "sure to be honest" in ask(shares=(), own=1 << 32)
+    assert "new uploads of 0 silos" in ask(memory=m.RowMemory(newest=dict.fromkeys(FOUR, 0)))
+    assert "older uploads of silo-01" in ask(memory=m.RowMemory(newest={FOUR[1]: 1}))
 
 
 def test_uploads_are_those_of_the_row():

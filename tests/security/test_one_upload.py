@@ -83,7 +83,7 @@ def test_a_row_is_the_whole_numbers_sum_within_the_bound_and_what_the_plain_mix_
     # The plain mix uses the same integers: it differs by the quantisation alone, and by float64's rounding.
     part = Part("extractor", Kind.BACKBONE, Mix(), (TensorSpec("t", "float64", (elements,)),))
     read = lambda silo, _: torch.from_numpy(values[silo].astype(np.float64))  # noqa: E731
-    plain = PLAIN.mix(part, dict(zip(silos, raw, strict=True)), read)["t"].numpy()
+    plain = PLAIN.mix(part, "r", dict(zip(silos, raw, strict=True)), read)["t"].numpy()
     assert np.abs(plain - found).max() <= 2.0 ** -(e + 1) + (n + 1) * most * 2.0**-52
 
 
@@ -92,7 +92,7 @@ def test_the_plain_mix_in_float32_is_off_by_float32s_rounding():
     found = made.open(made.row(FOUR[0], integers(FOUR, raw))[0])
     part = Part("extractor", Kind.BACKBONE, Mix(), (TensorSpec("t", "float32", (500,)),))
     read = lambda silo, _: torch.from_numpy(made.stored[silo].values)  # noqa: E731
-    plain = PLAIN.mix(part, dict(zip(FOUR, raw, strict=True)), read)["t"].numpy()
+    plain = PLAIN.mix(part, "r", dict(zip(FOUR, raw, strict=True)), read)["t"].numpy()
     assert np.abs(plain - found).max() <= 2.0**-28 + 8 * 2.0**-24
     assert np.abs(plain - found).max() > 0
 

@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -228,13 +229,36 @@ def test_kinds_that_a_gram_discloses_are_refused(kind):
 
 
 def test_a_rotation_is_used_for_one_attempt():
-    memory = r.RotationMemory().used(3, 1)
+    one, other = r.digest_of(np.ones((2, 3))), r.digest_of(np.ones((3, 2)))
+    assert one != other
+    memory = r.RotationMemory().used(3, 1, one)
     assert r.RotationMemory.model_validate_json(memory.model_dump_json()) == memory
-    for round_number, attempt in ((3, 1), (3, 0), (2, 5)):
-        with pytest.raises(RefusedError) as caught:
-            memory.used(round_number, attempt)
-        assert (caught.value.peer, caught.value.code) == ("coordinator", "ATTEMPT")
-    assert memory.used(3, 2).used(4, 0) == r.RotationMemory(round=4, attempt=0)
+    for round_number, attempt in ((3, 0), (2, 5)):
+        for vectors in (one, other):
+            with pytest.raises(RefusedError) as caught:
+                memory.used(round_number, attempt, vectors)
+            assert (caught.value.peer, caught.value.code) == ("coordinator", "ATTEMPT")
+    assert memory.used(3, 2, other).used(4, 0, one) == r.RotationMemory(round=4, attempt=0, vectors=one)
+
+
+def test_the_same_vectors_are_rotated_again_for_their_attempt_and_no_others():
+    one, other = r.digest_of(np.ones((2, 3))), r.digest_of(np.full((2, 3), 1.5))
+    memory = r.RotationMemory().used(3, 1, one)
+    assert memory.used(3, 1, one) == memory
+    with pytest.raises(LocalError, match="round 3, attempt 1: other vectors were rotated before"):
+        memory.used(3, 1, other)
+
+
+def test_what_an_upload_of_rotated_vectors_is_bound_to():
+    use = r.Use(0, "bb" * 32, 3, 0, "rows", 0)
+    changed = [
+        replace(use, **{name: value}) for name, value in asdict(replace(use, epoch=1, round=4, attempt=1)).items()
+    ]
+    changed += [replace(use, job="cc" * 32), replace(use, group="other"), replace(use, row=1), use]
+    contexts = {each.context("lung", "aa" * 32) for each in changed}
+    contexts |= {use.context("heart", "aa" * 32), use.context("lung", "ab" * 32)}
+    assert len(contexts) == 9
+    assert {len(context) for context in contexts} == {32}
 
 
 def test_wrong_calls_are_told():
