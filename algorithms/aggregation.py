@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LocalError
-from .exchange import DTYPES, Exchanges, Mix, Part, Tensors, all_finite
+from .exchange import DTYPES, Exchanges, Mix, Part, Read, Tensors, all_finite
 from .method import KEEP, METRICS, CoordinatorState, Latest, Mail, Method, Post, Row, Value
 
 ReadGift: TypeAlias = Callable[[str, str, str], Tensor]  # (part, silo, tensor name) → what that silo gave this round
@@ -45,12 +45,15 @@ class Archive(Shelf, Protocol):
         """Replace the published value."""
         ...
 
-    def store(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace a silo's version of a Mix part."""
+    def store(self, part: Part, silo: str, read: Read) -> None:
+        """Let what a silo gave in this round, which ``read`` reads, be its version of a Mix part."""
         ...
 
-    def put_mail(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace what is put aside for a silo."""
+    def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
+        """Replace what is put aside for a silo; None where the exchanges made no row of this post.
+
+        Whether it lies there: an archive may have another way to make one.
+        """
         ...
 
     def clear_mail(self, silo: str) -> None:
@@ -74,9 +77,9 @@ class MemoryArchive:
         """Replace the published value."""
         self._published[part] = dict(tensors)
 
-    def store(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace a silo's version of a Mix part."""
-        self._versions[part, silo] = dict(tensors)
+    def store(self, part: Part, silo: str, read: Read) -> None:
+        """Let what a silo gave in this round be its version of a Mix part."""
+        self._versions[part.name, silo] = {spec.name: read(silo, spec.name) for spec in part.tensors}
 
     def has(self, part: str, silo: str) -> bool:
         """Whether a silo has given a version."""
@@ -90,9 +93,11 @@ class MemoryArchive:
         """What was put aside for a silo, with ``@keep``; None where nothing is."""
         return self._mail.get((part, silo))
 
-    def put_mail(self, part: str, silo: str, tensors: Tensors) -> None:
-        """Replace what is put aside for a silo."""
-        self._mail[part, silo] = dict(tensors)
+    def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
+        """Replace what is put aside for a silo, where there is a row."""
+        if tensors is not None:
+            self._mail[post.part, post.silo] = dict(tensors)
+        return tensors is not None
 
     def clear_mail(self, silo: str) -> None:
         """Remove all that is put aside for a silo."""
@@ -127,16 +132,16 @@ def close_round(
     for part in up_parts:
         if isinstance(part.exchange, Mix):
             for silo in ordered:
-                archive.store(part.name, silo, {spec.name: read(part.name, silo, spec.name) for spec in part.tensors})
+                archive.store(part, silo, _reader(read, part.name))
     for name, tensors in combined.published.items():
         archive.publish(name, tensors)
     for silo in ordered:
         archive.clear_mail(silo)  # it was delivered at the start of the round that it has given now
+    unposted = []
     for post, mailed in posted:
-        if mailed is not None:
-            archive.put_mail(post.part, post.silo, mailed)
-    unposted = tuple(post.silo for post, mailed in posted if mailed is None)
-    return method.unposted(combined.state, unposted), metrics
+        if not archive.put_mail(post, mailed):
+            unposted.append(post.silo)
+    return method.unposted(combined.state, tuple(unposted)), metrics
 
 
 def deliver(
@@ -205,5 +210,5 @@ def _posted(
     return {**mailed, KEEP.name: torch.tensor(kept * post.keep, dtype=torch.float64)}
 
 
-def _reader(read: ReadGift, part: str) -> Callable[[str, str], Tensor]:
+def _reader(read: ReadGift, part: str) -> Read:
     return lambda silo, name: read(part, silo, name)

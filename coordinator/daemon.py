@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from .. import log
 from ..algorithms.job import Job
 from ..errors import LocalError, RefusedError
 from ..proto import federation_pb2 as pb
+from ..proto import secure_pb2 as secure
 from ..proto import tensor_pb2 as tensor
+from ..proto.mix_messages import Padded
 from ..proto.stream import Digests
 from ..security import roster as rosters
 from ..security.identity import Keys
@@ -23,7 +25,8 @@ from ..security.public_weights import weights_fault
 from ..security.receiving_ledger import ReceivingLedger
 from .attesting import Attesting
 from .config import CoordinatorConfig
-from .database import Database, StoredJob
+from .contributions import Contributions
+from .database import Database, StoredHidden, StoredJob
 from .events import (
     Began,
     Deadline,
@@ -40,6 +43,7 @@ from .events import (
     Halt,
     Lost,
     Report,
+    Unkeyed,
     Watch,
 )
 from .gathering import Gathering, Means
@@ -48,6 +52,7 @@ from .jobrun import FoldResult, JobRun
 from .receiving import Receiving
 from .room import check_room
 from .round import JobState, advance, resumed
+from .rows import Planned
 from .store import Spool, check_folder
 from .tasks import SiloTask, awaited, task_for
 
@@ -61,6 +66,17 @@ def nothing() -> None:
     """What an event records beside the state, unless it says otherwise."""
 
 
+class Arrived(Protocol):
+    """What an upload of one part is of."""
+
+    round: int
+    context: bytes
+
+    @property
+    def name(self) -> str:
+        """The part's."""
+
+
 @dataclass(frozen=True)
 class Held:
     """What is here of an upload whose connection was lost: ``size`` bytes in a spool that waits for the rest."""
@@ -69,11 +85,12 @@ class Held:
     round: int
     spool: Spool
     size: int
-    context: bytes = b""  # of the attempt whose masked words they are
+    context: bytes = b""  # of a blind job: what it is bound to
+    part: str = ""  # of a blind job, where it crosses by itself
 
-    def fits(self, run: JobRun, round_: int) -> bool:
-        """Whether it is of this round of this job."""
-        return self.run is run and self.round == round_
+    def fits(self, run: JobRun, round_: int, part: str = "") -> bool:
+        """Whether it is of this round, or this part of it, of this job."""
+        return self.run is run and (self.round, self.part) == (round_, part)
 
 
 class Daemon:
@@ -91,6 +108,7 @@ class Daemon:
         self.roster = roster
         self.receiving = Receiving(roster, keys, database, ledger)
         self.attesting = Attesting()
+        self.contributions = Contributions(roster, database)
         self.runs: list[JobRun] = []
         self.sessions: dict[str, bytes] = {}
         self.held: dict[str, Held] = {}  # silo → what is here of its interrupted upload
@@ -130,7 +148,11 @@ class Daemon:
 
     def restore(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
         """Take up all jobs where they stood."""
-        self.runs = [JobRun(job, stored, self._folder(job)) for job, stored in jobs]
+        for job, stored in jobs:
+            state, effects = self._fitting(job, stored.state)
+            self.runs.append(self._job_run(job, replace(stored, state=state)))
+            for effect in effects:
+                self._report(self.runs[-1], effect)
         for run in self.runs:
             if run.state.blind and run.state.cohort:
                 self._gathering(run)
@@ -141,11 +163,22 @@ class Daemon:
                     self._gathering(run).summing.halt()
             self._run(run, resumed(run.state))
 
+    def _fitting(self, job: Job, state: JobState) -> tuple[JobState, list[Report]]:
+        """A job's state; if it is keyed and under this roster its key cannot be, it has failed."""
+        why = self.contributions.fault(job) if state.keyed else ""
+        failed, effects = advance(state, Unkeyed(why)) if why else (state, ())
+        if failed != state:
+            with self.writing():
+                self._database.save_state(failed)
+                self._database.drop_secure(job.name)
+        return failed, [effect for effect in effects if isinstance(effect, Report)]  # ``resumed`` knows the others
+
     def add(self, job: Job, signed: bytes) -> JobRun:
         """Queue a job, after ``check_new``; it begins at once where none runs."""
-        state = JobState(job.name, job.silos, job.length, job.min_cohort, job.quorum, blind=job.security.required)
+        blind, keyed = job.security.required, job.keyed
+        state = JobState(job.name, job.silos, job.length, job.min_cohort, job.quorum, blind=blind, keyed=keyed)
         method = job.method().begin()
-        run = JobRun(job, StoredJob(signed, state, dict(method), {}), self._folder(job))
+        run = self._job_run(job, StoredJob(signed, state, dict(method), {}))
         with self.writing():
             self._database.add_job(signed, state, method)
         self.runs.append(run)
@@ -155,6 +188,9 @@ class Daemon:
     def rounds(self, run: JobRun) -> list[tuple[int, list[str], dict[str, int]]]:
         """Number, members and metrics of a job's closed rounds."""
         return self._database.rounds(run.job.name)
+
+    def _job_run(self, job: Job, stored: StoredJob) -> JobRun:
+        return JobRun(job, stored, self._folder(job), self.roster, self._means.keys.sign)
 
     def _folder(self, job: Job) -> Path:
         return self.config.directory / "jobs" / job.name
@@ -192,6 +228,16 @@ class Daemon:
                 return run, task
         return None
 
+    def contribute(self, run: JobRun, silo: str, message: secure.Contributed) -> None:
+        """Keep what a silo gives to the key of a job before it accepts; RefusedError says why it cannot be taken."""
+        body = self.contributions.taken(run.job, silo, message)
+        if body is None:
+            return
+        if not run.state.may_answer(silo):
+            raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r} does not await its part in a key any more")
+        with self.writing():
+            self.contributions.keep(run.job, silo, body)
+
     def conclude(
         self, run: JobRun, silo: str, round_: int, file: str, end: tensor.End, digests: Digests, head: Head
     ) -> pb.Receipt:
@@ -207,17 +253,62 @@ class Daemon:
         self.apply(run, given, lambda: self.receiving.record(taken), lambda: self.receiving.committed(taken))
         return taken.receipt
 
+    def conclude_part(
+        self, run: JobRun, silo: str, given: Arrived, file: str, end: tensor.End, digests: Digests, head: Head
+    ) -> pb.Receipt:
+        """The same of an upload of one part of a blind job."""
+        size = run.upload_bytes(given.round, given.name)
+        taken = self.receiving.take(run.job, silo, given.round, file, size, end, digests, head, given.name)
+        stored = StoredHidden(given.round, given.name, silo, given.context, file, size, digests.tensors[0])
+        with self.writing():
+            self.receiving.record(taken, again=True)
+            self._database.add_hidden(run.job.name, stored)
+        run.keyed.hidden.take(stored)
+        self.receiving.committed(taken)
+        self.tidy()
+        return taken.receipt
+
+    def forget(self, run: JobRun, file: str) -> None:
+        """Let an upload of a part go, durably: another one comes in its place."""
+        with self.writing():
+            self._database.drop_hidden(run.job.name, [file])
+        run.keyed.hidden.let_go([file])
+
+    def padded(self, run: JobRun, silo: str, given: Padded, body: bytes) -> None:
+        """Take a silo's word on its upload of a part, ``body`` as it is kept; RefusedError says why not."""
+        version, job = given.upload.version, run.job.name
+        if run.mixing is not None and run.mixing.hidden.is_signed(version.round, given.part, silo):
+            if self._database.signed(job, version.round, given.part, silo) == body:  # its answer was lost on the way
+                return
+            raise RefusedError(silo, "SECURE", f"EQUIVOCATION: signs another upload of part {given.part!r}")
+        run.check_padded(silo, given)
+        with self.writing():
+            self._database.sign_hidden(job, version.round, given.part, silo, body)
+        run.keyed.hidden.sign(given)
+
+    def rows(self, run: JobRun, round_: int, silo: str) -> list[tuple[Planned, dict[str, bytes]]]:
+        """The rows that go down to a silo, and the silos' words on what they are of; all that must be is durable."""
+        planned, memories = run.rows(round_, silo)
+        if memories:
+            with self.writing():
+                self._database.save_memories(run.job.name, memories)
+            run.keyed.remember(memories)
+        words = partial(self._database.signed, run.job.name)
+        return [(row, {v.silo: words(v.round, row.part, v.silo) for v in row.versions}) for row in planned]
+
     def delivered(self, run: JobRun, silo: str, round_: int, size: int, digests: Digests) -> None:
         """Note a delivery that was sent to its end."""
         with self._keeping():
             self.receiving.delivered(run.job, silo, round_, size, digests)
 
-    def receipt(self, run: JobRun, round_: int, silo: str) -> pb.Receipt | None:
+    def receipt(self, run: JobRun, round_: int, silo: str, part: str = "") -> pb.Receipt | None:
         """The receipt of an upload that was accepted; of an open sum, in the attempt that goes on."""
-        open_ = run.state.blind and run.state.cohort and run.state.round == round_
-        if open_ and not self._gathering(run).summing.has_words(silo):
-            return None
-        given = self._database.submission(run.job.name, round_, silo)
+        if run.state.blind and run.state.cohort and run.state.round == round_:
+            summing, mixing = self._gathering(run).summing, run.mixing
+            here = mixing is not None and mixing.hidden.has(round_, part, silo) if part else summing.has_words(silo)
+            if not here:
+                return None
+        given = self._database.submission(run.job.name, round_, silo, part)
         if given is None:
             return None
         return pb.Receipt(round=round_, size=given.size, sha256=bytes.fromhex(given.sha256), signature=given.receipt)
@@ -245,8 +336,14 @@ class Daemon:
         with self.writing():
             self._database.save_state(state)
             record()
-            if over := run.state.blind and bool(run.state.cohort) and not state.cohort:
+            over = run.state.blind and bool(run.state.cohort) and not state.cohort
+            unfolded = run.mixing if over and not isinstance(event, Folded) else None
+            if over:
                 self._database.drop_secure(state.job)
+            if unfolded is not None:
+                self._database.drop_hidden(state.job, unfolded.hidden.files(run.state.round))
+        if unfolded is not None:
+            run.abandoned(run.state.round)
         run.state = state
         committed()
         if over:
@@ -280,7 +377,7 @@ class Daemon:
     def tidy(self) -> None:
         """Let go what was held for a round that does not await it any more; wake all who wait."""
         for silo, held in list(self.held.items()):
-            if not held.run.awaits(silo, held.round, held.context):
+            if not held.run.awaits(silo, held.round, held.context, held.part):
                 self.held.pop(silo).spool.discard()
         self.tell()
 
@@ -349,6 +446,8 @@ class Daemon:
         def record() -> None:
             fields = (effect.members, result.metrics, result.method, result.files)
             self._database.close_round(run.job.name, effect.round, *fields)
+            self._database.save_memories(run.job.name, result.memories)
+            self._database.drop_hidden(run.job.name, result.gone)
 
         self.apply(run, Folded(effect.round), record, lambda: run.commit(effect.round, result))
 

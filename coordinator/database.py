@@ -1,7 +1,8 @@
 """What the coordinator must not forget: ``coordinator.sqlite`` in WAL mode, every transaction on the disk when it ends.
 
 Jobs with their state and their method's state, rounds with their members and metrics, submissions with their receipts,
-what happened in the secure sum of an open round, and which tensor file holds what. Tensor files are written under names
+what happened in the secure sum of an open round, what silos gave to the keys that they share, and which tensor file
+holds what. Tensor files are written under names
 of their own before the transaction that names them, and removed after the one that no longer does; so whatever instant
 the process dies at, rows and files agree.
 
@@ -10,9 +11,9 @@ One connection, used from the event loop's thread alone.
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -21,6 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from ..errors import LocalError
+from ..files import canonical_json, parse_canonical
+from ..security.mix_row import RowMemory
 from .round import JobState
 from .secure_rows import Row
 
@@ -127,6 +130,20 @@ _STATE = TypeAdapter(JobState)
 
 
 @dataclass(frozen=True)
+class StoredHidden:
+    """One padded or rotated upload of a blind job, which a file holds whole."""
+
+    round: int
+    part: str
+    silo: str
+    context: bytes
+    file: str
+    size: int
+    sha256: bytes
+    signed: bytes = b""  # PaddedGiven without its session, once the silo has signed it; of a rotated one never
+
+
+@dataclass(frozen=True)
 class StoredJob:
     """One job as it stood when the last transaction ended."""
 
@@ -134,6 +151,8 @@ class StoredJob:
     state: JobState
     method: dict[str, Tensor]
     files: Files
+    hidden: tuple[StoredHidden, ...] = ()
+    memories: Mapping[tuple[str, str], RowMemory] = field(default_factory=dict)  # (part, silo) → of its rows
 
 
 @dataclass(frozen=True)
@@ -149,6 +168,14 @@ class Submission:
     ledger_leaf: str
     receipt: bytes
     part: str = ""  # of a blind job, where it crosses by itself
+
+
+@dataclass(frozen=True)
+class StoredContribution:
+    """What a silo gave to the key of a job: contributions.py."""
+
+    roster: str  # digest of the roster that it is for, hex
+    body: bytes
 
 
 @dataclass(frozen=True)
@@ -252,7 +279,8 @@ class Database:
         read = self._state(name, state)
         rows = self._connection.execute("SELECT room, part, silo, file FROM files WHERE job = ?", (name,))
         files = {(room, part, silo): file for room, part, silo, file in rows}
-        return StoredJob(signed, read, safetensors.torch.load(method), files)
+        hidden, memories = self._hidden(name) if read.blind else ((), {})
+        return StoredJob(signed, read, safetensors.torch.load(method), files, hidden, memories)
 
     def add_job(self, signed: bytes, state: JobState, method: Mapping[str, Tensor]) -> None:
         """Append a job to the queue."""
@@ -318,6 +346,83 @@ class Database:
         """Forget the sum of a round that is over."""
         self._connection.execute("DELETE FROM secure WHERE job = ?", (job,))
 
+    # Uploads of a Mix and of a Gram.
+
+    def _hidden(self, job: str) -> tuple[tuple[StoredHidden, ...], dict[tuple[str, str], RowMemory]]:
+        run = self._connection.execute
+        rows = run(
+            "SELECT round, part, silo, context, file, size, sha256, signed FROM hidden WHERE job = ? "
+            "ORDER BY round, part, silo",
+            (job,),
+        )
+        hidden = tuple(
+            StoredHidden(round_, part, silo, context, file, size, bytes.fromhex(sha256), signed)
+            for round_, part, silo, context, file, size, sha256, signed in rows
+        )
+        known = run("SELECT part, silo, memory FROM mixed WHERE job = ?", (job,))
+        origin = f"{self._path}: table mixed"
+        return hidden, {(part, silo): parse_canonical(m.encode(), RowMemory, origin) for part, silo, m in known}
+
+    def add_hidden(self, job: str, upload: StoredHidden) -> None:
+        """Note an upload that is here whole."""
+        fields = (upload.round, upload.part, upload.silo, upload.context, upload.file, upload.size)
+        row = (job, *fields, upload.sha256.hex(), upload.signed)
+        self._connection.execute("INSERT INTO hidden VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def sign_hidden(self, job: str, round_: int, part: str, silo: str, signed: bytes) -> None:
+        """Note a silo's word on its upload."""
+        place = (signed, job, round_, part, silo)
+        self._connection.execute(
+            "UPDATE hidden SET signed = ? WHERE job = ? AND round = ? AND part = ? AND silo = ?", place
+        )
+
+    def signed(self, job: str, round_: int, part: str, silo: str) -> bytes:
+        """A silo's word on its upload; LocalError where there is none."""
+        with self._explained():
+            row = self._connection.execute(
+                "SELECT signed FROM hidden WHERE job = ? AND round = ? AND part = ? AND silo = ?",
+                (job, round_, part, silo),
+            ).fetchone()
+        if row is None or not row[0]:
+            why = f"job {job!r} has no upload of part {part!r} that {silo!r} signed; restore a backup"
+            raise LocalError(f"{self._path}: {why}")
+        return bytes(row[0])
+
+    def drop_hidden(self, job: str, files: Iterable[str]) -> None:
+        """Forget uploads, by the names of their files."""
+        self._connection.executemany("DELETE FROM hidden WHERE job = ? AND file = ?", [(job, file) for file in files])
+
+    def save_memories(self, job: str, memories: Mapping[tuple[str, str], RowMemory]) -> None:
+        """Replace what is known of the rows of a part that recipients have had."""
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO mixed VALUES (?, ?, ?, ?)",
+            [(job, part, silo, _plain(memory)) for (part, silo), memory in memories.items()],
+        )
+
+    # The keys that silos share.
+
+    def add_contribution(self, job: str, silo: str, roster: str, body: bytes) -> None:
+        """Note what a silo gave to the key of a job; each gives once."""
+        self._connection.execute("INSERT INTO contributions VALUES (?, ?, ?, ?)", (job, silo, roster, body))
+
+    def contribution(self, job: str, silo: str) -> StoredContribution | None:
+        """What one silo gave to it."""
+        with self._explained():
+            row = self._connection.execute(
+                "SELECT roster, body FROM contributions WHERE job = ? AND silo = ?", (job, silo)
+            ).fetchone()
+        return StoredContribution(*row) if row else None
+
+    def contributions(self, job: str) -> dict[str, StoredContribution]:
+        """What each silo gave to the key of a job."""
+        with self._explained():
+            rows = self._connection.execute(
+                "SELECT silo, roster, body FROM contributions WHERE job = ?", (job,)
+            ).fetchall()
+        return {silo: StoredContribution(roster, body) for silo, roster, body in rows}
+
+    # What a fold gave.
+
     def close_round(
         self,
         job: str,
@@ -350,6 +455,10 @@ def _for_reading(path: Path) -> str:
     """SQLite's URI. Without a log beside it nobody writes the file, and reading it needs no files of SQLite's own."""
     log = path.with_name(f"{path.name}-wal")
     return f"{path.absolute().as_uri()}?{'mode=ro' if log.exists() else 'immutable=1'}"
+
+
+def _plain(memory: RowMemory) -> str:
+    return canonical_json(memory.model_dump(mode="json")).decode()
 
 
 def _dumped(state: JobState) -> str:

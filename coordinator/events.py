@@ -102,6 +102,13 @@ class Deadline:
 
 
 @dataclass(frozen=True)
+class Unkeyed:
+    """The key that the silos of a keyed job share fits no more."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Stopped:
     """An operator stops the job until it is resumed."""
 
@@ -126,6 +133,7 @@ Event: TypeAlias = (
     | FoldFailed
     | Done
     | Deadline
+    | Unkeyed
 )
 
 

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
-from ..proto.blind import model_digest, round_frame, round_terms
+from ..proto.blind import model_digest, round_frame, round_terms, summed
 from ..proto.wire import Item, delivered_items, tensor_bytes
 from ..security import roster as rosters
 from ..security.identity import Keys
@@ -110,6 +111,8 @@ class Gathering:
     async def _model(self, effect: Gather) -> str:
         """Digest of what each of the cohort receives; LocalError where they receive different values."""
         job, found, hashed = self._run.job, set[str](), Hashed()
+        if summed(job.up(self.round)) == (METRICS,):  # whatever comes down is no part of it
+            return model_digest(job, self.round, (), ())
         for silo in effect.cohort:
             delivery = await self._run.delivery(self.round, silo)
             items = delivered_items([part for part in job.down(self.round) if part.name in delivery.tensors])
@@ -146,7 +149,7 @@ class Gathering:
 
     def open(self, attempt: int, spec: RoundSpec, terms: tuple[Term, ...], survivors: tuple[str, ...]) -> None:
         """Add up the survivors' words and take these masks off, in the thread of the folds."""
-        run, parts = self._run, self._run.job.up(self.round)
+        run, parts = self._run, summed(self._run.job.up(self.round))
         work = partial(open_sum, run.store, parts, spec, terms, survivors)
         self._host.start(self._host.in_turn(run, self.round, work), partial(self._opened, attempt))
 

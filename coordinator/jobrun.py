@@ -1,22 +1,29 @@
 """One job at the coordinator: its state, its method's state, its files."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
 from ..algorithms import aggregation
-from ..algorithms.exchange import PLAIN, Exchanges
+from ..algorithms.exchange import PLAIN, Exchanges, Gram, Part
 from ..algorithms.job import Job
 from ..algorithms.method import CoordinatorState
-from ..errors import RefusedError
+from ..errors import LocalError, RefusedError
+from ..proto.blind import uploaded
+from ..proto.mix_messages import Padded
 from ..proto.secure_told import Told
 from ..proto.wire import Item, given_items
+from ..security import roster as rosters
+from ..security.mix_row import RowMemory
+from ..security.signers import Sign
 from . import heap
 from .database import Place, StoredJob
+from .mixing import Mixing, name_of, part_bytes
 from .opening import OpenedSums, masked_bytes
+from .rows import Memories, Planned
 from .store import JobStore, Spool, Upload, masked_words, opened_sum
 from .summing import Summing
 
@@ -29,6 +36,9 @@ class FoldResult:
     method: CoordinatorState
     files: Mapping[Place, str | None]
     digests: Mapping[str, dict[str, bytes]]  # of published tensors, by part
+    memories: Memories = field(default_factory=dict)  # of the rows that were put aside
+    mixed: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)  # files that these are of
+    gone: frozenset[str] = frozenset()  # files of uploads of parts that nothing needs any more
 
 
 @dataclass(frozen=True)
@@ -42,12 +52,13 @@ class Delivery:
 class JobRun:
     """One job: its state, its method's state, its files."""
 
-    def __init__(self, job: Job, stored: StoredJob, folder: Path) -> None:
+    def __init__(self, job: Job, stored: StoredJob, folder: Path, roster: rosters.Roster, sign: Sign) -> None:
         self.job = job
         self.signed = stored.signed
         self.state = stored.state
         self.store = JobStore(folder, lambda round_: given_items(job.up(round_)), stored.files)
-        self.store.clean(_kept(stored))
+        self.mixing = Mixing(job, roster, sign, stored, self.store) if job.keyed else None
+        self.store.clean(_kept(stored), self.mixing.needed if self.mixing is not None else ())
         self.exchanges: Exchanges = PLAIN
         self.summing: Summing | None = None  # of the open round of a blind job, once it was begun
         self.summed: Summing | None = None  # of the round before: silos may still ask what came of it
@@ -56,26 +67,67 @@ class JobRun:
         self._reading = asyncio.Semaphore(2)  # deliveries in memory at a time
         if self.state.blind:
             self.exchanges = OpenedSums(lambda: self.store.sum_file(self.state.round))
-        self.largest_upload = max(self.upload_bytes(round_) for round_ in job.phase_starts)
+        self.largest_upload = max(
+            self.upload_bytes(round_, part) for round_ in job.phase_starts for part in ("", *self._parts(round_))
+        )
 
-    def upload_bytes(self, round_: int) -> int:
-        """How long a silo's upload is in a round."""
+    @property
+    def keyed(self) -> Mixing:
+        """What mixes and compares; LocalError for a job in which nothing does."""
+        if self.mixing is None:
+            raise LocalError(f"job {self.job.name!r} mixes nothing; this is a bug in Staddle")
+        return self.mixing
+
+    def upload_bytes(self, round_: int, part: str = "") -> int:
+        """How long a silo's upload is in a round; in a blind one that of its masked words, or of this part."""
+        if part:
+            return self._parts(round_)[part]
         if self.state.blind:
             return masked_bytes(self.job, round_)
         return sum(item.spec.nbytes for item in given_items(self.job.up(round_)))
 
-    def check_open(self, silo: str, round_: int, context: bytes = b"") -> None:
-        """RefusedError ROUND_CLOSED unless this silo's upload is awaited in this round, of this attempt of a sum."""
-        if not self.awaits(silo, round_, context):
-            of = " with these masks" if context else ""
-            raise RefusedError(silo, "ROUND_CLOSED", f"job {self.job.name!r}: round {round_} does not await it{of}")
+    def _parts(self, round_: int) -> dict[str, int]:
+        parts = uploaded(self.job.up(round_)) if self.job.keyed else ()
+        return {part.name: part_bytes(part) for part in parts}
 
-    def awaits(self, silo: str, round_: int, context: bytes = b"") -> bool:
-        """Whether this silo's upload of this round, and of the attempt of this context, is still to come."""
-        here = self.state.stage == "round" and self.state.round == round_ and silo in self.state.open
+    def check_open(self, silo: str, round_: int, context: bytes = b"", part: str = "") -> None:
+        """RefusedError ROUND_CLOSED unless this silo's upload is awaited in this round, bound to this context."""
+        if self.awaits(silo, round_, context, part):
+            return
+        why = f"job {self.job.name!r}: round {round_} does not await it"
+        if part:
+            raise RefusedError(silo, "ROUND_CLOSED", f"{why}, or has all of part {part[:64]!r}")
+        if self._lacks(silo, round_):
+            raise RefusedError(silo, "ROUND_CLOSED", f"{why}: {', '.join(self._lacks(silo, round_))} come first")
+        raise RefusedError(silo, "ROUND_CLOSED", f"{why} with these masks" if context else why)
+
+    def awaits(self, silo: str, round_: int, context: bytes = b"", part: str = "") -> bool:
+        """Whether this silo's upload of this round, bound to this context, is still to come.
+
+        Masked words are awaited of a silo that has given all that crosses by itself, and signed what is padded.
+        """
+        if not self.opens(silo, round_):
+            return False
+        if part:
+            return self.mixing is not None and self.mixing.hidden.awaits(silo, round_, part, context)
         if not self.state.blind:
-            return here
-        return here and self.summing is not None and self.summing.awaits(silo, context)
+            return True
+        return not self._lacks(silo, round_) and self.summing is not None and self.summing.awaits(silo, context)
+
+    def opens(self, silo: str, round_: int) -> bool:
+        """Whether a round is open for this silo."""
+        return self.state.stage == "round" and self.state.round == round_ and silo in self.state.open
+
+    def check_padded(self, silo: str, given: Padded) -> None:
+        """RefusedError unless this may be a silo's word on its upload of a part of the open round."""
+        round_ = given.upload.version.round
+        if self.mixing is None or not self.opens(silo, round_):
+            raise RefusedError(silo, "ROUND_CLOSED", f"job {self.job.name!r}: round {round_} does not await it")
+        self.mixing.hidden.check(silo, given)
+
+    def _lacks(self, silo: str, round_: int) -> list[str]:
+        lacks = self.mixing is not None and self.opens(silo, round_) and self.mixing.hidden.lacks(silo, round_)
+        return lacks or []
 
     def sum_of(self, silo: str, round_: int) -> Summing:
         """The sum of an open blind round; RefusedError ROUND_CLOSED where there is none."""
@@ -101,6 +153,13 @@ class JobRun:
             )
         return Delivery(tensors, self.store.digests(tensors))
 
+    def rows(self, round_: int, silo: str) -> tuple[list[Planned], Memories]:
+        """The rows that a silo gets beside it, and what is to be remembered of them before they leave."""
+        if self.mixing is None:
+            return [], {}
+        deliveries = self._method.deliveries(self._method_state, round_, silo)
+        return self.mixing.rows(deliveries, self.job.down(round_), silo)
+
     async def accept(self, silo: str, round_: int, spool: Spool, items: Sequence[Item], context: bytes = b"") -> str:
         """Check what was spooled, keep it, name it; RefusedError for a bad value, or if the round closed meanwhile.
 
@@ -112,29 +171,64 @@ class JobRun:
         self.check_open(silo, round_, context)
         return self.store.keep(silo, round_, path, masked=bool(context))
 
+    async def accept_part(
+        self, silo: str, round_: int, spool: Spool, part: Part, context: bytes, forget: Callable[[str], None]
+    ) -> str:
+        """The same of padded words or rotated vectors.
+
+        ``forget`` makes durable that the file of an older version, which nobody signed, does not count any more.
+        """
+        path = await asyncio.to_thread(spool.finished)
+        if isinstance(part.exchange, Gram):
+            await asyncio.to_thread(Upload(path, given_items([part])).check_values, silo)
+        self.check_open(silo, round_, context, part.name)
+        name = name_of(part, round_, silo)
+        if self.mixing is not None and self.mixing.hidden.has(round_, part.name, silo):
+            forget(name)
+        return self.store.keep_as(name, path)
+
     def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
         """Fold the round's uploads; nothing changes before ``commit``."""
         self.store.forget_loaded()
         if self.largest_upload > heap.WORTH_BYTES:
             heap.trim()
-        read, archive = self.store.reader(members, round_), self.store.folding(round_)
+        up, memories = self.job.up(round_), dict[tuple[str, str], RowMemory]()
+        if self.mixing is None:
+            read, archive = self.store.reader(members, round_), self.store.folding(round_)
+        else:
+            read = self.store.rotated(members, round_, [part for part in up if isinstance(part.exchange, Gram)])
+            archive = self.store.folding(round_, self.mixing.posting(round_, memories))
         method, metrics = aggregation.close_round(
-            self._method, self.exchanges, self._method_state, round_, members, self.job.up(round_), read, archive
+            self._method, self.exchanges, self._method_state, round_, members, up, read, archive
         )
         if round_ + 1 == self.job.length:
             self.store.keep_result(method, self.job.silos)
         counted = {name: int(value) for name, value in metrics.items()}
-        return FoldResult(counted, method, archive.changes, archive.digests)
+        if self.mixing is None:
+            return FoldResult(counted, method, archive.changes, archive.digests)
+        mixed = self.mixing.mixed(archive.changes)
+        needed = {*self.store.after(archive.changes).values(), *frozenset[str]().union(*mixed.values())}
+        gone = frozenset(self.mixing.hidden.files() - needed)
+        return FoldResult(counted, method, archive.changes, archive.digests, memories, mixed, gone)
 
     def commit(self, round_: int, result: FoldResult) -> None:
         """Turn to what the database has committed."""
         self._method_state = result.method
-        self.store.commit(round_, result.files, result.digests)
+        if self.mixing is not None:
+            self.mixing.committed(result.memories, result.mixed, result.gone)
+        self.store.commit(round_, result.files, result.digests, self.mixing.needed if self.mixing is not None else ())
+
+    def abandoned(self, round_: int) -> None:
+        """A round is over without a fold, and nothing that was given in it is in the database any more."""
+        if self.mixing is not None:
+            self.mixing.hidden.let_go(self.mixing.hidden.files(round_))
+            self.store.discard_hidden(round_)
 
 
 def _kept(stored: StoredJob) -> list[str]:
     """Names of the files that the open round may need."""
     state = stored.state
     if state.blind:
-        return [opened_sum(state.round), *(masked_words(state.round, silo) for silo in state.cohort)]
+        parts = [each.file for each in stored.hidden if each.round == state.round]
+        return [opened_sum(state.round), *(masked_words(state.round, silo) for silo in state.cohort), *parts]
     return [f"{state.round}.{silo}.upload" for silo in state.given]

@@ -15,7 +15,7 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
-from ..algorithms.exchange import Gift, Part, Read
+from ..algorithms.exchange import PLAIN, Gift, Part, Read, Sum
 from ..algorithms.job import Job
 from ..errors import LocalError
 from ..proto.blind import round_frame
@@ -78,7 +78,13 @@ class OpenedSums:
         raise LocalError(f"part {part.name!r} is given blind; this is a bug in Staddle")
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
-        """A part's fold over exactly these members, as it lies in the file; LocalError for another set."""
+        """A part's fold over exactly these members; LocalError for another set.
+
+        That of a Sum lies in the file. Rotated vectors have the inner products of those that were not; of padded words
+        there is nothing to see.
+        """
+        if not isinstance(part.exchange, Sum):
+            return PLAIN.collect(part, members, read)
         with safe_open(self._path(), framework="pt") as file:
             survivors = json.loads(file.metadata()[SURVIVORS])
             if set(survivors) != set(members):
@@ -86,6 +92,5 @@ class OpenedSums:
             names, prefix = list(file.keys()), f"{part.name}/"
             return {name.removeprefix(prefix): file.get_tensor(name) for name in names if name.startswith(prefix)}
 
-    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor] | None:
-        """A job whose sums are blind has no Mix."""
-        raise LocalError(f"part {part.name!r} is mixed, which is not blind yet; choose a method that only sums")
+    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> None:
+        """Nothing: only its recipient can open a row (rows.py)."""

@@ -59,7 +59,16 @@ class Receiving:
         self._deliveries: dict[tuple[str, str], tuple[int, int]] = {}  # (silo, job) → round, how often it was delivered
 
     def take(
-        self, job: Job, silo: str, round_: int, file: str, size: int, end: tensor.End, digests: Digests, head: Head
+        self,
+        job: Job,
+        silo: str,
+        round_: int,
+        file: str,
+        size: int,
+        end: tensor.End,
+        digests: Digests,
+        head: Head,
+        part: str = "",
     ) -> Taken:
         """Sign the receipt of an upload whose head was checked; nothing is kept before ``record``."""
         sha256, leaf = digests.total.hex(), end.ledger_leaf.hex()
@@ -76,14 +85,13 @@ class Receiving:
             ledger_root=head.checkpoint.root.hex(),
         )
         signature = receipt.sign(self._keys)
-        return Taken(
-            Submission(round_, silo, file, size, sha256, end.ledger_seq, leaf, signature), job, head, end.holds
-        )
+        given = Submission(round_, silo, file, size, sha256, end.ledger_seq, leaf, signature, part)
+        return Taken(given, job, head, end.holds)
 
     def record(self, taken: Taken, *, again: bool = False) -> None:
         """Write it: our ledger first, then the rows of the transaction that is open.
 
-        ``again``: the silo may have given for this round before, in an earlier attempt at its sum.
+        ``again``: the silo may have given for this round before, in an earlier attempt at its sum, or an older version.
         """
         given, job = taken.submission, taken.job
         sealed = self.ledger.received(

@@ -7,7 +7,10 @@ With n silos in the job::
     published   3 · every part that is folded or delivered: being written, last, and the one before, which may be read
     mail        3 n · every part that is put aside for silos that are away
 
-Not counted: the database, and what the method's coordinator half knows, which are small.
+Where a Mix is blind, a version is 8 bytes a number; what is put aside is made when it is fetched, and until then the
+versions stay that it is of: those of all rounds, at most.
+
+Not counted: the database, rows without their words, and what the method's coordinator half knows, which are small.
 """
 
 from collections.abc import Sequence
@@ -17,8 +20,10 @@ from ..algorithms.exchange import Mix, Part, Sum, walk_tensors
 from ..algorithms.job import Job
 from ..algorithms.method import KEEP, METRICS
 from ..errors import LocalError
+from ..proto.blind import summed, uploaded
 from ..proto.wire import delivered_items, given_items
 from ..security.preflight import size
+from .mixing import part_bytes
 from .opening import masked_bytes
 
 GENERATIONS = 3  # of a file that each round replaces
@@ -48,21 +53,25 @@ class Room:
 def room(job: Job) -> Room:
     """The most that a job's tensors take at a time."""
     silos, given, mixed = len(job.silos), 0, 0
+    aside = any(KEEP in part.tensors for start in (*job.phase_starts, job.length) for part in job.down(start))
+    versions = max(2 * silos, job.length * job.cohort_size) if aside else 2 * silos
     published: dict[str, int] = {}
     mail: dict[str, int] = {}
     for start in job.phase_starts:
         up = job.up(start)
         upload = sum(item.spec.nbytes for item in given_items(up))
         if job.security.required:
-            given = max(given, silos * masked_bytes(job, start) + opened_bytes(up))
+            parts = silos * sum(part_bytes(part) for part in uploaded(up))
+            given = max(given, silos * masked_bytes(job, start) + opened_bytes(summed(up)) + parts)
         else:
             given = max(given, silos * upload)
-        if any(isinstance(part.exchange, Mix) for part in up):
-            mixed = max(mixed, 2 * silos * upload)
+        if mixes := [part for part in up if isinstance(part.exchange, Mix)]:
+            hidden = sum(part_bytes(part) for part in mixes)
+            mixed = max(mixed, versions * hidden if job.keyed else 2 * silos * upload)
         _largest(published, [part for part in up if isinstance(part.exchange, Sum) and part.name != METRICS.name])
     for start in (*job.phase_starts, job.length):
         down = job.down(start)
-        _largest(mail, [part for part in down if KEEP in part.tensors])
+        _largest(mail, [part for part in down if KEEP in part.tensors and not job.keyed])
         _largest(published, [part for part in down if KEEP not in part.tensors])
     files, letters = sum(published.values()), sum(mail.values())
     return Room(given, mixed, GENERATIONS * files, GENERATIONS * silos * letters)

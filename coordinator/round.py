@@ -6,7 +6,8 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
 
     stage      leaves when                                          goes to
     queued     its turn has come (Began)                            admitting, or where it was stopped: drawing, round
-    admitting  every silo answered, or the deadline                 drawing (≥ min_cohort accepted), else finishing
+    admitting  every silo answered, or the deadline                 drawing (≥ min_cohort accepted; of a keyed job
+                                                                    all of them), else finishing
     drawing    the cohort is drawn                                  round, or finishing (failed) if it is too small
     round      every member of the cohort gave, failed or was lost, folding (≥ min_cohort gave), else finishing
                or a quorum gave, or the deadline
@@ -16,11 +17,13 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
     finishing  every admitted silo confirmed or was lost, or the    ended
                deadline; who comes back later is still told
     stopped    an operator resumes it (Resumed)                     queued
+    any        of a keyed job: its key fits no more (Unkeyed)       finishing (failed), unless it is there already
 
 An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when the fold is done;
 what was given in the open round stays given. A silo that did not answer in time may still do so: it is drawn from then
 on. In a blind job (``blind``) a round is one secure sum, which summing.py makes: nobody gives alone; a silo that fails
-drops out of an attempt at it, and may take part in the next.
+drops out of an attempt at it, and may take part in the next. All silos of a keyed job (``keyed``) have given to its key
+when they accepted, so without one of them it does not begin.
 
 Events that come too late (an upload for a closed round) change nothing. What the silos should do meanwhile follows from
 the state: tasks.py.
@@ -55,6 +58,7 @@ from .events import (
     Stopped,
     SumFailed,
     Summed,
+    Unkeyed,
     Watch,
 )
 
@@ -86,6 +90,7 @@ class JobState:
     outcome: Literal["running", "completed", "failed"] = "running"
     reason: str = ""
     blind: bool = False  # each round is one secure sum
+    keyed: bool = False  # its silos share a key, which each of them gives to
     attempt: int = 0  # at the sum of this round: the one that goes on, or the next
     fruitless: int = 0  # attempts at it that ended without a sum
     refused: int = 0  # those of them that will hardly end otherwise
@@ -125,7 +130,7 @@ def advance(state: JobState, event: Event) -> Step:
             state = replace(state, answers={**state.answers, silo: code or "accepted"})
             told = Report("job.accepted", {"silo": silo}) if code is None else _declined(silo, code)
             return _then(state, (told,), _admit_if_complete)
-        case Stopped() | Resumed():
+        case Stopped() | Resumed() | Unkeyed():
             return _operated(state, event)
         case Drawn(round_, cohort) if state.stage == "drawing" and round_ == state.round:
             return _start_round(state, cohort)
@@ -155,8 +160,8 @@ def advance(state: JobState, event: Event) -> Step:
             return state, ()
 
 
-def _operated(state: JobState, event: Stopped | Resumed) -> Step:
-    """What operators ask."""
+def _operated(state: JobState, event: Stopped | Resumed | Unkeyed) -> Step:
+    """What operators ask, or what follows from their bringing another roster."""
     match event:
         case Stopped() if state.stage in ("queued", "admitting", "drawing", "round"):
             halted: tuple[Effect, ...] = (Halt(state.round),) if state.blind and state.stage == "round" else ()
@@ -167,6 +172,8 @@ def _operated(state: JobState, event: Stopped | Resumed) -> Step:
             return replace(state, stage="queued", failed={}), (Report("job.resumed", {"round": state.round}),)
         case Resumed():
             return replace(state, stopping=False), ()
+        case Unkeyed(reason) if state.keyed and state.stage not in ("finishing", "ended"):
+            return _finish(state, "failed", reason)
         case _:
             return state, ()
 
@@ -261,9 +268,15 @@ def _admit_if_complete(state: JobState) -> Step:
 
 
 def _admit(state: JobState) -> Step:
+    refused = ", ".join(f"{s}: {state.answers.get(s, 'no answer')}" for s in state.silos if s not in state.admitted)
     if len(state.admitted) < state.min_cohort:
-        refused = ", ".join(f"{s}: {state.answers.get(s, 'no answer')}" for s in state.silos if s not in state.admitted)
         why = f"{len(state.admitted)} silos accepted, min_cohort is {state.min_cohort} ({refused})"
+        return _finish(state, "failed", why)
+    if state.keyed and refused:
+        why = (
+            f"{len(state.admitted)} of {len(state.silos)} silos accepted, and the key that its silos share takes all "
+            f"of them ({refused})"
+        )
         return _finish(state, "failed", why)
     return _open_round(state)
 

@@ -3,8 +3,11 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from itertools import chain
 from typing import Any
+
+from torch import Tensor
 
 from .. import log
 from ..errors import RefusedError
@@ -12,18 +15,24 @@ from ..proto import federation_pb2 as pb
 from ..proto import secure_pb2 as secure
 from ..proto import tensor_pb2 as tensor
 from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
-from ..proto.frames import Frame
+from ..proto.frames import Chunk, Frame
+from ..proto.group_messages import asked_from_wire as key_asked_from_wire
+from ..proto.group_messages import told_to_wire as key_told_to_wire
+from ..proto.mix_messages import mixed_to_wire
 from ..proto.secure_given import asked_from_wire
 from ..proto.secure_told import told_to_wire
-from ..proto.stream import Digester, chunks
-from ..proto.wire import delivered_items, to_wire
+from ..proto.stream import Digester, chunks, recut
+from ..proto.wire import delivered_items, tensor_bytes, to_wire
 from ..security import roster as rosters
 from ..security.attestation import CHALLENGE_BYTES
+from .contributions import relayed
 from .daemon import Daemon
 from .events import Answered, Done, Failed
 from .guard import Context, caller
 from .heads import MAX_HEAD_BYTES
+from .hidden import dumped, received
 from .jobrun import JobRun
+from .rows import Planned, mixed
 from .tasks import FinishTask, OfferTask, RoundTask, SiloTask
 from .uploads import Uploads
 
@@ -32,7 +41,7 @@ WITNESSED_BEFORE_A_TASK = 4  # witness tasks in a row while another one waits: w
 
 
 class Service:
-    """The ten calls; identity and limits were checked by the guard."""
+    """The calls of silos; identity and limits were checked by the guard."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -122,6 +131,8 @@ class Service:
         code = _code(request.code)
         match request.kind:
             case pb.ANSWER_KIND_ACCEPT:
+                if run.job.keyed:
+                    self._daemon.contributions.check_given(run.job, silo)
                 self._daemon.apply(run, Answered(silo, None))
             case pb.ANSWER_KIND_DECLINE:
                 self._daemon.apply(run, Answered(silo, code))
@@ -141,31 +152,36 @@ class Service:
         if found is None or found[0] is not run or _round(found[1]) != request.round:
             raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r}: round {request.round} is not open to it")
         self._daemon.receiving.check_delivery(run.job, silo, request.round)
+        rows = self._daemon.rows(run, request.round, silo)
         delivery = await run.delivery(request.round, silo)
         items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery.tensors])
-        size = sum(item.spec.nbytes for item in items)
+        sizes = [*(item.spec.nbytes for item in items), *(run.keyed.nbytes(planned) for planned, _ in rows)]
+        size = sum(sizes)
         manifest = tensor.Manifest(
             job=run.job.name,
             job_digest=bytes.fromhex(run.job.digest),
             round=request.round,
             size=size,
             tensors=to_wire(items),
+            rows=await asyncio.to_thread(_wired, rows) if rows else (),
         )
         try:
             async with asyncio.timeout(transfer_seconds(size)):
                 await context.write(tensor.Frame(manifest=manifest))
                 places = {place: (item.part, item.spec.name) for place, item in enumerate(items)}
                 known = {place: delivery.digests[key] for place, key in places.items() if key in delivery.digests}
-                digester = Digester([item.spec.nbytes for item in items], known)
-                for chunk in chunks([delivery.tensors[part][name] for part, name in places.values()]):
+                digester = Digester(sizes, known)
+                tensors = [delivery.tensors[part][name] for part, name in places.values()]
+                async for chunk in _chunks(tensors, [run.keyed.words(planned) for planned, _ in rows]):
                     digester.update(chunk.payload)
                     self._daemon.saw(silo)
                     await context.write(chunk)  # waits while the silo is busy: back-pressure
                 digests = digester.digests()
-                if items:  # before the end: what the silo has whole stands in our ledger
+                if sizes:  # before the end: what the silo has whole stands in our ledger
                     self._daemon.delivered(run, silo, request.round, size, digests)
                 await context.write(tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)))
-            log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size)
+            told = {"rows": len(rows)} if rows else {}
+            log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **told)
         except TimeoutError:
             raise RefusedError(silo, "LIMIT", "the delivery was read slower than its size allows") from None
 
@@ -177,7 +193,14 @@ class Service:
         """Say what has come of an upload whose connection the silo lost."""
         silo = self._silo(request.session, context)
         run = self._run(silo, request.job, request.job_digest)
-        return await self._uploads.standing(silo, run, request.round)
+        return await self._uploads.standing(silo, run, request.round, request.part)
+
+    async def Padded(self, request: secure.PaddedGiven, context: Context) -> secure.SecureTaken:  # noqa: N802
+        """Take a silo's word on its upload of a Mix."""
+        silo = self._silo(request.session, context)
+        given = received(silo, request)
+        self._daemon.padded(self._run(silo, given.job, given.job_digest), silo, given, dumped(request))
+        return secure.SecureTaken()
 
     async def Secure(self, request: secure.SecureGiven, context: Context) -> secure.SecureTaken:  # noqa: N802
         """Take a message into a round's secure sum."""
@@ -204,6 +227,19 @@ class Service:
                 return told_to_wire(None)
             finally:
                 self._daemon.saw(silo)
+
+    async def Contribute(self, request: secure.Contributed, context: Context) -> secure.SecureTaken:  # noqa: N802
+        """Take what a silo gives to the key of a job."""
+        silo = self._silo(request.session, context)
+        self._daemon.contribute(self._run(silo, request.job, request.job_digest), silo, request)
+        return secure.SecureTaken()
+
+    async def GroupKey(self, request: secure.KeyAsked, context: Context) -> secure.KeyTold:  # noqa: N802
+        """Pass on what the other silos gave to the key of a job, once all of them did."""
+        silo = self._silo(request.session, context)
+        asked = key_asked_from_wire(silo, request)
+        bodies = self._daemon.contributions.bodies(self._run(silo, asked.job, asked.job_digest).job)
+        return key_told_to_wire(await asyncio.to_thread(relayed, bodies, silo))
 
     def _admit(self, silo: str, manifest: tensor.Manifest) -> JobRun:
         self._check_session(silo, manifest.session)
@@ -246,6 +282,21 @@ class Service:
                     job=run.job.name, job_digest=digest, round=round_, completed=completed, counted=counted
                 )
                 return pb.Task(finish=over)
+
+
+def _wired(rows: list[tuple[Planned, dict[str, bytes]]]) -> list[secure.MixedRow]:
+    return [mixed_to_wire(mixed(planned, signed)) for planned, signed in rows]
+
+
+async def _chunks(tensors: list[Tensor], rows: list[Iterator[memoryview]]) -> AsyncIterator[Chunk]:
+    """The bytes of tensors, then the words of rows; a row is added up in a thread, while it is sent."""
+    if not rows:
+        for chunk in chunks(tensors):
+            yield chunk
+        return
+    made = recut(chain(map(tensor_bytes, tensors), *rows))
+    while (chunk_ := await asyncio.to_thread(next, made, None)) is not None:
+        yield chunk_
 
 
 def _code(value: Any) -> str:

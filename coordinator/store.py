@@ -8,8 +8,12 @@
                                                              a Mix, else it goes after the fold
     <directory>/jobs/<job>/<round>.<silo>.masked             the masked words of a secure sum; they go after the fold
     <directory>/jobs/<job>/<round>.@sum.safetensors          what the open sum of a round holds, the same
+    <directory>/jobs/<job>/<round>.<silo>.<part>.padded      the words of a Mix that is blind; they stay while they are
+                                                             the last version, or a row that was put aside is of them
+    <directory>/jobs/<job>/<round>.<silo>.<part>.rotated     the vectors of a Gram that is blind; they go after the fold
     <directory>/jobs/<job>/<round>.<part>.safetensors        what a round published
     <directory>/jobs/<job>/<round>.<part>.<silo>.safetensors what a round put aside for a silo that was away
+    <directory>/jobs/<job>/<round>.<part>.<silo>.rows        the same where it is blind: rows, not their words
     <directory>/jobs/<job>/result.safetensors                what the method's coordinator half knows in the end
 
 Which of the files count is said by the database (database.py). All others are rubbish, left by a fold or an upload that
@@ -34,16 +38,18 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from ..algorithms.exchange import REGION, WEIGHT, all_finite, bounds_fault
-from ..algorithms.method import CoordinatorState
+from ..algorithms.exchange import REGION, WEIGHT, Part, Read, all_finite, bounds_fault
+from ..algorithms.method import CoordinatorState, Post
 from ..errors import LocalError, RefusedError
 from ..files import sync_directory, unwritable
 from ..proto.channel import CHUNK_BYTES
-from ..proto.wire import Item, tensor_bytes, tensor_from
+from ..proto.wire import Item, given_items, tensor_bytes, tensor_from
 from .database import Files, Place
 
 MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
 RESULT = "result.safetensors"
+ROWS = ".rows"
+SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, ".safetensors")  # of all that is kept
 SILOS = "silos"  # in the header of a result: the job's silos as a JSON list, in the order of its rows
 
 
@@ -138,7 +144,7 @@ def check_folder(folder: Path, round_: int) -> None:
     is -1 for a job that the database does not have.
     """
     for path in sorted(folder.glob("*")):
-        if path.suffix in (".upload", ".masked", ".safetensors") and _number(path) > round_:
+        if path.suffix in SUFFIXES and _number(path) > round_:
             known = f"the job stands in round {round_}" if round_ >= 0 else "there is no such job"
             raise LocalError(
                 f"{folder}: holds {path.name}, but by coordinator.sqlite {known}: it is missing, or older than this "
@@ -158,6 +164,7 @@ class JobStore:
         self._folder = folder
         self._items = items
         self._files = dict(files)
+        self._mixed: Collection[str] = ()  # padded words that rows are of which were put aside
         self._rubbish: set[str] = set()  # no longer referred to since the last commit
         self._loading = threading.Lock()
         self._loaded: dict[str, dict[str, Tensor]] = {}  # published values, once a silo has asked; shared by all
@@ -177,7 +184,10 @@ class JobStore:
 
     def keep(self, silo: str, round_: int, spooled: Path, *, masked: bool = False) -> str:
         """Give a checked upload its name, which is returned."""
-        name = (masked_words if masked else _upload)(round_, silo)
+        return self.keep_as((masked_words if masked else _upload)(round_, silo), spooled)
+
+    def keep_as(self, name: str, spooled: Path) -> str:
+        """Give a checked upload this name."""
         spooled.replace(self._folder / name)
         sync_directory(self._folder)
         return name
@@ -187,6 +197,19 @@ class JobStore:
         items = self._items(round_)
         uploads = {silo: Upload(self._folder / _upload(round_, silo), items) for silo in members}
         return lambda part, silo, name: uploads[silo].read(part, name)
+
+    def rotated(self, members: Sequence[str], round_: int, parts: Sequence[Part]) -> Callable[[str, str, str], Tensor]:
+        """``read(part, silo, name)`` over the rotated vectors of these silos."""
+        uploads = {
+            (part.name, silo): Upload(self._folder / rotated_vectors(round_, silo, part.name), given_items([part]))
+            for part in parts
+            for silo in members
+        }
+        return lambda part, silo, name: uploads[part, silo].read(part, name)
+
+    def path(self, name: str) -> Path:
+        """Where a file of this job lies."""
+        return self._folder / name
 
     def masked(self, round_: int, silo: str) -> Path:
         """Where the masked words of a silo lie."""
@@ -236,20 +259,33 @@ class JobStore:
         round_ = int(file.partition(".")[0])
         return Upload(self._folder / file, self._items(round_)).read(part, name)
 
-    def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
-        """What was put aside for a silo, with ``@keep``; None where nothing is."""
-        name = self._files.get(("mail", part, silo))
-        return None if name is None else safetensors.torch.load_file(self._folder / name)
+    def file(self, part: str, silo: str) -> str | None:
+        """Name of the file of a silo's version."""
+        return self._files.get(("version", part, silo))
 
-    def mailed(self, silo: str) -> list[Place]:
-        """Where something is put aside for a silo."""
-        return [place for place in self._files if place[0] == "mail" and place[2] == silo]
+    def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
+        """What was put aside for a silo, with ``@keep``; None where nothing is, or rows without their words."""
+        name = self._files.get(("mail", part, silo))
+        return None if name is None or name.endswith(ROWS) else safetensors.torch.load_file(self._folder / name)
+
+    def put_aside(self, part: str, silo: str) -> bytes | None:
+        """The rows that were put aside for a silo, as a fold put them there; None where there are none."""
+        name = self._files.get(("mail", part, silo))
+        return (self._folder / name).read_bytes() if name is not None and name.endswith(ROWS) else None
+
+    def mailed(self, silo: str | None = None) -> list[Place]:
+        """Where something is put aside for a silo, or for any."""
+        return [place for place in self._files if place[0] == "mail" and silo in (None, place[2])]
 
     # A fold, and its commit.
 
-    def folding(self, round_: int) -> "Folding":
-        """An archive whose changes lie beside what is committed."""
-        return Folding(self, round_)
+    def folding(self, round_: int, rows: Callable[[Post, bool], bytes | None] | None = None) -> "Folding":
+        """An archive whose changes lie beside what is committed.
+
+        ``rows`` of a job whose versions are padded words: what is then put aside for a post, beside what lies there
+        unless that is cleared; None where nothing is.
+        """
+        return Folding(self, round_, rows)
 
     def keep_result(self, state: CoordinatorState, silos: Sequence[str]) -> None:
         """Keep what the method's coordinator half knows, and whose rows they are; no file where it knows nothing."""
@@ -257,28 +293,62 @@ class JobStore:
             own = {name: tensor.clone() for name, tensor in state.items()}  # the format takes no shared memory
             self.write(RESULT, own, {SILOS: json.dumps(list(silos))})
 
-    def commit(self, round_: int, changes: Mapping[Place, str | None], digests: Mapping[str, dict[str, bytes]]) -> None:
-        """Turn to the files of a round that the database has committed; remove what nothing refers to any more."""
+    def after(self, changes: Mapping[Place, str | None]) -> dict[Place, str]:
+        """What lies where, once these changes are committed."""
+        changed = {**self._files, **changes}
+        return {place: name for place, name in changed.items() if name is not None}
+
+    def commit(
+        self,
+        round_: int,
+        changes: Mapping[Place, str | None],
+        digests: Mapping[str, dict[str, bytes]],
+        mixed: Collection[str] = (),
+    ) -> None:
+        """Turn to the files of a round that the database has committed; remove what nothing refers to any more.
+
+        ``mixed`` are the padded words that rows are of which were put aside.
+        """
         with self._loading:
             self._loaded.clear()
             self._digests |= digests
-            before = set(self._files.values())
-            self._files |= {place: name for place, name in changes.items() if name is not None}
-            for place in [place for place, name in changes.items() if name is None]:
-                self._files.pop(place, None)
-            wanted = set(self._files.values())
-        kinds = (f"{round_}.*.upload", f"{round_}.*.masked", opened_sum(round_))
+            before = {*self._files.values(), *self._mixed}
+            self._files, self._mixed = self.after(changes), mixed
+            wanted = {*self._files.values(), *mixed}
+        kinds = (*(f"{round_}.*{kind}" for kind in SUFFIXES[:4]), opened_sum(round_))
         uploads = {path.name for kind in kinds for path in self._folder.glob(kind)} - wanted
         for name in self._rubbish | uploads:
             (self._folder / name).unlink(missing_ok=True)
         self._rubbish = before - wanted
 
-    def clean(self, uploads: Collection[str]) -> None:
-        """Remove every file but those that are referred to, and the given uploads of the open round."""
-        wanted = {RESULT, *self._files.values(), *uploads}
-        for path in self._folder.iterdir():
-            if path.name not in wanted and path.suffix in (".upload", ".masked", ".safetensors", ".tmp"):
+    def discard_hidden(self, round_: int) -> None:
+        """Remove the padded words and rotated vectors of a round that was not folded."""
+        for kind in ("padded", "rotated"):
+            for path in self._folder.glob(f"{round_}.*.{kind}"):
                 path.unlink()
+
+    def clean(self, uploads: Collection[str], mixed: Collection[str] = ()) -> None:
+        """Remove every file but those that are referred to, and the given uploads of the open round.
+
+        ``mixed`` are the padded words that rows are of which were put aside.
+        """
+        self._mixed = mixed
+        wanted = {RESULT, *self._files.values(), *uploads, *mixed}
+        for path in self._folder.iterdir():
+            if path.name not in wanted and path.suffix in (*SUFFIXES, ".tmp"):
+                path.unlink()
+
+    def write_rows(self, name: str, data: bytes) -> None:
+        """Write a file of rows and make it durable; OSError where the disk does not take it."""
+        path = self._folder / name
+        temporary = path.with_name(f".{name}.tmp")
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(self._folder)
 
     def write(self, name: str, tensors: Mapping[str, Tensor], header: dict[str, str] | None = None) -> None:
         """Write a file and make it durable; OSError where the disk does not take it."""
@@ -305,11 +375,12 @@ class Folding:
     It reads what is committed, so folding a round again after a crash or a full disk gives the same.
     """
 
-    def __init__(self, store: JobStore, round_: int) -> None:
+    def __init__(self, store: JobStore, round_: int, rows: Callable[[Post, bool], bytes | None] | None = None) -> None:
         self.changes: dict[Place, str | None] = {}
         self.digests: dict[str, dict[str, bytes]] = {}  # of what was published
         self._store = store
         self._round = round_
+        self._rows = rows
 
     def latest(self, part: str) -> dict[str, Tensor] | None:
         """The published value before this round."""
@@ -322,9 +393,10 @@ class Folding:
             self._write(("result", part, ""), f"{self._round}.{part}.safetensors", tensors)
             self.digests[part] = hashing.result()
 
-    def store(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
-        """Let a silo's upload of this round, which holds these tensors, be its version of a Mix part."""
-        self.changes["version", part, silo] = _upload(self._round, silo)
+    def store(self, part: Part, silo: str, read: Read) -> None:
+        """Let a silo's upload of this round be its version of a Mix part; it stays as it is, so nothing is read."""
+        name = padded_words(self._round, silo, part.name) if self._rows else _upload(self._round, silo)
+        self.changes["version", part.name, silo] = name
 
     def has(self, part: str, silo: str) -> bool:
         """Whether a silo had given a version before this round."""
@@ -338,9 +410,18 @@ class Folding:
         """What was put aside for a silo before this round."""
         return self._store.mail(part, silo)
 
-    def put_mail(self, part: str, silo: str, tensors: Mapping[str, Tensor]) -> None:
-        """Replace what is put aside for a silo."""
-        self._write(("mail", part, silo), f"{self._round}.{part}.{silo}.safetensors", tensors)
+    def put_mail(self, post: Post, tensors: Mapping[str, Tensor] | None) -> bool:
+        """Replace what is put aside for a silo, where there is a row, or may be one that only the silo can open."""
+        place: Place = ("mail", post.part, post.silo)
+        name = f"{self._round}.{post.part}.{post.silo}"
+        if tensors is not None:
+            self._write(place, f"{name}.safetensors", tensors)
+            return True
+        rows = None if self._rows is None else self._rows(post, place in self.changes)
+        if rows is not None:
+            self._store.write_rows(f"{name}{ROWS}", rows)
+            self.changes[place] = f"{name}{ROWS}"
+        return rows is not None
 
     def clear_mail(self, silo: str) -> None:
         """Remove all that is put aside for a silo."""
@@ -364,6 +445,16 @@ def _number(path: Path) -> int:
 def masked_words(round_: int, silo: str) -> str:
     """Name of a file."""
     return f"{round_}.{silo}.masked"
+
+
+def padded_words(round_: int, silo: str, part: str) -> str:
+    """Name of a file."""
+    return f"{round_}.{silo}.{part}.padded"
+
+
+def rotated_vectors(round_: int, silo: str, part: str) -> str:
+    """Name of a file."""
+    return f"{round_}.{silo}.{part}.rotated"
 
 
 def opened_sum(round_: int) -> str:

@@ -8,7 +8,9 @@ digests are checked over the whole payload. Nothing stays of an upload that was 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+from ..algorithms.exchange import Mix, Part
 from ..errors import RefusedError
 from ..files import MAX_SAFE_INTEGER
 from ..proto import federation_pb2 as pb
@@ -19,6 +21,7 @@ from ..proto.stream import Inbound
 from ..proto.wire import Item, check_manifest, given_items
 from .daemon import Daemon, Held
 from .events import Failed
+from .hidden import Hidden
 from .jobrun import JobRun
 from .store import Spool
 
@@ -42,9 +45,15 @@ class Arriving:
     run: JobRun | None = None
     round: int = 0
     items: tuple[Item, ...] = ()
-    context: bytes = b""  # of masked words: the attempt that they are of
+    context: bytes = b""  # of a blind job: what it is bound to
+    part: Part | None = None  # of a blind job, where it crosses by itself
     spool: Spool = field(init=False)
     spooled: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of the part; empty where it is all that a silo gives in its round."""
+        return "" if self.part is None else self.part.name
 
     def write(self, chunk: memoryview) -> None:
         """Take bytes that the manifest declared."""
@@ -80,15 +89,15 @@ class Uploads:
         finally:
             del self._running[silo]
 
-    async def standing(self, silo: str, run: JobRun, round_: int) -> pb.StandingReply:
+    async def standing(self, silo: str, run: JobRun, round_: int, part: str = "") -> pb.StandingReply:
         """What has come of a silo's upload. It asks after a lost connection: one that still runs is ended first."""
         if (running := self._running.get(silo)) is not None:
             running.cancel()
             await asyncio.wait({running})
-        if (receipt := self._daemon.receipt(run, round_, silo)) is not None:
+        if (receipt := self._daemon.receipt(run, round_, silo, part)) is not None:
             return pb.StandingReply(receipt=receipt)
         held = self._daemon.held.get(silo)
-        return pb.StandingReply(received=held.size if held is not None and held.fits(run, round_) else 0)
+        return pb.StandingReply(received=held.size if held is not None and held.fits(run, round_, part) else 0)
 
     async def _receive(self, silo: str, frames: AsyncIterator[Frame]) -> pb.Receipt:
         arriving = Arriving()
@@ -106,7 +115,7 @@ class Uploads:
             if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
                 raise RefusedError(silo, "MANIFEST", "the end frame names no place in a ledger")
             head = self._daemon.receiving.heads.check(silo, end)
-            file = await run.accept(silo, arriving.round, arriving.spool, arriving.items, arriving.context)
+            file = await self._accepted(silo, run, arriving)
         except asyncio.CancelledError:
             self._keep(silo, arriving)
             raise
@@ -120,24 +129,37 @@ class Uploads:
             raise RefusedError(silo, "LIMIT", "the upload took longer than its size allows; it was dropped") from None
         finally:
             arriving.discard()
+        if arriving.part is not None:
+            return self._daemon.conclude_part(run, silo, arriving, file, end, digests, head)
         return self._daemon.conclude(run, silo, arriving.round, file, end, digests, head)
+
+    async def _accepted(self, silo: str, run: JobRun, arriving: Arriving) -> str:
+        spool, round_, part = arriving.spool, arriving.round, arriving.part
+        if part is None:
+            return await run.accept(silo, round_, spool, arriving.items, arriving.context)
+        forget = partial(self._daemon.forget, run)
+        return await run.accept_part(silo, round_, spool, part, arriving.context, forget)
 
     def _check(self, silo: str, manifest: tensor.Manifest, arriving: Arriving) -> list[int]:
         """Sizes of what a manifest declares; it is open, fits job and disk, and goes on where the bytes here end."""
         run = self._admit(silo, manifest)
-        if bool(manifest.context) != run.state.blind:
+        if bool(manifest.context) != run.state.blind or (manifest.part and run.mixing is None):
             gives = "masked words, the job is in the clear" if manifest.context else "tensors, the job's sums are blind"
+            gives = f"a part {manifest.part[:64]!r} by itself, nothing of the job does" if manifest.part else gives
             raise RefusedError(silo, "MANIFEST", f"gives {gives}; run the release of Staddle that the job asks for")
-        run.check_open(silo, manifest.round, manifest.context)
+        run.check_open(silo, manifest.round, manifest.context, manifest.part)
         if manifest.offset:
             held = self._daemon.held.get(silo)
-            have = held.size if held is not None and held.fits(run, manifest.round) else 0
+            fits = held is not None and held.fits(run, manifest.round, manifest.part)
+            have = held.size if held is not None and fits and held.context == manifest.context else 0
             if manifest.offset != have:  # before `run` is set: the silo may start over
                 why = f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it; send all of it"
                 raise RefusedError(silo, "MANIFEST", why)
         arriving.run, arriving.round, arriving.context = run, manifest.round, manifest.context
-        if manifest.context:
-            sizes = [_masked_size(silo, run, manifest)]
+        if manifest.part and run.mixing is not None:
+            arriving.part, sizes = _part(silo, run, run.mixing.hidden, manifest)
+        elif manifest.context:
+            sizes = [_words(silo, manifest, run.upload_bytes(manifest.round), "masked")]
         else:
             arriving.items = given_items(run.job.up(manifest.round))
             check_manifest(silo, manifest, arriving.items)
@@ -150,16 +172,27 @@ class Uploads:
     def _keep(self, silo: str, arriving: Arriving) -> None:
         """Leave the bytes that arrived for the rest of their upload, if its round still awaits it."""
         run = arriving.run
-        if run is not None and arriving.spooled and run.awaits(silo, arriving.round, arriving.context):
+        if run is not None and arriving.spooled and run.awaits(silo, arriving.round, arriving.context, arriving.name):
             arriving.spooled = False
             size = arriving.spool.suspend()
-            self._daemon.held[silo] = Held(run, arriving.round, arriving.spool, size, arriving.context)
+            held = Held(run, arriving.round, arriving.spool, size, arriving.context, arriving.name)
+            self._daemon.held[silo] = held
 
 
-def _masked_size(silo: str, run: JobRun, manifest: tensor.Manifest) -> int:
-    """How many masked words are due, in bytes; RefusedError MANIFEST where they are declared otherwise."""
-    due = run.upload_bytes(manifest.round)
+def _part(silo: str, run: JobRun, hidden: Hidden, manifest: tensor.Manifest) -> tuple[Part, list[int]]:
+    """The part of an upload, and the sizes of what is hashed; RefusedError MANIFEST where it is declared otherwise."""
+    part = hidden.part(silo, manifest.round, manifest.part)
+    hidden.check_context(silo, manifest.round, part, manifest.context)
+    if isinstance(part.exchange, Mix):
+        return part, [_words(silo, manifest, run.upload_bytes(manifest.round, part.name), "padded")]
+    items = given_items([part])
+    check_manifest(silo, manifest, items)
+    return part, [item.spec.nbytes for item in items]
+
+
+def _words(silo: str, manifest: tensor.Manifest, due: int, form: str) -> int:
+    """How many words are due, in bytes; RefusedError MANIFEST where they are declared otherwise."""
     if manifest.tensors or manifest.size != due:
-        why = f"declared {manifest.size} bytes of masked words and {len(manifest.tensors)} tensors, due are {due} bytes"
+        why = f"declared {manifest.size} bytes of {form} words and {len(manifest.tensors)} tensors, due are {due} bytes"
         raise RefusedError(silo, "MANIFEST", why)
     return due

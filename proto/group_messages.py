@@ -1,8 +1,8 @@
 """The key of a job's silos in protobuf: what a silo gives to it, and what the others gave, as it is passed on.
 
 They are written and refused as the messages of a secure sum are (secure_messages.py); signatures, proofs and seals are
-for security/group_key.py to check. Among n silos a ``Contributed`` has at most 403 + 118 n bytes, a ``KeyAsked`` 166,
-fit for a control message (silo/control.py), and a ``KeyTold`` 704 n: below the 4 MiB of a message (channel.py).
+for security/group_key.py to check. Among n silos a ``Contributed`` has at most 288 + 118 n bytes, a ``KeyAsked`` 166,
+fit for a control message (silo/control.py), and a ``KeyTold`` 704 (n - 1): below the 4 MiB of a message (channel.py).
 """
 
 from collections.abc import Sequence

@@ -144,6 +144,15 @@ def letters(pieces: Sequence[Sealed]) -> dict[str, Letter]:
     return {piece.recipient: Letter(piece, tree.inclusion_proof(i)) for i, piece in enumerate(pieces)}
 
 
+def letter_for(recipient: str, pieces: Sequence[Sealed]) -> Letter:
+    """At the coordinator: what one recipient gets; LocalError where nothing is sealed to it."""
+    named = [piece.recipient for piece in pieces]
+    if recipient not in named:
+        raise LocalError(f"nothing is sealed to {recipient!r}, only to {', '.join(named)}")
+    place = named.index(recipient)
+    return Letter(pieces[place], Tree(piece.leaf() for piece in pieces).inclusion_proof(place))
+
+
 def _info(label: bytes, sender: str, recipient: str, ephemeral: bytes, public: bytes) -> bytes:
     return framed(label, sender.encode(), recipient.encode(), ephemeral, public)
 

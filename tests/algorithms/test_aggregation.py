@@ -105,7 +105,9 @@ def test_a_row_runs_over_the_silos_that_have_a_version(make_job, monkeypatch):
     monkeypatch.setattr(method, "deliveries", lambda *_: (Row("extractor", {"a": 1.0, "b": 3.0, "c": 4.0}),))
     assert deliver(method, PLAIN, method.begin(), 1, "a", archive) == {}
     for silo, value in (("a", 1.0), ("b", 5.0)):
-        archive.store("extractor", silo, {s.name: torch.full(s.shape, value) for s in method.up(0)[0].tensors})
+        (part, *_) = method.up(0)
+        given = {s.name: torch.full(s.shape, value) for s in part.tensors}
+        archive.store(part, silo, lambda _, name, given=given: given[name])
     row = deliver(method, PLAIN, method.begin(), 1, "a", archive)["extractor"]
     assert all(bool((t == 4.0).all()) for t in row.values())  # (1·1 + 3·5) / 4
 

@@ -177,7 +177,7 @@ def test_eq_4_mixes_last_given_extractors_with_integer_weights(make):
     versions = {}
     for i, silo in enumerate("abc"):
         versions[silo] = {s.name: torch.full(s.shape, float(i + 1)) for s in part.tensors}
-        archive.store("extractor", silo, versions[silo])
+        archive.store(part, silo, lambda silo, name: versions[silo][name])
     state = set_phi(method, {(0, 1): 0.5, (0, 2): 0.2}, [0, 1, 2])
     down = deliver(method, PLAIN, state, 1, "a", archive)["extractor"]
     w = [CODE_SELF_WEIGHT, -math.log(0.5), -math.log(0.8)]

@@ -23,6 +23,7 @@ from staddle.coordinator import daemon as daemons
 from staddle.coordinator import guard, limits, server, uploads
 from staddle.errors import PeerError
 from staddle.proto import federation_pb2 as pb
+from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.frames import decode
 from staddle.proto.wire import delivered_items, to_wire
@@ -42,6 +43,8 @@ REQUESTS = {
     "Standing": pb.StandingRequest,
     "Fetch": pb.FetchRequest,
     "Upload": tensor.Frame,
+    "Contribute": secure.Contributed,
+    "GroupKey": secure.KeyAsked,
 }
 
 

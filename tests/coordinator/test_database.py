@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from staddle.coordinator.database import SUBMISSIONS, VERSION, Database, Submission
+from staddle.coordinator.database import SUBMISSIONS, VERSION, Database, StoredContribution, Submission
 from staddle.coordinator.events import Answered, Began, Drawn, Folded, Given
 from staddle.coordinator.round import JobState, advance
 from staddle.coordinator.secure_rows import Row
 from staddle.errors import LocalError
 
 SILOS = ("b", "a", "c")
+NEW = ("blind", "attempt", "fruitless", "keyed")  # fields of a state that came later
 GIVEN = Submission(1, "a", "1.a.upload", 2**40, "ab" * 32, 2**53 - 1, "cd" * 32, b"\0sig")
 
 
@@ -207,6 +208,22 @@ def test_a_submission_of_another_attempt_takes_the_place_of_the_one_before(datab
     assert database.submission("j", 1, "a").sha256 == "00" * 32
 
 
+def test_contributions_are_kept_by_job_and_silo_each_once(database, path):
+    for name in ("j", "k"):
+        add(database, job(name))
+    with database.transaction():
+        database.add_contribution("j", "a", "11" * 32, b"one")
+        database.add_contribution("j", "b", "22" * 32, b"two")
+        database.add_contribution("k", "a", "11" * 32, b"three")
+    with pytest.raises(LocalError, match="UNIQUE"), database.transaction():
+        database.add_contribution("j", "a", "11" * 32, b"four")
+    database = again(database, path)
+    one, two = StoredContribution("11" * 32, b"one"), StoredContribution("22" * 32, b"two")
+    assert database.contributions("j") == {"a": one, "b": two}
+    assert (database.contribution("j", "b"), database.contribution("k", "b")) == (two, None)
+    assert database.contributions("nothing") == {}
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_database_of_a_version_before_is_taken_over(database, path, version):
     """Its states lack the fields that came since, its submissions are of no part."""
@@ -224,8 +241,8 @@ def test_a_database_of_a_version_before_is_taken_over(database, path, version):
         old.execute(f"INSERT INTO submissions SELECT {columns} FROM before")
         old.execute("DROP TABLE before")
         (state,) = old.execute("SELECT state FROM jobs").fetchone()
-        kept = {key: value for key, value in json.loads(state).items() if key not in ("blind", "attempt", "fruitless")}
-        assert len(kept) == len(json.loads(state)) - 3
+        kept = {key: value for key, value in json.loads(state).items() if key not in NEW}
+        assert len(kept) == len(json.loads(state)) - len(NEW)
         old.execute("UPDATE jobs SET state = ?", (json.dumps(kept),))
         old.execute(f"PRAGMA user_version = {version}")
     reading = Database(path, read_only=True)

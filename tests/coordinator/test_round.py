@@ -27,6 +27,7 @@ from staddle.coordinator.events import (
     Stopped,
     SumFailed,
     Summed,
+    Unkeyed,
     Watch,
 )
 from staddle.coordinator.round import MOST_ATTEMPTS, MOST_REFUSED, JobState, advance, resumed
@@ -219,6 +220,42 @@ def test_a_silo_that_answers_late_is_drawn_from_then_on():
     state, _ = run(state, Given("a", 0, "x"), Given("b", 0, "y"), Folded(0), Drawn(1, SILOS))
     assert task_for(state, "c") == RoundTask(1, SILOS, 0)
     assert run(state, Answered("c", "DATA")) == (state, ())
+
+
+# A keyed job.
+
+
+def keyed():
+    return replace(job(rounds=3), keyed=True)
+
+
+def test_a_keyed_job_begins_with_all_of_its_silos():
+    state, effects = run(keyed(), *ADMITTED)
+    assert (state.stage, state.admitted, effects[-1]) == ("drawing", SILOS, DrawCohort(0))
+
+
+def test_a_keyed_job_names_who_declined_or_said_nothing():
+    state, _ = run(keyed(), *ADMITTED[:2], Answered("a", "POLICY"), Answered("c", None))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert state.reason == "2 of 3 silos accepted, and the key that its silos share takes all of them (a: POLICY)"
+    state, _ = run(keyed(), *ADMITTED[:3], Deadline("admitting", 0))
+    assert state.reason == "2 of 3 silos accepted, and the key that its silos share takes all of them (c: no answer)"
+    assert task_for(state, "c") is None  # it is too late for it
+    state, _ = run(keyed(), *ADMITTED[:2], Deadline("admitting", 0))
+    assert state.reason == "1 silos accepted, min_cohort is 2 (a: no answer, c: no answer)"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_keyed_job_fails_when_its_key_fits_no_more(stage):
+    before, _ = run(job(), *REACHED[stage])
+    keyed = replace(before, keyed=True)
+    state, effects = run(keyed, Unkeyed("the roster has changed"))
+    if stage in ("finishing", "ended"):
+        assert (state, effects) == (keyed, ())
+        return
+    assert (state.outcome, state.reason, state.cohort) == ("failed", "the roster has changed", ())
+    assert state.stage == ("finishing" if state.admitted else "ended")
+    assert run(before, Unkeyed("the roster has changed")) == (before, ())  # a job without a key has nothing to lose
 
 
 # Stopping and resuming.

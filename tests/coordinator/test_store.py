@@ -11,7 +11,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from staddle.algorithms.exchange import Kind, TensorSpec
+from staddle.algorithms.exchange import Kind, Mix, Part, TensorSpec
+from staddle.algorithms.method import Post
 from staddle.coordinator import store
 from staddle.coordinator.store import MARGIN_BYTES, JobStore, Spool, Upload, check_folder
 from staddle.errors import LocalError, RefusedError
@@ -52,6 +53,15 @@ def bits(tensor):
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "job"
+
+
+def store_version(fold, part, silo):
+    """What a silo gave is its version; an upload stays as it is, so nothing is read."""
+    fold.store(Part(part, Kind.BACKBONE, Mix(), ()), silo, None)
+
+
+def put(fold, part, silo, tensors):
+    fold.put_mail(Post(part, silo, {}, 0.5), tensors)
 
 
 # Spool.
@@ -260,10 +270,10 @@ def test_checked_uploads_are_read_by_silo_part_and_name(tmp_path, job):
 def test_a_closed_round_leaves_what_it_published_and_the_versions_of_a_mix(tmp_path, job):
     for silo in "ab":
         job.give(tmp_path, 0, silo)
-    job.close(0, lambda fold: (fold.publish("model", {"w": torch.ones(2)}), fold.store("model", "a", {})))
+    job.close(0, lambda fold: (fold.publish("model", {"w": torch.ones(2)}), store_version(fold, "model", "a")))
     assert job.names == ["0.a.upload", "0.model.safetensors"]
     job.give(tmp_path, 1, "a", 1)
-    job.close(1, lambda fold: fold.store("model", "a", {}))
+    job.close(1, lambda fold: store_version(fold, "model", "a"))
     assert bits(job.store.version("model", "a", "w")) == bits(values(1)[1])
     job.publish(2, 1.0)
     assert job.names == ["0.model.safetensors", "1.a.upload", "2.model.safetensors"]  # the old model may be read yet
@@ -273,15 +283,15 @@ def test_a_closed_round_leaves_what_it_published_and_the_versions_of_a_mix(tmp_p
 
 def test_a_fold_changes_nothing_before_its_commit(tmp_path, job):
     job.publish(0, 1.0)
-    job.close(1, lambda fold: fold.put_mail("model", "c", {"w": torch.ones(2)}))
+    job.close(1, lambda fold: put(fold, "model", "c", {"w": torch.ones(2)}))
     job.give(tmp_path, 2, "a")
 
     def act(fold):
         assert (fold.has("model", "a"), fold.latest("model")["w"].tolist()) == (False, [1, 1])
         fold.publish("model", {"w": torch.zeros(2)})
-        fold.store("model", "a", {})
+        store_version(fold, "model", "a")
         fold.clear_mail("c")
-        fold.put_mail("model", "b", {"w": torch.zeros(2)})
+        put(fold, "model", "b", {"w": torch.zeros(2)})
         assert (fold.has("model", "a"), fold.mail("model", "b"), fold.latest("model")["w"].tolist()) == (
             False,
             None,
@@ -302,7 +312,7 @@ def test_a_fold_changes_nothing_before_its_commit(tmp_path, job):
 def test_a_restart_keeps_what_was_committed_and_the_uploads_of_the_open_round(tmp_path, job):
     job.publish(0, 1.0)
     job.give(tmp_path, 1, "a")
-    job.close(1, lambda fold: fold.store("model", "a", {}))
+    job.close(1, lambda fold: store_version(fold, "model", "a"))
     for silo in "abc":
         job.give(tmp_path, 2, silo, 2)
     job.fold(2, lambda fold: fold.publish("model", {"w": torch.zeros(2)}))  # died before its commit
@@ -405,7 +415,7 @@ def test_a_value_that_cannot_be_written_is_a_fault_that_the_daemon_reports(job, 
         monkeypatch.setattr(safetensors.torch, name, failing)
     for act in (
         lambda fold: fold.publish("model", {"w": torch.ones(2)}),
-        lambda fold: fold.put_mail("model", "a", {"w": torch.ones(2)}),
+        lambda fold: put(fold, "model", "a", {"w": torch.ones(2)}),
     ):
         with pytest.raises(OSError, match="No space left"):
             job.fold(1, act)
@@ -416,7 +426,7 @@ def test_a_value_that_cannot_be_written_is_a_fault_that_the_daemon_reports(job, 
 def test_mail_is_kept_by_part_and_silo_and_cleared_by_silo(job):
     def act(fold):
         for number, (part, silo) in enumerate([("theta", "a"), ("head", "a"), ("theta", "b")]):
-            fold.put_mail(part, silo, {"w": torch.full((2,), float(number))})
+            put(fold, part, silo, {"w": torch.full((2,), float(number))})
 
     job.close(0, act)
     found = {place: job.store.mail(*place)["w"][0].item() for place in [("theta", "a"), ("head", "a"), ("theta", "b")]}
@@ -428,7 +438,7 @@ def test_mail_is_kept_by_part_and_silo_and_cleared_by_silo(job):
 def test_versions_are_kept_by_part_and_silo_and_are_the_uploads_bits(tmp_path, job):
     job.give(tmp_path, 0, "a", 0)
     job.give(tmp_path, 0, "b", 1)
-    job.close(0, lambda fold: (fold.store("model", "a", {}), fold.store("counts", "b", {})))
+    job.close(0, lambda fold: (store_version(fold, "model", "a"), store_version(fold, "counts", "b")))
     assert [job.store.has(part, silo) for part in ("model", "counts") for silo in "ab"] == [True, False, False, True]
     for place, name in ((1, "w"), (2, "none"), (3, "odd"), (4, "@weight")):
         assert bits(job.store.version("model", "a", name)) == bits(values(0)[place])

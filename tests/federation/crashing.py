@@ -1,4 +1,4 @@
-"""A daemon that dies again and again: ``crashing.py (coordinator|silo) PLAN --config CONFIG``, for tests.
+"""A daemon that dies again and again: ``crashing.py ROLE PLAN --config CONFIG``, for tests.
 
 The parent imports everything once and forks; each child runs the daemon as it ships and kills itself where ``PLAN``
 says, or finds the disk full; the parent then forks the next. A child that ends by itself for any other reason ends the
@@ -6,10 +6,12 @@ parent, with its status.
 
 ``every``: each durable step (fsync, rename, removal, COMMIT) is died at once, right before it and, for a COMMIT, also
 right after it; steps are told apart by the file and what it holds, so the n-th child gets further than the one before.
+``every:TEXT``: of these, the steps whose name has this text.
 ``once:TEXT``: only at the first step whose name has this text, and there is no next child.
 ``full``: the kernel refuses each durable write once; there is room again for the next child. ``full:TEXT``: only where
 the write's name has this text, and there is no next child.
 ``never``: it is left alone.
+Of the roles ``keyed-coordinator`` and ``keyed-silo``, every blind job has a key (key_all_blind_jobs).
 ``seed:S:N``: N children die after a random time of at most one second, drawn from the seed S; the next one lives.
 """
 
@@ -35,13 +37,14 @@ require_tls13()
 import safetensors.torch  # noqa: E402, F401
 import torch  # noqa: E402
 
+from staddle.algorithms.job import Job  # noqa: E402
 from staddle.coordinator import config as coordinator_configs  # noqa: E402
 from staddle.coordinator import daemon as coordinator_daemon  # noqa: E402
 from staddle.coordinator import database, gathering, server, store  # noqa: E402
 from staddle.errors import StaddleError  # noqa: E402
 from staddle.proto import secure_pb2 as pb  # noqa: E402
 from staddle.security import appendlog  # noqa: E402
-from staddle.silo import agent, blind, client, daemon  # noqa: E402
+from staddle.silo import agent, blind, client, daemon, group_keys  # noqa: E402
 from staddle.silo import config as silo_configs  # noqa: E402
 
 LONGEST_SECONDS = 1.0
@@ -177,6 +180,8 @@ def changed(sql: str, args: tuple, before: str) -> str:
     """What a transaction changes, after this statement of it; which silo it is of does not matter."""
     if sql.startswith("UPDATE jobs SET state"):
         return transition(json.loads(args[0][0]))
+    if sql.startswith("INSERT INTO contributions"):
+        return f"{args[0][0]} contribution"
     if sql.startswith("INSERT INTO secure"):
         job, round_, _, kind, _, body, *_ = args[0]
         what = pb.SecureGiven.FromString(body).WhichOneof("body") if kind == "given" else ""
@@ -213,14 +218,28 @@ def die_after(seconds: float) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def key_all_blind_jobs() -> None:
+    """Silos of a blind job of sums alone make a key, too, before they take part in a round."""
+    Job.keyed = property(lambda job: job.security.required)
+    take_part = agent.Agent._round
+
+    async def keyed(silo, admitted, asked):
+        await silo._group_keys.key(admitted.job)
+        await take_part(silo, admitted, asked)
+
+    agent.Agent._round = keyed
+
+
 def run(role: str, config: Path) -> None:
+    if role.startswith("keyed-"):
+        key_all_blind_jobs()
     torch.set_num_threads(1)
     agent.FIRST_WAIT_SECONDS = agent.LONGEST_WAIT_SECONDS = 0.05
-    agent.PAUSE_SECONDS = blind.PAUSE_SECONDS = 0.02
+    agent.PAUSE_SECONDS = blind.PAUSE_SECONDS = group_keys.PAUSE_SECONDS = 0.02
     client.RECONNECT_MS = (20, 100)
     coordinator_daemon.FOLD_WAITS = (0.05,) * 9
     gathering.PAUSES = (0.05,)
-    if role == "coordinator":
+    if role.endswith("coordinator"):
         loaded = coordinator_configs.load(config)
         log.setup(loaded.log)
         asyncio.run(server.serve(loaded))
@@ -258,7 +277,7 @@ def main(role: str, plan: str, config: Path) -> int:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the daemon has its own
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             os.close(ours)
-            if plan == "every" or plan.startswith("once"):
+            if plan.startswith(("every", "once")):
                 Steps(died, theirs, plan.partition(":")[2]).arm()
             elif plan.startswith("full"):
                 Full(died, theirs, plan.partition(":")[2]).arm()

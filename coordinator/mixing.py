@@ -1,0 +1,153 @@
+"""What mixes and compares of one job at the coordinator: uploads of parts as they come, rows as they go, a fold's part.
+
+Of a keyed job alone (``Job.keyed``). It has no database: what it gives to be remembered is made durable by the daemon,
+which then says so (``take``, ``sign``, ``let_go`` of hidden.py, ``remember`` here).
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from .. import log
+from ..algorithms.exchange import Mix, Part
+from ..algorithms.job import Job
+from ..algorithms.method import Delivery, Mail, Post, Row
+from ..errors import RefusedError
+from ..proto.wire import given_items
+from ..security import roster as rosters
+from ..security.mix_line import WORD_BYTES, Version
+from ..security.mix_row import RowMemory
+from ..security.signers import Sign
+from .database import Place, StoredJob
+from .hidden import Hidden
+from .rows import Memories, Planned, Planning, aside, put_aside, words
+from .store import JobStore, padded_words, rotated_vectors
+
+Changes = Mapping[Place, str | None]
+
+
+class Mixing:
+    """The padded and rotated uploads of one job, and its rows."""
+
+    def __init__(self, job: Job, roster: rosters.Roster, sign: Sign, stored: StoredJob, store: JobStore) -> None:
+        self.hidden = Hidden(job, roster, stored.hidden)
+        self._job = job
+        self._store = store
+        self._planning = Planning(job, self.hidden.lines, sign, stored.memories)
+        self._mixed: dict[tuple[str, str], frozenset[str]] = {}  # by part and silo: files that rows put aside are of
+        for _, part, silo in store.mailed():
+            self._mixed[part, silo] = self._files(part, self._aside(part, silo))
+
+    # Rows that go down.
+
+    def rows(self, deliveries: Sequence[Delivery], down: Sequence[Part], silo: str) -> tuple[list[Planned], Memories]:
+        """Those that a silo gets of what its method delivers, and what is to be remembered of them before they leave.
+
+        In the order of the parts and, within one, of their rounds.
+        """
+        found: dict[str, Sequence[Planned]] = {}
+        memories: dict[tuple[str, str], RowMemory] = {}
+        for delivery in deliveries:
+            match delivery:
+                case Row(part, weights):
+                    planned = self._planning.plan(part, silo, weights, self._versions(part, weights))
+                    if planned is not None:
+                        found[part] = planned[:1]
+                        memories[part, silo] = planned[1]
+                case Mail(part):
+                    found[part] = self._aside(part, silo)
+        return [row for part in down for row in found.get(part.name, ())], memories
+
+    def remember(self, memories: Memories) -> None:
+        """What recipients' rows were made of is in the database."""
+        self._planning.memories.update(memories)
+
+    def nbytes(self, planned: Planned) -> int:
+        """Length of a row's words."""
+        return self.hidden.lines[planned.part].nbytes
+
+    def words(self, planned: Planned) -> Iterator[memoryview]:
+        """The words of a row, piece by piece; RefusedError ROUND_CLOSED where its uploads are gone."""
+        try:
+            line = self.hidden.lines[planned.part]
+            yield from words(planned, line, lambda version: self._path(planned.part, version))
+        except FileNotFoundError as error:
+            why = f"job {self._job.name!r}: the round of this delivery is over"
+            raise RefusedError(planned.row.recipient, "ROUND_CLOSED", why) from error
+
+    def _path(self, part: str, version: Version) -> Path:
+        return self._store.path(padded_words(version.round, version.silo, part))
+
+    def _versions(self, part: str, silos: Mapping[str, float]) -> dict[str, Version]:
+        files = {silo: self._store.file(part, silo) for silo in silos}
+        versions = {silo: self.hidden.version(part, file) for silo, file in files.items() if file is not None}
+        return {silo: version for silo, version in versions.items() if self.hidden.fits(part, version)}
+
+    def _aside(self, part: str, silo: str) -> tuple[Planned, ...]:
+        data = self._store.put_aside(part, silo)
+        if data is None:
+            return ()
+        rows = aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}")
+        line = self.hidden.lines[part].context().hex()
+        return tuple(each for each in rows if each.row.line == line)
+
+    # A fold.
+
+    def posting(self, round_: int, memories: dict[tuple[str, str], RowMemory]) -> Callable[[Post, bool], bytes | None]:
+        """What a post puts aside: rows over this round's versions; ``memories`` gets what is to be remembered of them.
+
+        A post whose row would show too much is none, as if nobody were alike.
+        """
+
+        def rows(post: Post, cleared: bool) -> bytes | None:
+            versions = self.hidden.given(round_, post.part)
+            planned = self._planning.plan(post.part, post.silo, post.weights, versions, post.keep)
+            if planned is None:
+                return None
+            data = put_aside(() if cleared else self._aside(post.part, post.silo), planned[0])
+            if data is None:
+                log.problem("row.withheld", job=self._job.name, part=post.part, silo=post.silo, why="too many wait")
+            else:
+                memories[post.part, post.silo] = planned[1]
+            return data
+
+        return rows
+
+    def mixed(self, changes: Changes) -> dict[tuple[str, str], frozenset[str]]:
+        """Padded words that the rows are of which are put aside, once these changes are committed."""
+        kept = dict(self._mixed)
+        for (room, part, silo), name in changes.items():
+            if room == "mail":
+                kept.pop((part, silo), None)
+                if name is not None:
+                    data = self._store.path(name).read_bytes()
+                    kept[part, silo] = self._files(part, aside(part, data, name))
+        return kept
+
+    def committed(
+        self, memories: Memories, mixed: dict[tuple[str, str], frozenset[str]], gone: Collection[str]
+    ) -> None:
+        """A fold is in the database: what it left put aside, and which uploads nothing needs any more."""
+        self.remember(memories)
+        self._mixed = mixed
+        self.hidden.let_go(gone)
+
+    def _files(self, part: str, rows: Sequence[Planned]) -> frozenset[str]:
+        versions = {version for row in rows for version in row.versions}
+        return frozenset(padded_words(version.round, version.silo, part) for version in versions)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Padded words that the rows are of which are put aside."""
+        return frozenset().union(*self._mixed.values())
+
+
+def part_bytes(part: Part) -> int:
+    """How long the upload of a part is that crosses by itself: padded words, or vectors of the dtype that they have."""
+    if isinstance(part.exchange, Mix):
+        return WORD_BYTES * sum(spec.elements for spec in part.tensors)
+    return sum(item.spec.nbytes for item in given_items([part]))
+
+
+def name_of(part: Part, round_: int, silo: str) -> str:
+    """Name of the file of a silo's upload of a part."""
+    return (padded_words if isinstance(part.exchange, Mix) else rotated_vectors)(round_, silo, part.name)

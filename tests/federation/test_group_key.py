@@ -1,0 +1,413 @@
+"""The key that a job's silos share, over real TLS: a coordinator, and silos of raw calls or with their own gate."""
+
+import asyncio
+import contextlib
+import os
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from coordinating import coordinator
+from ledgers import stored
+from raw_silo import SECONDS, Caller, refused
+
+from staddle import log
+from staddle.commands import local_federation
+from staddle.coordinator import config as configs
+from staddle.files import canonical_json
+from staddle.proto import federation_pb2 as pb
+from staddle.proto import group_messages as messages
+from staddle.proto import secure_pb2 as secure
+from staddle.security import group_key as g
+from staddle.security import policy as policies
+from staddle.security import roster as rosters
+from staddle.security.identity import Role, create_keys, load_keys
+from staddle.security.ledger import Ledger
+from staddle.security.sealing import Sealed, Tree
+from staddle.security.signers import Signers
+from staddle.silo.egress import Gate, open_client
+from staddle.silo.group_keys import KEY, SECRET, GroupKeys
+from staddle.silo.witness import HEADS, Witness
+
+SILOS = ("north", "east", "south", "west")
+FIVE = (*SILOS, "elsewhere")  # a silo of the roster, and not of the job
+FAILED, INVALID = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
+
+
+def document(name, method, **changes):
+    return {
+        "version": 1,
+        "name": name,
+        "seed": 11,
+        "rounds": 2,
+        "silos": list(SILOS),
+        "min_cohort": 3,
+        "round_timeout": 60,
+        "method": {"name": method, **({"options": {"rho": 0.5}} if method == "pfedsim" else {})},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
+        "security": {"secure_aggregation": "required"},
+        **changes,
+    }
+
+
+@pytest.fixture
+def world(tmp_path):
+    """One keyed job, and another that needs no key; a coordinator's configuration, and all keys."""
+    federation = local_federation.make(tmp_path / "federation", FIVE)
+    job = local_federation.sign_job(federation, document("job", "pfedsim"))
+    plain = local_federation.sign_job(federation, document("plain", "fedavg"))
+    timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
+    local_federation.write_coordinator(federation, ["job", "plain"], timing)
+    roster = rosters.load(federation.folder / "roster.json")
+    return SimpleNamespace(
+        job=job, plain=plain, roster=roster, federation=federation, folder=tmp_path,
+        keys={silo: load_keys(federation.folder / silo / "keys") for silo in FIVE},
+        config=configs.load(federation.coordinator_config), epoch=g.Epoch.of(roster, SILOS, job.digest),
+    )  # fmt: skip
+
+
+class Keyed(Caller):
+    """A silo of raw calls that knows what it gives."""
+
+    def __init__(self, address, world, silo, job=None):
+        super().__init__(address, world.keys[silo], world.roster, job or world.job)
+        self.keys, self.world = world.keys[silo], world
+        self.secret, self.ephemeral = os.urandom(32), os.urandom(32)
+
+    def made(self, epoch=None):
+        return g.contribute(epoch or self.world.epoch, self.silo, self.secret, self.ephemeral, self.keys.sign)
+
+    def message(self, contribution, pieces):
+        given = messages.Contributed(self.session, self.job.name, self.digest, contribution, pieces)
+        return messages.contributed_to_wire(given)
+
+    async def contribute(self, contribution=None, pieces=()):
+        made = (contribution, pieces) if contribution else self.made()
+        await self.stub.Contribute(self.message(*made), timeout=SECONDS)
+
+    async def asked(self):
+        request = messages.asked_to_wire(messages.KeyAsked(self.session, self.job.name, self.digest))
+        return messages.told_from_wire(await self.stub.GroupKey(request, timeout=SECONDS))
+
+    async def key(self):
+        seed, signers = self.keys.exchange.private_bytes_raw(), Signers.of(self.world.roster, SILOS)
+        return g.make_key(self.world.epoch, self.silo, seed, self.made()[0], self.secret, await self.asked(), signers)
+
+
+async def greeted(world, here, silos=SILOS, job=None):
+    made = [Keyed(here.address, world, silo, job) for silo in silos]
+    for each in made:
+        await each.hello()
+    return made
+
+
+def test_raw_silos_agree_on_one_key_and_nothing_is_told_before_all_gave(world):
+    async def scenario():
+        silos = await greeted(world, here)
+        for each in silos:
+            await each.told("offer")
+        for each in silos[:3]:
+            await each.contribute()
+            await each.answer("ACCEPT")
+            assert await each.asked() == ()
+        assert await silos[3].asked() == ()
+        await silos[3].contribute()
+        keys = {await each.key() for each in silos}
+        assert len(keys) == 1
+        await silos[3].answer("ACCEPT")
+        assert (await silos[0].told("round")).round == 0
+        return keys.pop(), [await each.asked() for each in silos]
+
+    with coordinator(world.config) as here:
+        key, told = here.run(scenario())
+        assert here.broken == []
+
+    async def again():
+        silos = await greeted(world, here)
+        return [await each.asked() for each in silos]
+
+    with coordinator(world.config) as here:  # it was durable before it was taken
+        assert here.run(again()) == told
+    database = (world.config.directory / "coordinator.sqlite").read_bytes()
+    assert key not in database
+
+
+def test_an_acceptance_without_a_contribution_is_refused_and_the_same_contribution_changes_nothing(world):
+    async def scenario():
+        (north,) = await greeted(world, here, SILOS[:1])
+        await refused(north.answer("ACCEPT"), "SECURE", FAILED, "ORDER", "gave nothing to the key", "call Contribute")
+        assert (await north.told("offer")).job == "job"
+        for _ in range(3):
+            await north.contribute()
+        kept = here.daemon.contributions.bodies(world.job)
+        north.secret = os.urandom(32)
+        await refused(north.contribute(), "SECURE", FAILED, "EQUIVOCATION", "a second time, and not the same")
+        north.ephemeral = os.urandom(32)
+        await refused(north.contribute(), "SECURE", FAILED, "EQUIVOCATION")
+        assert here.daemon.contributions.bodies(world.job) == kept
+        await north.answer("ACCEPT")
+        assert here.daemon.runs[0].state.answers == {"north": "accepted"}
+        await north.hello()  # its answer may have been lost: another session, all of it once more
+
+    with coordinator(world.config) as here:
+        here.run(scenario())
+        assert here.broken == []
+
+
+def signed(silo, contribution, epoch, **fields):
+    """A silo that signs what it should not."""
+    sealing = replace(contribution.sealing, **fields)
+    return g.Contribution(sealing, silo.keys.sign(g.GROUP_CONTRIBUTION, g._payload(epoch, sealing)))
+
+
+def another_name(silo, given, pieces):
+    return replace(given, sealing=replace(given.sealing, sender="east")), pieces
+
+
+def a_bad_signature(_, given, pieces):
+    return replace(given, signature=bytes(64)), pieces
+
+
+def anothers_signature(silo, given, pieces):
+    sign = silo.world.keys["east"].sign
+    return replace(given, signature=sign(g.GROUP_CONTRIBUTION, g._payload(silo.world.epoch, given.sealing))), pieces
+
+
+def of_another_job(silo, *_):
+    return silo.made(g.Epoch.of(silo.world.roster, SILOS, silo.world.plain.digest))
+
+
+def of_the_next_epoch(silo, *_):
+    return silo.made(g.Epoch.of(silo.world.roster, SILOS, silo.world.job.digest, 1))
+
+
+def to_all_of_the_roster(silo, *_):
+    return silo.made(g.Epoch.of(silo.world.roster, FIVE, silo.world.job.digest))
+
+
+def a_piece_short(silo, given, pieces):
+    return signed(silo, given, silo.world.epoch, root=Tree(p.leaf() for p in pieces[1:]).root()), pieces[1:]
+
+
+def to_a_stranger(silo, given, pieces):
+    swapped = tuple(sorted((replace(pieces[0], recipient="elsewhere"), *pieces[1:]), key=lambda piece: piece.recipient))
+    return signed(silo, given, silo.world.epoch, root=Tree(p.leaf() for p in swapped).root()), swapped
+
+
+def pieces_that_it_did_not_sign(_, given, pieces):
+    return given, (Sealed(pieces[0].recipient, bytes(48)), *pieces[1:])
+
+
+def garbage(_, given, pieces):
+    return replace(given, sealing=replace(given.sealing, ephemeral=b"\xff" * 32, root=bytes(32))), pieces
+
+
+HARM = {
+    another_name: "KEYS: gives to a key in the name of 'east'",
+    a_bad_signature: "KEYS: its signature does not fit",
+    anothers_signature: "KEYS: its signature does not fit",
+    of_another_job: "KEYS: its signature does not fit",
+    of_the_next_epoch: "KEYS: its signature does not fit",
+    to_all_of_the_roster: "SHARES: sealed 4 pieces",
+    a_piece_short: "SHARES: sealed 2 pieces",
+    to_a_stranger: "SHARES: sealed 3 pieces",
+    pieces_that_it_did_not_sign: "SHARES: its pieces do not lead to the root",
+    garbage: "KEYS: its signature does not fit",
+}
+
+
+def test_what_a_hostile_silo_gives_is_refused_and_not_kept(world):
+    async def scenario():
+        north, east = await greeted(world, here, SILOS[:2])
+        for harm, text in HARM.items():
+            await refused(north.contribute(*harm(north, *north.made())), "SECURE", FAILED, text)
+        malformed = north.message(*north.made())
+        malformed.contribution.ClearField("signature")
+        await refused(north.stub.Contribute(malformed, timeout=SECONDS), "SECURE", FAILED, "KEYS: the signature of")
+        unknown = secure.Contributed.FromString(north.message(*north.made()).SerializeToString() + b"\xf8\x07\x01")
+        await refused(north.stub.Contribute(unknown, timeout=SECONDS), "MANIFEST", INVALID, "does not know")
+        await refused(north.answer("ACCEPT"), "SECURE", FAILED, "gave nothing")
+        await north.contribute()
+        await east.contribute()
+        assert set(here.daemon._database.contributions("job")) == {"north", "east"}
+
+    with coordinator(world.config) as here:
+        here.run(scenario())
+        assert here.broken == []
+
+
+def test_who_is_no_silo_of_the_job_or_comes_too_late_gives_nothing(world):
+    world.config = world.config.model_copy(
+        update={"timing": world.config.timing.model_copy(update={"admission_seconds": 1.0})}
+    )
+
+    async def scenario():
+        north, stranger = await greeted(world, here, ("north", "elsewhere"))
+        unknown = ("UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND, "no job 'job' for this silo")
+        await refused(stranger.contribute(*north.made()), *unknown)
+        await refused(stranger.asked(), *unknown)
+        other = Keyed(here.address, world, "north", world.plain)
+        other.session = north.session
+        made = g.contribute(
+            g.Epoch.of(world.roster, SILOS, world.plain.digest), "north", bytes(32), bytes(32), north.keys.sign
+        )
+        await refused(other.contribute(*made), "SECURE", FAILED, "ORDER", "job 'plain', which needs none")
+        while here.daemon.runs[0].state.stage == "admitting":
+            await here.daemon.changed.wait()
+        await refused(north.contribute(), "ROUND_CLOSED", FAILED, "does not await its part in a key any more")
+        assert here.daemon._database.contributions("job") == {}
+
+    with coordinator(world.config) as here:
+        here.run(scenario())
+        assert here.broken == []
+
+
+def test_a_keyed_job_fails_without_one_of_its_silos(world):
+    async def scenario():
+        silos = await greeted(world, here)
+        for each in silos[:3]:
+            await each.contribute()
+            await each.answer("ACCEPT")
+        await silos[3].answer("DECLINE", code=pb.ErrorCode.Value("ERROR_CODE_POLICY"))
+        assert not (await silos[0].told("finish")).completed
+        assert await silos[0].asked() == ()
+        return here.daemon.runs[0].state.reason
+
+    with coordinator(world.config) as here:
+        reason = here.run(scenario())
+    assert reason == "3 of 4 silos accepted, and the key that its silos share takes all of them (west: POLICY)"
+
+
+# The roster changes.
+
+
+def later_roster(world):
+    """One member more, and all signatures anew; the coordinator's file is replaced."""
+    folder = world.federation.folder
+    entry = create_keys(world.folder / "newcomer", "newcomer", Role.SILO, "org")
+    made = rosters.add(world.roster, entry)
+    founder = load_keys(folder / "founder")
+    made = rosters.sign(made, founder)
+    (folder / "roster.json").write_bytes(canonical_json(made.model_dump(mode="json")))
+    return made
+
+
+@pytest.mark.parametrize("stage", ["admitting", "round"])
+def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_taken_up(world, stage):
+    async def scenario():
+        silos = await greeted(world, here)
+        for each in silos[: 4 if stage == "round" else 1]:
+            await each.contribute()
+            await each.answer("ACCEPT")
+        assert here.daemon.runs[0].state.stage == stage
+
+    async def after():
+        state = here.daemon.runs[0].state
+        assert (state.stage, state.outcome) == ("finishing", "failed")
+        assert state.reason == (
+            "the roster has changed since its silos gave to the key that they share; submit it again under a new name"
+        )
+        (north,) = await greeted(world, here, SILOS[:1])
+        finish = await north.told("finish")
+        assert (finish.job, finish.completed) == ("job", False)
+        await north.answer("DONE")
+
+    with coordinator(world.config) as here:
+        here.run(scenario())
+    world.roster = later_roster(world)
+    with coordinator(world.config) as here:
+        here.run(after())
+        assert here.broken == []
+
+
+def test_a_keyed_job_to_which_nobody_gave_goes_on_under_another_roster(world):
+    with coordinator(world.config) as here:
+        assert here.daemon.runs[0].state.stage == "admitting"
+    world.roster = later_roster(world)
+    world.epoch = g.Epoch.of(world.roster, SILOS, world.job.digest)
+
+    async def scenario():
+        silos = await greeted(world, here)
+        for each in silos:
+            await each.contribute()
+        assert len({await each.key() for each in silos}) == 1
+
+    with coordinator(world.config) as here:
+        here.run(scenario())
+
+
+# Silos with their own gate and ledger.
+
+
+class Tapped:
+    """Every message that a client says or hears, as bytes."""
+
+    def __init__(self, client):
+        self.client, self.bytes = client, b""
+
+    def __getattr__(self, name):
+        call = getattr(self.client, name)
+
+        async def kept(*args):
+            reply = await call(*args)
+            for message in (*args, reply):
+                self.bytes += message.SerializeToString() if hasattr(message, "SerializeToString") else b""
+            return reply
+
+        return kept
+
+
+def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, caplog):
+    caplog.set_level("INFO", "staddle")
+    clients = {}
+
+    @contextlib.asynccontextmanager
+    async def silo(name):
+        folder = world.folder / "silos" / name
+        (folder / "jobs" / "job").mkdir(parents=True)
+        keys = world.keys[name]
+        rules = policies.parse(local_federation.policy_text([world.plain]).encode(), "policy.toml")
+        with Ledger.open(folder / "ledger", name, world.roster.federation, keys.log) as ledger:
+            ledger.start("test", rosters.digest(world.roster), rules.digest)
+            witness = Witness(ledger, world.roster, keys, folder / HEADS)
+            clients[name] = Tapped(open_client(here.address, keys, world.roster))
+            gate = Gate(clients[name], ledger, rules, world.roster, witness)
+            await gate.hello()
+            yield gate, GroupKeys(world.roster, keys, gate, folder / "jobs")
+            await gate.close()
+
+    async def scenario():
+        async with contextlib.AsyncExitStack() as stack:
+            at = {name: await stack.enter_async_context(silo(name)) for name in SILOS}
+            for gate, keys in at.values():
+                keys.check_new(world.job)
+                await keys.contribute(world.job)
+                await gate.answer("job", world.job.digest, 0, "ACCEPT")
+            secrets = {name: (world.folder / "silos" / name / "jobs/job" / SECRET).read_bytes() for name in SILOS}
+            made = {name: await keys.key(world.job) for name, (_, keys) in at.items()}
+            return secrets, made, repr(at)
+
+    events = []
+    with log.followed(lambda event, fields: events.append(repr((event, fields)))), coordinator(world.config) as here:
+        secrets, made, printed = asyncio.run(scenario())
+        assert here.broken == []
+    files = {name: (world.folder / "silos" / name / "jobs" / "job" / KEY).read_bytes() for name in SILOS}
+    (file,) = set(files.values())
+    assert file == world.epoch.context() + made["north"]
+    assert len(set(made.values())) == 1
+    crossed = b"".join(client.bytes for client in clients.values())
+    hidden = [made["north"], *(kept[at : at + 32] for kept in secrets.values() for at in (32, 64))]
+    said = "\n".join((printed, *events))
+    assert "round.opened" in said
+    ledgers = b"".join(path.read_bytes() for path in (world.folder / "silos").rglob("seg-*.jsonl")).decode()
+    for each in hidden:
+        assert each not in crossed
+        assert not re.search(f"{each.hex()}|{re.escape(repr(each))}", said + ledgers)
+    assert world.epoch.context().hex() in ledgers
+    for name in SILOS:
+        (record,) = [r for r in stored(world.folder / "silos" / name / "ledger") if r["type"] == "egress.protocol"]
+        assert (record["kind"], record["round"], record["ctx"]) == ("contribution", 0, world.epoch.context().hex())
+        assert record["rpc"] == "/staddle.v1.Federation/Contribute"
