@@ -1,6 +1,7 @@
 """Whether the reader of recorded calls (explained.py) finds what no record of a secure sum or a mix explains."""
 
 import copy
+from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.security.checkpoint import Checkpoint
 from staddle.security.labels import GROUP_CONTEXT, framed
-from staddle.security.records import Payload
+from staddle.security.records import Digest, Payload, TensorDigest
 
 AGENT = (("user-agent", "grpc-python-asyncio/1.76.0 grpc-c/51.0.0 (linux; chttp2)"),)
 SESSION = b"session-of-16-by"
@@ -473,6 +474,15 @@ def test_a_word_on_an_upload_that_never_ended_is_found(tmp_path):
     made.sign()
     (problem,) = unexplained(*made.close(), Roster())
     assert problem.endswith("has another kind, job, round or attempt than its message")
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_hash_of_a_hidden_tensor_is_found(keyed, number):
+    calls, ledger = keyed
+    at = [place for place, entry in enumerate(ledger) if isinstance(entry.record, Digest)][number]
+    guessed = ledger[at].record.model_copy(update={"tensors": (TensorDigest(part="p", name="t", sha256=HASH),)})
+    (problem,) = unexplained(calls, [*ledger[:at], replace(ledger[at], record=guessed), *ledger[at + 1 :]], Roster())
+    assert f"digest {ledger[at].seq} has hashes of tensors that nobody may guess" in problem
 
 
 def test_rows_without_a_record_are_found(tmp_path):
