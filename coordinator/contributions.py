@@ -15,7 +15,7 @@ from ..proto.group_messages import Contributed, contributed_from_wire, contribut
 from ..proto.secure_given import ENVELOPE
 from ..security import roster as rosters
 from ..security.group_key import Epoch, Relayed, check_contribution
-from ..security.sealing import letters
+from ..security.sealing import letter_for
 from ..security.secagg_fault import Code
 from ..security.signers import Signers
 from .database import Database
@@ -89,7 +89,7 @@ class Contributions:
 def relayed(bodies: Mapping[str, bytes], silo: str) -> tuple[Relayed, ...]:
     """What the other silos gave, by id, each with the letter for this silo."""
     given = [_loaded(other, body) for other, body in bodies.items() if other != silo]
-    return tuple(Relayed(each.contribution, letters(each.pieces)[silo]) for each in given)
+    return tuple(Relayed(each.contribution, letter_for(silo, each.pieces)) for each in given)
 
 
 def _dumped(given: Contributed) -> bytes:

@@ -306,6 +306,7 @@ def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_ta
 
     async def after():
         state = here.daemon.runs[0].state
+        assert here.daemon._database.states()[0] == state  # on the disk before anybody is told
         assert (state.stage, state.outcome) == ("finishing", "failed")
         assert state.reason == (
             "the roster has changed since its silos gave to the key that they share; submit it again under a new name"
