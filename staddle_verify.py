@@ -22,8 +22,11 @@ note (c2sp.org/signed-note, c2sp.org/tlog-checkpoint) named ``staddle.example/<f
 
 One message is up to three records: ``egress.intent`` is on the disk before its first byte leaves, ``egress.digest``
 before the message counts at the recipient, ``egress.outcome`` says how it ended. A message in the form ``masked`` is a
-part of a secure sum: nobody reads it but as a sum with those of other silos. The messages of that protocol itself are a
-record each, ``egress.protocol``; ``secagg.end`` and ``secagg.sum`` say how an attempt at a sum ended.
+part of a secure sum: nobody reads it but as a sum with those of other silos. One in the form ``padded`` is mixed: other
+silos read it as a part of their weighted mean. Of one in the form ``rotated`` the coordinator reads inner products with
+those of other silos. Of the last two this holds while the coordinator and no silo collude. The messages of these
+protocols themselves are a record each, ``egress.protocol``; ``secagg.end`` and ``secagg.sum`` say how an attempt at a
+sum ended.
 """
 
 from __future__ import annotations
@@ -106,7 +109,7 @@ VALUES = {
     "time": r'"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"',
     "taint": '"(?:public|dp|private)"',
     "status": '"(?:sent|failed|unknown)"',
-    "step": '"(?:keys|shares|header|survival|reveal|abandon|end)"',
+    "step": '"(?:keys|shares|header|survival|reveal|abandon|end|contribution|padded)"',
     "fault": '"(?:SPEC|POLICY|ATTEMPT|ABANDON|KEYS|SHARES|UPLOAD|SURVIVORS|NOTES|REVEAL|SUM|ORDER|EQUIVOCATION|TOO_FEW'
     '|STOPPED)"',
     "reason": string(500),
@@ -128,6 +131,7 @@ FORMS = {
     "policy": "file:hash rule:text decision:allow",
     "tensor": "part:text kind:text name:text dtype:text shape:count* bytes:count taint:taint",
     "secagg": "ctx:hash attempt:count members:text* threshold:count colluders:count clipped:count",
+    "hidden": "ctx:hash number:count",
     "tensor_digest": "part:text name:text sha256:hash",
     "start": FRAME + "silo:text software:text roster:hash policy:hash",
     "stop": FRAME + "reason:text",
@@ -138,7 +142,7 @@ FORMS = {
     "policy.change": FRAME + "before:maybe_hash after:hash text:policy_text",
     "egress.intent": FRAME + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text "
     "rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor* message:size offset:count "
-    "cohort?:text* secagg?:secagg?",
+    "cohort?:text* secagg?:secagg? hidden?:hidden?",
     "egress.digest": FRAME + "ref:count tensors:tensor_digest* message:payload",
     "egress.outcome": FRAME + "ref:count status:status bytes_sent:count receipt:receipt",
     "egress.protocol": FRAME
@@ -537,9 +541,20 @@ class Message:
         return self.intent.get("secagg") is not None
 
     @property
+    def hidden(self) -> dict[str, Any] | None:
+        """What a padded or rotated message is bound to."""
+        return self.intent.get("hidden")
+
+    @property
     def stream(self) -> str:
-        """Of what its offset counts bytes: the one payload of a round, or of an attempt at a sum."""
-        return str(self.intent["secagg"]["ctx"] if self.masked else self.intent["round"])
+        """Of what its offset counts bytes: the payload of a round, or of an attempt at a sum, a version or a use."""
+        bound = self.intent.get("secagg") or self.hidden
+        return str(bound["ctx"] if bound else self.intent["round"])
+
+    @property
+    def hashed(self) -> list[tuple[str, str]]:
+        """The tensors that its digest names: none of what is masked, padded or rotated."""
+        return [] if self.masked or self.hidden else self.names
 
     @cached_property
     def leaving(self) -> dict[str, Numbers]:
@@ -596,10 +611,32 @@ def masked_fault(record: dict[str, Any]) -> str:
     return ""
 
 
+def hidden_fault(record: dict[str, Any]) -> str:
+    """What is wrong with an intent as a padded or rotated part, or with one that is none."""
+    hidden, form = record.get("hidden"), record["form"]
+    if (hidden is not None) != (form in ("padded", "rotated")):
+        return f"has form {form!r} and names {'a' if hidden else 'no'} version of a part or use of a rotation"
+    if hidden is None:
+        return ""
+    tensors = record["tensors"]
+    if len({tensor["part"] for tensor in tensors}) != 1:
+        return f"is {form} and not of one part"
+    if sum(tensor["bytes"] for tensor in tensors) != record["offset"] + record["message"]["bytes"]:
+        return f"is {form} and has other bytes than its tensors"
+    if form == "rotated" and hidden["number"]:
+        return f"is rotated and has number {hidden['number']}; only versions of a padded part are counted"
+    sizes = {"uint64": 8} if form == "padded" else {"float32": 4, "float64": 8}
+    for tensor in tensors:
+        size = sizes.get(tensor["dtype"])
+        if size is None or tensor["bytes"] != math.prod(tensor["shape"]) * size:
+            return f"is {form}, and a tensor has {tensor['bytes']} bytes of {tensor['dtype']!r}"
+    return ""
+
+
 class Account:
     """Follows the records of a ledger: whether each may come where it comes, and what left.
 
-    Its memory grows with open messages and with rounds, not with records.
+    Its memory grows with open messages, parts and rounds, not with records.
     """
 
     def __init__(self, silo: str = "") -> None:
@@ -611,6 +648,7 @@ class Account:
         self.settled: Callable[[Message, dict[str, Any]], None] | None = None  # told of each message and its outcome
         self.totals: dict[tuple[str, str, str], Numbers] = {}  # by job, part and recipient
         self._declared: dict[str, dict[str, int]] = {}  # job digest → Message.stream → bytes declared so far
+        self._versions: dict[tuple[str, str], dict[str, Any]] = {}  # job digest and padded part → its last version
         self._session: dict[str, Any] | None = None  # the open control session
         self._counts: Counter[str] = Counter()
         self._broken: list[str] = []
@@ -664,7 +702,7 @@ class Account:
         rounds = self._declared.setdefault(record["job_digest"], {})
         before = rounds.get(message.stream, 0)
         # (1) It declares each tensor once, room for all, who can read them, with whom the silo takes part, and that it
-        # is masked exactly if it is a part of a sum.
+        # is what its form asks for.
         if len(set(message.names)) != len(message.names):
             return "names a tensor twice"
         if sum(tensor["bytes"] for tensor in record["tensors"]) > message.whole:
@@ -673,12 +711,14 @@ class Account:
             return "names no reader"
         if (cohort := record.get("cohort")) and astray(cohort, record["silo"]):
             return "has a cohort that is not sorted, has a silo twice, or lacks this one"
-        if why := masked_fault(record):
+        if why := masked_fault(record) or hidden_fault(record) or self._version(record):
             return why
         # (2) It leaves out only bytes that earlier messages of its round declared.
         if record["offset"] > before:
             return f"goes on at byte {record['offset']}, of which earlier intents of its round declared {before}"
         rounds[message.stream] = max(before, message.whole)
+        if record["form"] == "padded":
+            self._versions[record["job_digest"], record["tensors"][0]["part"]] = record["hidden"]
         self.open[record["seq"]] = message
         self._counts["messages"] += 1
         self._counts["undigested"] += 1
@@ -686,12 +726,22 @@ class Account:
             self._add(record, part, numbers, numbers.bytes)
         return ""
 
+    def _version(self, record: dict[str, Any]) -> str:
+        """A version of a padded part has a number of its own, higher than all before."""
+        if record["form"] != "padded":
+            return ""
+        own = record["hidden"]
+        last = self._versions.get((record["job_digest"], record["tensors"][0]["part"]), {"number": -1, "ctx": ""})
+        if own == last or (own["number"] > last["number"] and own["ctx"] != last["ctx"]):
+            return ""
+        return f"is version {own['number']} of a padded part, ctx {own['ctx']}, after {last['number']}, {last['ctx']}"
+
     def _digest(self, record: dict[str, Any], leaf: str) -> str:
         message = self.open.get(record["ref"])
-        # (3) A digest is the only one of an open message, and of just its tensors and bytes; of masked ones of none.
+        # (3) A digest is the only one of an open message, and of its bytes and those tensors that have a hash.
         if message is None or message.digest:
             return f"is a digest of seq {record['ref']}, which is no intent, or has a digest or an outcome already"
-        if named(record) != ([] if message.masked else message.names) or record["message"]["bytes"] != message.whole:
+        if named(record) != message.hashed or record["message"]["bytes"] != message.whole:
             return f"has other tensors or bytes than its intent, seq {record['ref']}"
         message.digest, message.leaf = record, leaf
         message.root = self.tree.root().hex() if self.tree else ""

@@ -7,7 +7,17 @@ from typing import Any
 
 from ..algorithms.exchange import Kind
 from ..algorithms.job import Job
-from ..security.release import MASKED, PLAIN, SUM_READER, Release
+from ..security.release import (
+    GRAM_READER,
+    MASKED,
+    MIX_READER,
+    PADDED,
+    PLAIN,
+    ROTATED,
+    SUM_READER,
+    Release,
+)
+from ..silo.admission import TRUSTED
 from ..silo.payload import given_releases
 from .toml import to_toml
 
@@ -32,7 +42,13 @@ WHAT = {  # what each kind is, and what it can tell those who read it
     Kind.SHARE: "a share of a secret",
 }
 
-READERS = {PLAIN: "coordinator", MASKED: SUM_READER}
+READERS = {PLAIN: "coordinator", MASKED: SUM_READER, PADDED: MIX_READER, ROTATED: GRAM_READER}
+HOW = {  # how each form leaves, and what can be read of it
+    PLAIN: "as they stand",
+    MASKED: "masked, so that only their sum over a round's silos can be read",
+    PADDED: "padded, so that each silo can read its own weighted mean of the others' alone, the coordinator nothing",
+    ROTATED: "rotated, so that the coordinator can read how like the silos' vectors are, and no vector",
+}
 
 
 @dataclass
@@ -57,7 +73,7 @@ def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None) -> str:
     """Text of a policy.toml; without a limit, a round may give some times what the largest of these jobs gives.
 
     Twice, since a broken upload goes on where it broke and counts once more; a secure sum that a silo drops out of is
-    begun again, and each attempt sends all masked words anew.
+    begun again, and each attempt sends all masked words anew; a padded upload is begun anew after a restart.
     """
     rules: dict[tuple[str, str], Drafted] = {}
     largest = 0
@@ -106,6 +122,13 @@ def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
         lines += [*_comment(why), f"assumed_colluders = {colluders}"]
     if any(job.security.weights == "public" for job in blind):
         lines += [*_comment("How many records this silo has to train on stands in a job."), "public_counts = true"]
+    if keyed := [f"{job.name!r}" for job in blind if job.keyed]:
+        why = (
+            f"What {', '.join(keyed)} mixes or compares is hidden from the coordinator by a key that all of the job's "
+            "silos have. If the coordinator and any one of them put together what they have, they read what each silo "
+            'gives. Keep this line only if you trust that they do not; "none" declines such jobs.'
+        )
+        lines += [*_comment(why), f'trust = "{TRUSTED}"']
     return ["", "[secure_aggregation]", *lines] if lines else []
 
 
@@ -131,8 +154,7 @@ def _rule(part: str, rule: Drafted) -> str:
 
 def _said(rule: Drafted, form: str) -> str:
     sizes = [release.nbytes for (own, _), release in rule.releases.items() if own == form]
-    how = "masked, so that only their sum over a round's silos can be read" if form == MASKED else "as they stand"
-    return f"{len(sizes)} tensors, {sum(sizes):,} bytes a round, {how}"
+    return f"{len(sizes)} tensors, {sum(sizes):,} bytes a round, {HOW[form]}"
 
 
 def _shown(rule: Drafted, form: str) -> str:

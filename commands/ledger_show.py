@@ -15,6 +15,7 @@ from ..security.ledger_audit import ledger_folder
 from ..security.ledger_view import PROTOCOL, Group, Message, Totals
 from ..security.records import Intent
 from ..security.records_secure import ProtocolMessage, SumEnd, SumOpened
+from ..security.release import PADDED
 from . import ledger_received, roster_files
 from .roster_files import Founders, RosterFiles, Threshold
 from .tables import print_table
@@ -39,8 +40,8 @@ def show(
 ) -> None:
     """Show every message that left, or counts as left; of a coordinator's ledger, what it received and delivered.
 
-    There --recipient is the silo that gave or got it. Of secure sums the messages of their protocol are shown too (as
-    the part "(protocol)"), and how each attempt ended.
+    There --recipient is the silo that gave or got it. Of secure sums and mixes the messages of their protocols are
+    shown too (as the part "(protocol)"), and how each attempt at a sum ended.
     """
     folder = ledger_folder(path)
     if ledger_received.is_coordinators(folder):
@@ -143,6 +144,8 @@ def _row(message: Message) -> list[str]:
     outcome = message.status if message.digested else f"{message.status}, no digest"
     if masked := intent.secagg:
         outcome += f"; masked among {', '.join(masked.members)}, threshold {masked.threshold}"
+    if hidden := intent.hidden:
+        outcome += f"; {intent.form}, " + (f"version {hidden.number}" if intent.form == PADDED else "to be compared")
     return [
         str(message.seq),
         message.time,

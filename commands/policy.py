@@ -15,7 +15,7 @@ from ..security import policy as policies
 from ..security import roster as rosters
 from ..security.identity import ENTRY_FILE, load_entry
 from ..security.policy import Policy, Verdict
-from ..security.release import MASKED
+from ..security.release import MASKED, PADDED, ROTATED
 from . import examples
 
 if TYPE_CHECKING:
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from ..silo.admission import Outflow
 
 WIDTH = 100
+READ = {  # who reads what leaves in a form that hides it
+    MASKED: "masked, read as a sum over the round's silos alone",
+    PADDED: "padded, read by the other silos in weighted means alone, by coordinator and a silo together as it stands",
+    ROTATED: "rotated, read by the coordinator as lengths and likeness alone, together with a silo as it stands",
+}
 
 app = typer.Typer(no_args_is_help=True, help="Write a silo's policy, and say what it lets leave.")
 
@@ -81,7 +86,7 @@ def check(
             typer.echo(f"this silo would DECLINE the job, {error.code}: {error.why}")
         raise typer.Exit(1) from error
     outflows = admission.outflows(job, members, found)
-    objections = admission.sum_objections(job, found)
+    objections = admission.sum_objections(job, found, members)
     accepts = not objections and all(outflow.decision.allow for outflow in outflows)
     if as_json:
         document = {**_document(job, signer, found, outflows, accepts), "reasons": objections}
@@ -119,6 +124,10 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
         weights = "stand in it" if job.security.weights == "public" else "are masked too"
         said = f"its sums are blind: {job.security.colluders} colluders assumed, the silos' weights {weights}"
         yield from _wrapped(said, "")
+    if job.keyed:
+        trust = policy.file.secure_aggregation.trust
+        said = "what it mixes and compares is hidden by a key that the job's silos share: the coordinator together with"
+        yield from _wrapped(f"{said} any one of them reads it; here trust = {trust!r}", "")
     for outflow in outflows:
         yield ""
         yield f"{_rounds(outflow)}:"
@@ -147,10 +156,9 @@ def _rounds(outflow: "Outflow") -> str:
 
 
 def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow", longest: float | None) -> Iterator[str]:
-    """One part, a line a tensor."""
-    kind, readers = verdicts[0].release.kind, ", ".join(outflow.readers)
-    masked = all(verdict.release.form == MASKED for verdict in verdicts)
-    read = "masked, read as a sum over the round's silos alone" if masked else f"read by {readers}"
+    """One part, a line a tensor; all of a part leave in one form."""
+    kind, form = verdicts[0].release.kind, verdicts[0].release.form
+    read = READ.get(form, f"read by {', '.join(outflow.readers)}")
     size = sum(verdict.release.nbytes for verdict in verdicts)
     norm = f"; held back in a round in which its norm is over {longest:g}" if longest is not None else ""
     yield from _wrapped(f"part {part!r} ({kind}), {size:,} bytes, {read}{norm}", "  ")

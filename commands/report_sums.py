@@ -1,11 +1,13 @@
-"""The secure sums of the ledger report: which rounds left masked, with whom, and how their attempts ended."""
+"""What left masked, padded or rotated, for the ledger report: in which rounds, who reads what, how sums ended."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..security.ledger_overview import At, View
-from ..security.ledger_view import Totals
+from ..security.ledger_view import Message, Totals
+from ..security.records import Hidden
 from ..security.records_secure import SumEnd, SumOpened
+from ..security.release import MASKED
 from .report_tables import Listed, newest, spans
 
 
@@ -25,18 +27,58 @@ class SumRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PartRow:
+    """One part that left padded or rotated."""
+
+    job: str
+    part: str
+    form: str
+    readers: tuple[str, ...]
+    rounds: str
+    messages: int
+    versions: int  # that differ in their pad or rotation
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sums:
-    """All that a page says of secure sums."""
+    """All that a page says of secure sums, mixes and comparisons."""
 
     jobs: tuple[SumRow, ...]
+    parts: tuple[PartRow, ...]
+    forms: tuple[str, ...]  # that occur, plain ones left out
     ends: Listed[At[SumEnd]]  # attempts that ended without a sum
 
 
 def sum_table(view: View) -> Sums:
-    """One row a job that has any record of a secure sum, in the order in which the ledger comes to them."""
+    """One row a job that has any record of one, in the order in which the ledger comes to them; and one a part."""
     rows = [_row(view.of(job), job) for job in view.jobs]
     ends = [at for at in view.sums if isinstance(at.record, SumEnd)]
-    return Sums(tuple(row for row in rows if row is not None), newest(ends))
+    parts = tuple(row for job in view.jobs for row in _parts(view.of(job).messages))
+    masked = [MASKED] if any(message.intent.secagg for message in view.messages) else []
+    forms = (*masked, *sorted({row.form for row in parts}))
+    return Sums(tuple(row for row in rows if row is not None), parts, forms, newest(ends))
+
+
+def _parts(messages: Iterable[Message]) -> Iterator[PartRow]:
+    """Rows of the messages of one job."""
+    found: dict[tuple[str, str, tuple[str, ...]], list[tuple[int, Hidden, int]]] = {}
+    for intent in (message.intent for message in messages):
+        if intent.hidden:
+            own = found.setdefault((intent.part, intent.form, intent.readers), [])
+            own.append((intent.round, intent.hidden, intent.message.bytes))
+            job = intent.job
+    for (part, form, readers), left in found.items():
+        yield PartRow(
+            job=job,
+            part=part,
+            form=form,
+            readers=readers,
+            rounds=spans(number for number, _, _ in left),
+            messages=len(left),
+            versions=len({hidden.ctx for _, hidden, _ in left}),
+            bytes=sum(size for _, _, size in left),
+        )
 
 
 def _row(view: View, job: str) -> SumRow | None:

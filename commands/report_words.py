@@ -5,8 +5,15 @@ from collections.abc import Iterable
 
 from ..security.ledger_overview import View, parts
 from ..security.records import JobAccept, JobDecline
+from ..security.release import MASKED, PADDED, ROTATED
 from ..security.roster import Roster
 from .units import size
+
+HOW = {  # by form
+    MASKED: "and can be read only in a sum",
+    PADDED: "and can be read only by other silos, mixed with what these and others gave",
+    ROTATED: "of which the coordinator reads only lengths and how alike they are to those of other silos",
+}
 
 
 def sentence(view: View, members: Roster | None) -> str:
@@ -30,14 +37,13 @@ def sentence(view: View, members: Roster | None) -> str:
     if len(rounds) <= last - first:
         span = f"{len(rounds):,} rounds between {first} and {last}"
     rules = dict.fromkeys(rule for message in messages for rule in message.intent.policy.rule.split(", "))
-    masked = sum(message.intent.secagg is not None for message in messages)
     assumed = sum(message.intent.message.bytes for message in messages if not message.digested)
     return (
         f"{_bytes(total)} left in {_count(len(messages), 'message')}, {span}, "
         f"for {_names((m.intent.recipient.id for m in messages), members)}: "
         + ", ".join(f"{part} {count:,} bytes" for part, count in sizes.items())
         + f". Who can read it: {_names(r for m in messages for r in m.intent.readers)}. "
-        + (f"{_count(masked, 'message')} of these left masked, and can be read only in a sum. " if masked else "")
+        + _hidden(view)
         + f"The policy's {'rule' if len(rules) == 1 else 'rules'} {', '.join(rules)} let it pass."
         + (f" {assumed:,} of these bytes are of messages cut short and are counted in full." if assumed else "")
         + protocol
@@ -45,11 +51,23 @@ def sentence(view: View, members: Roster | None) -> str:
     )
 
 
+def _hidden(view: View) -> str:
+    """What cannot be read as it stands, and while who sides with nobody."""
+    forms = Counter(message.intent.form for message in view.messages)
+    said = [
+        f"{_count(forms[form], 'message')} of these left {form}, {how}. " for form, how in HOW.items() if forms[form]
+    ]
+    alone = "Of padded and rotated ones this holds while the coordinator and no silo collude. "
+    return "".join(said) + (alone if forms[PADDED] or forms[ROTATED] else "")
+
+
 def _protocol(view: View) -> str:
     if not view.protocol:
         return ""
     size = sum(sent.record.message.bytes for sent in view.protocol)
-    return f" The protocol of secure sums took {_count(len(view.protocol), 'message')} besides, {_bytes(size)}."
+    mixes = any(sent.record.kind in ("contribution", "padded") for sent in view.protocol)
+    of = "protocols of secure sums and mixes" if mixes else "protocol of secure sums"
+    return f" The {of} took {_count(len(view.protocol), 'message')} besides, {_bytes(size)}."
 
 
 def _bytes(count: int) -> str:

@@ -17,6 +17,7 @@ FETCH = "/staddle.v1.Federation/Fetch"
 UPLOAD = "/staddle.v1.Federation/Upload"
 SECURE = "/staddle.v1.Federation/Secure"
 CONTRIBUTE = "/staddle.v1.Federation/Contribute"
+PADDED = "/staddle.v1.Federation/Padded"
 
 ERROR_METADATA = "staddle-error"  # trailing metadata that carries the name of an ErrorCode
 

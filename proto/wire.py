@@ -49,8 +49,11 @@ def to_wire(items: Sequence[Item]) -> list[pb.TensorHeader]:
     ]
 
 
-def check_manifest(peer: str, manifest: pb.Manifest, expected: Sequence[Item]) -> None:
-    """Refuse a manifest that is not exactly what the signed schema declares; the text names the first difference."""
+def check_manifest(peer: str, manifest: pb.Manifest, expected: Sequence[Item], rows: int = 0) -> None:
+    """Refuse a manifest that is not exactly what the signed schema declares; the text names the first difference.
+
+    ``rows`` are the bytes that follow the tensors, of rows of a Mix.
+    """
     for place, (found, wanted) in enumerate(zip(manifest.tensors, to_wire(expected), strict=False)):
         if found != wanted:
             raise RefusedError(
@@ -62,9 +65,10 @@ def check_manifest(peer: str, manifest: pb.Manifest, expected: Sequence[Item]) -
     if len(manifest.tensors) < len(expected):
         missing = to_wire(expected)[len(manifest.tensors)]
         raise RefusedError(peer, "MANIFEST", f"tensor {_show(missing)} is missing from the manifest")
-    total = sum(item.spec.nbytes for item in expected)
+    total = sum(item.spec.nbytes for item in expected) + rows
     if manifest.size != total:
-        raise RefusedError(peer, "MANIFEST", f"declared {manifest.size} bytes, the tensors have {total}")
+        what = "tensors and rows" if rows else "tensors"
+        raise RefusedError(peer, "MANIFEST", f"declared {manifest.size} bytes, the {what} have {total}")
 
 
 def _show(header: pb.TensorHeader) -> str:

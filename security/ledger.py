@@ -76,7 +76,7 @@ class Ledger:
         self.silo = silo
         self._rules = Rules(silo)
         self._sent: Counter[tuple[str, int]] = Counter()
-        self._attempts: Counter[tuple[str, int]] = Counter()
+        self._attempts: Counter[tuple[str, int, str]] = Counter()  # the last: the part of a message of its own
         self._unsettled: dict[int, list[Line]] = {}  # seq of an intent → it, and its digest if there is one
         self._past: list[VerifierKey] = []  # keys that signed before the one that does
         self._mutex = threading.Lock()
@@ -145,7 +145,7 @@ class Ledger:
         """A message is about to leave; its ``seq`` is the ``ref`` of what follows.
 
         ``message_bytes`` are those that go now: of the payload all but its first ``offset`` bytes. ``cohort`` are the
-        ids of the round's silos, sorted; ``secagg`` is of a masked message, whose form is ``masked``.
+        ids of the round's silos, sorted; ``secagg`` is of a masked message, ``hidden`` of a padded or rotated one.
         """
         tensors = tuple(
             Tensor(part=r.part, kind=r.kind, name=r.name, dtype=r.dtype, shape=r.shape, bytes=r.nbytes, taint=r.taint)
@@ -177,7 +177,7 @@ class Ledger:
     def digest(self, ref: int, tensors: Sequence[TensorDigest], message: Payload) -> Sealed:
         """All bytes of intent ``ref`` are with the transport, and these are their hashes; with the head for others.
 
-        Of a masked message ``tensors`` is empty.
+        Of a masked, padded or rotated message ``tensors`` is empty.
         """
         record = Digest(ref=ref, tensors=tuple(tensors), message=message)
         stored = record.model_dump(mode="json")
@@ -205,7 +205,7 @@ class Ledger:
         recipient: Peer,
         message: Payload,
     ) -> Appended:
-        """A message of a secure sum's protocol is about to leave, and counts as left."""
+        """A message of the protocol of a secure sum or a mix is about to leave, and counts as left."""
         return self._append(
             ProtocolMessage(
                 job=job,
@@ -281,15 +281,18 @@ class Ledger:
     def sent(self, job_digest: str, round_number: int) -> int:
         """Payload bytes of all intents of a round, whatever became of them, restarts included.
 
-        Messages of a secure sum's protocol are not payload.
+        Messages of the protocol of a secure sum or a mix are not payload.
         """
         with self._mutex:
             return self._sent[job_digest, round_number]
 
-    def attempts(self, job_digest: str, round_number: int) -> int:
-        """How many intents a round has had, whatever became of them, restarts included."""
+    def attempts(self, job_digest: str, round_number: int, part: str) -> int:
+        """How many intents a message of a round has had, whatever became of them, restarts included.
+
+        ``part`` is that of a padded or rotated message; empty for the one of a round that is neither.
+        """
         with self._mutex:
-            return self._attempts[job_digest, round_number]
+            return self._attempts[job_digest, round_number, part]
 
     @property
     def open_intents(self) -> tuple[int, ...]:
@@ -366,7 +369,8 @@ class Ledger:
         match record["type"]:
             case "egress.intent":
                 self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
-                self._attempts[record["job_digest"], record["round"]] += 1
+                part = record["tensors"][0]["part"] if record.get("hidden") else ""
+                self._attempts[record["job_digest"], record["round"], part] += 1
                 self._unsettled[line.seq] = [line]
             case "egress.digest":
                 self._unsettled[record["ref"]].append(line)

@@ -9,11 +9,11 @@ record                may come
 ``policy.deny``       any time, by the policy in force
 ``egress.intent``     any time, by the policy in force; its tensors fit into its message and the bytes before its
                       offset, and these were declared by an earlier intent of that round, or of that attempt at
-                      a sum; its cohort, if it has one, is sorted and has this silo; it is masked exactly if it
-                      names such an attempt, whose members are some of the cohort, sorted, this silo and at least
-                      as many as its threshold, and its tensors are words then
+                      a sum, version or use; its cohort, if it has one, is sorted and has this silo; it is what its
+                      form asks for (ledger_forms.py), and a padded one a version of its part that is newer than
+                      all before, or the last once more
 ``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the whole payload; of a
-                      masked one without any tensor
+                      masked, padded or rotated one without any tensor
 ``egress.outcome``    once for an intent; ``sent`` only after its digest and with all its bytes
 ``control.open``      when no control session is open; a ``start`` abandons one that a crash left open
 ``control.close``     for the open session, within its caps
@@ -28,14 +28,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from math import prod
 from typing import Any
 
-from .release import ITEM_BYTES
-
-MASKED = "masked"  # the form of a message that is a part of a secure sum
-WORDS = ("uint32", "uint64")  # dtypes of what is masked
-_ASTRAY = "which is not sorted, has a silo twice, or lacks this one"
+from .ledger_forms import ASTRAY, UNHASHED, astray, form_fault, stream
+from .release import PADDED
 
 
 @dataclass(slots=True)
@@ -56,8 +52,9 @@ class Rules:
         self.intents: dict[int, OpenIntent] = {}
         self.control: tuple[int, Mapping[str, Any]] | None = None
         self.policy: str | None = None  # digest of the policy in force; None in a ledger from before they were recorded
-        # Job digest → round, or ctx of an attempt at a sum → bytes so far.
+        # Job digest → round, or ctx of an attempt at a sum, of a version or of a use → bytes so far.
         self.declared: defaultdict[str, dict[int | str, int]] = defaultdict(dict)
+        self.versions: dict[tuple[str, str], tuple[int, str]] = {}  # (job digest, padded part) → number and ctx
         self._tensors: tuple[object, list[tuple[str, str]], str, int] = (None, [], "", 0)
 
     def check(self, record: Mapping[str, Any]) -> str:
@@ -77,8 +74,8 @@ class Rules:
                 return f"control session {self.control[1]['session']!r} (seq {self.control[0]}) is still open"
             case "control.close":
                 return self._check_close(record)
-            case "secagg.sum" if _astray(record["survivors"], self.silo):
-                return f"sum has survivors {', '.join(record['survivors'])}, {_ASTRAY}"
+            case "secagg.sum" if astray(record["survivors"], self.silo):
+                return f"sum has survivors {', '.join(record['survivors'])}, {ASTRAY}"
         return ""
 
     def accept(self, seq: int, record: Mapping[str, Any]) -> None:
@@ -91,10 +88,12 @@ class Rules:
                 self.policy = record["after"]
             case "egress.intent":
                 offset, size = record.get("offset", 0), record["message"]["bytes"]
-                named = self._read(record["tensors"])[0] if record["form"] != MASKED else []
+                named = self._read(record["tensors"])[0] if record["form"] not in UNHASHED else []
                 self.intents[seq] = OpenIntent(named, size, offset)
-                declared, stream = self.declared[record["job_digest"]], _stream(record)
-                declared[stream] = max(offset + size, declared.get(stream, 0))
+                declared, own = self.declared[record["job_digest"]], stream(record)
+                declared[own] = max(offset + size, declared.get(own, 0))
+                if record["form"] == PADDED:
+                    self.versions[_part(record)] = _version(record)
                 self.silo = self.silo or record["silo"]
             case "egress.digest":
                 self.intents[record["ref"]].digested = True
@@ -129,33 +128,25 @@ class Rules:
             return f"tensors of {inside} bytes do not fit into the intent's message of {size} bytes{behind}"
         if not record["readers"]:
             return "intent names no reader; name at least its recipient"
-        if (cohort := record.get("cohort")) and _astray(cohort, record["silo"]):
-            return f"intent has cohort {', '.join(cohort)}, {_ASTRAY}"
-        if why := self._check_masked(record):
+        if (cohort := record.get("cohort")) and astray(cohort, record["silo"]):
+            return f"intent has cohort {', '.join(cohort)}, {ASTRAY}"
+        if why := form_fault(record) or self._check_version(record):
             return why
-        before = self.declared[record["job_digest"]].get(_stream(record), 0)
+        before = self.declared[record["job_digest"]].get(stream(record), 0)
         if offset > before:
             return f"intent goes on at byte {offset}, of which earlier intents of its round declared {before}"
         return ""
 
-    def _check_masked(self, record: Mapping[str, Any]) -> str:
-        secagg, form, cohort = record.get("secagg"), record["form"], record.get("cohort")
-        if (secagg is not None) != (form == MASKED):
-            return f"intent has form {form!r} and names {'an' if secagg else 'no'} attempt at a secure sum"
-        if secagg is None:
+    def _check_version(self, record: Mapping[str, Any]) -> str:
+        """A number stands for one version: a pad that is used for a second one hides neither."""
+        if record["form"] != PADDED:
             return ""
-        members, threshold = secagg["members"], secagg["threshold"]
-        if _astray(members, record["silo"]):
-            return f"intent is masked with members {', '.join(members)}, {_ASTRAY}"
-        if cohort and not set(members) <= set(cohort):
-            return f"intent is masked with members {', '.join(members)}, and its cohort is {', '.join(cohort)}"
-        if threshold > len(members):
-            return f"intent is masked with {len(members)} members, fewer than its threshold of {threshold}"
-        for tensor in record["tensors"]:
-            dtype, size = tensor["dtype"], tensor["bytes"]
-            if dtype not in WORDS or size != prod(tensor["shape"]) * ITEM_BYTES[dtype]:
-                return f"intent is masked, and tensor {tensor['part']}/{tensor['name']} has {size} bytes of {dtype!r}"
-        return ""
+        last, before = self.versions.get(_part(record), (-1, ""))
+        number, ctx = _version(record)
+        if (number > last and ctx != before) or (number, ctx) == (last, before):
+            return ""
+        part = _part(record)[1]
+        return f"intent is version {number} of part {part!r} with ctx {ctx}, after version {last} with {before}"
 
     def _read(self, tensors: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str, int]:
         """Names, those that come twice, and bytes; kept, since one list is read at least twice (record_form.py)."""
@@ -205,15 +196,12 @@ class Rules:
         return ""
 
 
-def _astray(silos: Sequence[str], silo: str) -> bool:
-    """Whether these are not some silos in order, each once, and this one among them."""
-    return silos != sorted(set(silos)) or (bool(silo) and silo not in silos)
+def _part(record: Mapping[str, Any]) -> tuple[str, str]:
+    return record["job_digest"], record["tensors"][0]["part"]
 
 
-def _stream(record: Mapping[str, Any]) -> int | str:
-    """Of what an intent's offset counts bytes: the one payload of a round, or of an attempt at a sum."""
-    secagg = record.get("secagg")
-    return secagg["ctx"] if secagg else record["round"]  # type: ignore[no-any-return]
+def _version(record: Mapping[str, Any]) -> tuple[int, str]:
+    return record["hidden"]["number"], record["hidden"]["ctx"]
 
 
 def _named(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -1,8 +1,8 @@
 """What left, read from a ledger: message by message, and added up. Needs no lock, no key and no network.
 
 ``summary`` counts by rule 27: an intent without digest left with all bytes that it declared. Of a payload that goes on
-at an offset only the bytes behind it count again, with all elements of the tensors that they are of. Masked tensors
-count as any, by their words on the wire.
+at an offset only the bytes behind it count again, with all elements of the tensors that they are of. Masked and padded
+tensors count as any, by their words on the wire.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from .segments import Reading
 
 MESSAGE = "(message)"  # bytes of a message that belong to no tensor, canaries of a masked one among them
 CONTROL = "(control)"  # polls and heartbeats
-PROTOCOL = "(protocol)"  # messages of a secure sum's protocol
+PROTOCOL = "(protocol)"  # messages of the protocols of secure sums and mixes
 
 Group = Literal["job", "method", "part", "recipient"]
 
@@ -55,7 +55,7 @@ def messages(folder: Path) -> tuple[Message, ...]:
 
 
 def sums(folder: Path) -> tuple[tuple[Line, ProtocolMessage | SumEnd | SumOpened], ...]:
-    """What the records say of secure sums beside the masked messages; LocalError for a ledger that does not hold."""
+    """What the records say of secure sums and mixes beside the uploads; LocalError for a ledger that does not hold."""
     return tuple(
         (line, record) for line, record in records(folder) if isinstance(record, ProtocolMessage | SumEnd | SumOpened)
     )
@@ -97,9 +97,9 @@ class Totals:
 def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[str, ...], Totals]:
     """Totals of all that left, grouped; LocalError for a ledger that does not hold.
 
-    Bytes of a message beyond its tensors stand under the part ``(message)``, messages of a secure sum's protocol under
-    ``(protocol)`` as method and part, polls under ``(control)`` as job, method and part: an unclosed control session
-    counts with its cap.
+    Bytes of a message beyond its tensors stand under the part ``(message)``, messages of the protocol of a sum or mix
+    under ``(protocol)`` as method and part, polls under ``(control)`` as job, method and part: an unclosed control
+    session counts with its cap.
     """
     totals: dict[tuple[str, ...], Totals] = {}
 

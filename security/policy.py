@@ -80,7 +80,7 @@ class Policy:
         attempts: int = 0,
         norms: Mapping[str, float] | None = None,
     ) -> Decision:
-        """Whether one message may leave in a round in which ``sent`` bytes have left in ``attempts`` messages.
+        """Whether one message may leave in a round in which ``sent`` bytes left, tried ``attempts`` times before.
 
         ``norms`` are those of its parts, weights left out; None where there are no values yet, before a job runs. The
         steps run in order.

@@ -6,7 +6,7 @@
 
     [limits]
     max_bytes_per_round = "512MiB"
-    max_attempts_per_round = 100    # uploads of one round that are begun, with those that broke off
+    max_attempts_per_round = 100    # uploads of one message of a round that are begun, with those that broke off
 
     [control]                       # polls and heartbeats, per session
     max_messages = 100_000

@@ -36,7 +36,7 @@ from .checkpoint import Checkpoint
 from .head import Held, disagreement, log_key
 from .receipt import Receipt
 from .reconcile_sides import CoordinatorSide, SiloSide, Upload
-from .records import HeadRefused, Received
+from .records import HeadRefused, Intent, Received
 from .roster import Roster
 
 
@@ -239,7 +239,7 @@ def _gaps(
         if seq not in matched and (upload.outcome is None or upload.outcome.receipt is None):
             yield f"record {seq}: not received ({_of(upload)})"
     for seq, intent in ours.undigested.items():
-        yield f"record {seq}: cut short, counts as left (job {intent.job!r}, round {intent.round})"
+        yield f"record {seq}: cut short, counts as left ({_place(intent)})"
     for (job, round_, size, _), count in (theirs.deliveries - ours.deliveries).items():
         yield f"{count} × {size} bytes of job {job!r}, round {round_}: delivered, and the silo has not noted it"
     for (job, round_, size, _), count in (ours.deliveries - theirs.deliveries).items():
@@ -247,6 +247,11 @@ def _gaps(
 
 
 def _of(upload: Upload) -> str:
-    intent = upload.intent
     status = upload.outcome.status if upload.outcome else "without outcome"
-    return f"{upload.message.bytes} bytes of job {intent.job!r}, round {intent.round}, {status}"
+    return f"{upload.message.bytes} bytes of {_place(upload.intent)}, {status}"
+
+
+def _place(intent: Intent) -> str:
+    """Which message of a job it is; a padded or rotated part is one of its own."""
+    own = f", {intent.form} part {intent.part!r}" if intent.part else ""
+    return f"job {intent.job!r}, round {intent.round}{own}"

@@ -171,11 +171,12 @@ class Intent(Strict):
 
     ``tensors`` are the whole payload, ``message`` is what goes of it now: all behind its first ``offset`` bytes, which
     the recipient has from an attempt whose connection broke (0: everything goes). Of a masked message ``tensors`` are
-    those that are summed, in words on the wire, and the rest are canaries among them (masked_sum.py).
+    those that are summed, in words on the wire, and the rest are canaries among them (masked_sum.py). A padded or
+    rotated one is of one part, whose tensors are all of it.
 
-    ``{"attempt":0,"cohort":["hospital-a","hospital-b"],"form":"plain","job":"lung-3","job_digest":"ab12…","message":{"bytes":1800},
-    "method":"fedavg","offset":0,"policy":{"decision":"allow","file":"e3b0…","rule":"round-update"},"purpose":"update",
-    "readers":["coordinator"],"recipient":{"id":"coordinator","spki":"9f86…"},"round":17,
+    ``{"attempt":0,"cohort":["hospital-a","hospital-b"],"form":"plain","hidden":null,"job":"lung-3","job_digest":"ab12…",
+    "message":{"bytes":1800},"method":"fedavg","offset":0,"policy":{"decision":"allow","file":"e3b0…",
+    "rule":"round-update"},"purpose":"update","readers":["coordinator"],"recipient":{"id":"coordinator","spki":"9f86…"},"round":17,
     "rpc":"/staddle.Federation/Upload","secagg":null,"silo":"hospital-a","tensors":[{…}],"type":"egress.intent"}``
     """
 
@@ -200,6 +201,11 @@ class Intent(Strict):
     hidden: Hidden | None = None  # of a padded or rotated message, and of no other; older records have none
 
     @property
+    def part(self) -> str:
+        """Whose upload of its own a padded or rotated message is; empty for any other."""
+        return self.tensors[0].part if self.hidden else ""
+
+    @property
     def leaving(self) -> tuple[tuple[Tensor, int], ...]:
         """The tensors of which something goes now, and how many bytes of each.
 
@@ -218,8 +224,8 @@ class Intent(Strict):
 class Digest(Strict):
     """Durable before the END frame: ``{"message":{…},"ref":412,"tensors":[{…}],"type":"egress.digest"}``.
 
-    Hashes and size are of the whole payload, bytes before the intent's offset included. Of a masked message no tensor
-    has a hash: masked they lie interleaved, and with the hash of a plain tensor guesses could be compared.
+    Hashes and size are of the whole payload, bytes before the intent's offset included. Of a masked, padded or
+    rotated message no tensor has a hash: with the hash of a plain tensor guesses could be compared.
     """
 
     type: Literal["egress.digest"] = "egress.digest"

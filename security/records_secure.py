@@ -1,4 +1,4 @@
-"""The records of secure sums beside the masked uploads themselves (``Secagg`` in records.py), each with an example.
+"""The records of secure sums and mixes beside the uploads themselves (records.py), each with an example.
 
 ``ctx`` names the attempt, and with it job, round, cohort and groups: it is the digest of round_spec.py. That of a
 contribution is of its epoch (group_key.py), that of the word on a padded upload of its version (mix_line.py).

@@ -1,5 +1,6 @@
 """One tensor that would leave, in the words that policy, gate, ledger and budget share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -45,3 +46,8 @@ class Release:
         if self.dtype not in ITEM_BYTES:
             raise LocalError(f"tensor {self.part}/{self.name}: dtype {self.dtype!r} cannot cross; cast it")
         return self.elements * ITEM_BYTES[self.dtype]
+
+
+def own_part(releases: Sequence[Release]) -> str:
+    """The part of a padded or rotated message, which is one of its own; empty for any other message."""
+    return next((release.part for release in releases if release.form in (PADDED, ROTATED)), "")

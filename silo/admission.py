@@ -6,25 +6,29 @@ from dataclasses import dataclass
 
 from ..algorithms import sources
 from ..algorithms.data import Dataset, split
-from ..algorithms.exchange import Tensors
+from ..algorithms.exchange import Mix, Sum, Tensors
 from ..algorithms.fit import check_records, check_training
 from ..algorithms.job import Job
 from ..algorithms.weights import load_weights
 from ..errors import LocalError, PeerError, RefusedError
 from ..files import parse_json
-from ..proto.blind import bounds
+from ..proto.blind import bounds, row_terms, uploaded
 from ..security.blind_sum import group
 from ..security.envelope import verify_document
 from ..security.fixedpoint import scale_exponent
 from ..security.identity import Role
 from ..security.labels import JOB
-from ..security.policy import Decision, Policy
+from ..security.mix_line import mix_group
+from ..security.policy import Decision, Policy, Verdict
 from ..security.public_weights import weights_fault
 from ..security.release import Release
 from ..security.roster import Roster
+from ..security.round_spec import Terms
 from .config import SiloConfig
 from .declared import Declared, Records
-from .payload import given_releases, readers_of_job
+from .payload import given_releases, readers_of_form
+
+TRUSTED = "non-colluding-coordinator"  # secure_aggregation.trust
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Outflow:
 
     first: int
     last: int
-    readers: tuple[str, ...]
+    readers: tuple[str, ...]  # of all that it gives
     decision: Decision
 
     @property
@@ -102,16 +106,42 @@ def outflows(job: Job, roster: Roster, policy: Policy) -> list[Outflow]:
         releases = given_releases(job, start)
         if not found or releases != list(found.values())[-1]:  # what comes down begins phases, too
             found[start] = releases
-    readers, coordinator = readers_of_job(job, roster), roster.coordinator.id
     return [
-        Outflow(first, following - 1, readers, policy.decide(job.method_name, releases, coordinator, readers))
+        Outflow(first, following - 1, *_decided(job, roster, policy, releases))
         for (first, releases), following in zip(found.items(), (*list(found)[1:], job.length), strict=True)
     ]
 
 
-def sum_objections(job: Job, policy: Policy) -> tuple[str, ...]:
-    """All that the policy has against a job's blind sums, each with its fix; it asks the same of every cohort."""
-    return tuple(_objections(job, policy)) if job.security.required else ()
+def _decided(job: Job, roster: Roster, policy: Policy, releases: Sequence[Release]) -> tuple[tuple[str, ...], Decision]:
+    """What the policy says to a round's messages, one of each form; those who can open one cannot open another."""
+    readers, sent = dict[str, None](), 0
+    verdicts: list[Verdict] = []
+    whole = dict[str, None]()
+    for form in dict.fromkeys(release.form for release in releases):
+        own, of_form = [release for release in releases if release.form == form], readers_of_form(form, roster)
+        decision = policy.decide(job.method_name, own, roster.coordinator.id, of_form, sent)
+        readers |= dict.fromkeys(of_form)
+        verdicts += decision.tensors
+        whole |= dict.fromkeys(decision.whole)
+        sent += sum(release.nbytes for release in own)
+    return tuple(readers), Decision(tuple(verdicts), tuple(whole))
+
+
+def asked_of_rows(job: Job, policy: Policy) -> Terms:
+    """What this silo asks of each row that it opens: of the job and of its policy, what is stricter."""
+    made, terms = row_terms(job), policy.terms
+    return Terms(
+        max(made.min_cohort, terms.min_cohort),
+        max(made.min_honest, terms.min_honest),
+        max(made.colluders, terms.colluders),
+    )
+
+
+def sum_objections(job: Job, policy: Policy, roster: Roster) -> tuple[str, ...]:
+    """All that the policy has against a blind job, each with its fix; it asks the same of every cohort."""
+    if not job.security.required:
+        return ()
+    return (*_objections(job, policy), *(_keyed_objections(job, policy, roster) if job.keyed else ()))
 
 
 def _objections(job: Job, policy: Policy) -> Iterator[str]:
@@ -143,17 +173,56 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
         fewest = max(job.min_cohort, terms.min_cohort)
         if fault := weights_fault(security.counts, job.cohorts(), fewest):
             yield fault
-    # (5) The sum of so many silos fits into its ring.
+    # (5) What crosses fits into its ring.
     yield from _rings(job)
 
 
 def _rings(job: Job) -> Iterator[str]:
+    """A sum over all silos, or a row of a Mix."""
     declared = bounds(job)
-    for own in dict.fromkeys(group(part, declared) for start in job.phase_starts for part in job.up(start)):
+    for part in dict.fromkeys(part for start in job.phase_starts for part in job.up(start)):
         try:
-            scale_exponent(own.ring, len(job.silos), own.clip_exponent, own.weights)
+            if isinstance(part.exchange, Sum):
+                own = group(part, declared)
+                scale_exponent(own.ring, len(job.silos), own.clip_exponent, own.weights)
+            elif isinstance(part.exchange, Mix):
+                mix_group(part.name, sum(spec.elements for spec in part.tensors), declared.clip_exponent)
         except LocalError as error:
-            yield f"part {own.name!r}: {error}"
+            yield f"part {part.name!r}: {error}"
+
+
+def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]:
+    """What only jobs that mix or compare are asked: all of their silos can open what one gives (rules 10 and 12)."""
+    asked, terms, coordinator = policy.file.secure_aggregation, policy.terms, roster.coordinator
+    parts = dict.fromkeys(part.name for start in job.phase_starts for part in uploaded(job.up(start)))
+    # (6) This silo trusts that the coordinator is in league with no silo of the job.
+    if asked.trust != TRUSTED:
+        yield (
+            f"{', '.join(parts)} would be hidden from {coordinator.id} by a key that every silo of the job has, "
+            f'secure_aggregation.trust = "{asked.trust}"; set it to "{TRUSTED}" if you trust that the coordinator is '
+            "in league with none of them, or ask for a method that only sums"
+        )
+    # (7) And there is no reason to think that it is: whoever runs it runs no silo.
+    runs = {coordinator.organisation, coordinator.host_operator}
+    both = [entry.id for entry in roster.silos if runs & {entry.organisation, entry.host_operator}]
+    if both:
+        yield (
+            f"whoever runs {coordinator.id} ({' and '.join(sorted(runs))}) also runs {', '.join(both)}, and so can "
+            f"open {', '.join(parts)} of every silo, whatever trust says; another organisation must run the one or "
+            "the other, or the job take a method that only sums"
+        )
+    # (8) Rows are made of as many silos as the policy asks of a sum, and enough of them are in league with nobody.
+    if job.min_cohort < terms.min_cohort:
+        yield (
+            f"rows of the job may be over min_cohort = {job.min_cohort} other silos, secure_aggregation.min_cohort = "
+            f"{terms.min_cohort}; have it signed with a higher min_cohort, or lower that of the policy"
+        )
+    if (honest := job.min_cohort + 1 - job.security.colluders) < terms.min_honest:
+        yield (
+            f"of {job.min_cohort + 1} silos in a row of the job {honest} may be in league with nobody, "
+            f"secure_aggregation.min_honest = {terms.min_honest}; have it signed with a higher min_cohort, or lower "
+            "min_honest"
+        )
 
 
 def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: SiloConfig, key: bytes) -> Admitted:
@@ -163,8 +232,8 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
     job, signer = read_job(signed, roster)
     # (3) We are one of its silos.
     check_member(job, silo, roster)
-    # (4) The policy agrees to its blind sums, and allows all that any of its rounds gives.
-    if objections := sum_objections(job, policy):
+    # (4) The policy agrees to how blind it is, and allows all that any of its rounds gives.
+    if objections := sum_objections(job, policy, roster):
         raise RefusedError(coordinator, "POLICY", "; ".join(objections))
     for outflow in outflows(job, roster, policy):
         if not outflow.decision.allow:

@@ -6,6 +6,7 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 from .. import log
 from ..algorithms.fit import counts_by_class
@@ -16,12 +17,11 @@ from ..security.policy import Policy
 from ..security.roster import Roster
 from .admission import Admitted, admit, checked_cohort
 from .blind import REFUSED, Payload
-from .blind_rounds import BlindRounds
+from .blind_rounds import BlindRounds, Local
 from .config import SiloConfig
 from .delivery import Delivered
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
 from .group_keys import GroupKeys
-from .secure_memory import MemoryFiles
 from .session import (
     Asked,
     Barred,
@@ -66,8 +66,8 @@ class Agent:
         self._roster = roster
         self._policy = policy
         self._gate = gate
-        self._blind = BlindRounds(silo, roster, policy, gate, keys.sign)
         self._group_keys = GroupKeys(roster, keys, gate, config.directory / "jobs")
+        self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._trainer = Trainer()
         self._admitted: dict[str, Admitted] = {}
         self._beat_seconds = 5
@@ -254,12 +254,12 @@ class Agent:
                 "and what a round gave is given once",
             )
         if admitted.declared.bounds is not None:
-            keeper = MemoryFiles(folder.path)
 
             async def trained(delivered: Delivered) -> Payload:
                 return payload if payload is not None else await self._train(admitted, asked, delivered)
 
-            await self._blind.take_part(admitted, round_, keeper, trained, WAITING)
+            local = Local(folder.path, trained, partial(self._work(admitted).own, asked.counted))
+            await self._blind.take_part(admitted, round_, cohort, local, WAITING)
             log.event("round.given", job=job.name, round=round_)
             return
         if payload is None:
@@ -311,7 +311,7 @@ class Agent:
         try:
             if finished.completed:
                 admitted = self._known(finished.job, finished.digest)
-                delivered = await self._gate.fetch(admitted.job, finished.round)
+                delivered = await self._final(admitted, finished)
                 await self._trainer.run(self._work(admitted).finish, finished.counted, delivered.tensors)
             log.event("job.finished", job=finished.job, completed=finished.completed)
         except (UnreachableError, TurnedAwayError, UnwritableError):
@@ -322,6 +322,13 @@ class Agent:
             await asyncio.sleep(PAUSE_SECONDS)
         await self._gate.answer(finished.job, finished.digest, finished.round, "DONE", code)
         return Worked()
+
+    async def _final(self, admitted: Admitted, finished: Finished) -> Delivered:
+        job = admitted.job
+        if not job.keyed:
+            return await self._gate.fetch(job, finished.round)
+        own = partial(self._work(admitted).own, finished.counted)
+        return await self._blind.fetch(job, finished.round, self._folder(job.name).path, own)
 
 
 def _code(error: StaddleError) -> str:

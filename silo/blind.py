@@ -4,7 +4,8 @@ Its state machine is security/secagg_silo.py; here its effects are run, one afte
 a lost connection is run again after the next greeting, by the same object: it lives as long as the process, and the
 secrets of an attempt with it. A process that starts anew is a dropout in the attempt that it was in (rule 18).
 
-The setup, steps 0 and 1, goes on while training does; the upload waits for what training gives.
+The setup, steps 0 and 1, goes on while training does; the upload waits for what training gives, and until the parts
+that leave one by one were accepted (hidden_uploads.py).
 """
 
 import asyncio
@@ -71,6 +72,14 @@ class Door(Protocol):
         ...
 
 
+class Before(Protocol):
+    """What leaves before the masked upload."""
+
+    async def give(self, payload: Payload) -> None:
+        """Until the coordinator has all of it; what it has is not given again."""
+        ...
+
+
 @dataclass(frozen=True)
 class Doing:
     """An effect, and the attempt that it is of."""
@@ -91,7 +100,9 @@ class BlindRound:
         job: Job,
         declared: Declared,
         training: "asyncio.Task[Payload]",
+        before: Before | None = None,
     ) -> None:
+        """``before`` gives the parts that leave one by one; None where there are none."""
         self.job = job
         self.round = frame.round
         self.summed = False
@@ -101,10 +112,11 @@ class BlindRound:
         self._keeper = keeper
         self._declared = declared
         self._training = training
+        self._before = before
         self._had = self._entered = self._idle = 0
         self._state: SiloState | None = None
         self._todo: deque[Doing] = deque()
-        self._uploaded: Attempt | None = None  # whose upload the coordinator has, as it said after a lost connection
+        self._uploaded = b""  # ctx of the attempt whose upload the coordinator has, as it said after a lost connection
 
     async def run(self) -> None:
         """Until the sum is open; whatever else ends it is raised, and after a lost connection it may be run again."""
@@ -144,10 +156,9 @@ class BlindRound:
             return self._idle <= MOST_IDLE
         return any(isinstance(effect, LEADING_ON) for effect in effects)
 
-    def accepted(self) -> None:
-        """The coordinator has the upload whose connection broke."""
-        if self._state is not None:
-            self._uploaded = self._attempt(self._state)
+    def accepted(self, ctx: bytes) -> None:
+        """The coordinator has the upload that was bound to this, whose connection broke."""
+        self._uploaded = ctx
 
     def _attempt(self, state: SiloState) -> Attempt:
         return Attempt(self.job.name, bytes.fromhex(self.job.digest), self.round, state.spec.attempt, state.ctx)
@@ -255,9 +266,11 @@ class BlindRound:
         if state is None or state.ctx != attempt.ctx or state.stage != "uploading":
             return  # it ended meanwhile
         payload = await asyncio.shield(self._training)
+        if self._before is not None:
+            await self._before.give(payload)
         members = tuple(dealing.dealer for dealing in state.dealings)
         masking = Masking(state.spec, state.silo, upload.terms, members, self._declared.records.train)
-        if self._uploaded == attempt:
+        if self._uploaded == attempt.ctx:
             streamed = await asyncio.to_thread(streamed_of, self._declared, self.round, payload, masking)
         else:
             try:

@@ -3,44 +3,63 @@
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ..proto.blind import model_digest, round_frame, round_terms
+from ..algorithms.job import Job
+from ..proto.blind import model_digest, round_frame, round_terms, uploaded
 from ..security import roster as rosters
+from ..security.identity import Keys
 from ..security.policy import Policy
 from ..security.roster import Roster
 from ..security.secagg_silo import Party
-from ..security.signers import Sign, Signers
-from .admission import Admitted
+from ..security.signers import Signers
+from .admission import Admitted, asked_of_rows
 from .blind import BlindRound, Payload
 from .delivery import Delivered
 from .egress import Gate, TurnedAwayError, UnreachableError
+from .group_keys import GroupKeys
+from .hidden_uploads import HiddenUploads
 from .outcomes import Settled
+from .rows import Own, Rows, expected_rows
 from .secure_memory import MemoryFiles
+from .sharing import Sharing
 
 Train = Callable[[Delivered], Coroutine[Any, Any, Payload]]
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a round takes of this silo: its job's folder, its training, and the values that it mixes in itself."""
+
+    folder: Path
+    train: Train
+    own: Own
 
 
 class BlindRounds:
     """One at a time."""
 
-    def __init__(self, silo: str, roster: Roster, policy: Policy, gate: Gate, sign: Sign) -> None:
-        """``sign`` with the silo's protocol key."""
-        self._silo = silo
+    def __init__(self, roster: Roster, policy: Policy, gate: Gate, keys: Keys, group_keys: GroupKeys) -> None:
+        """``keys`` are the silo's own."""
+        self._silo = keys.entry.id
         self._roster = roster
         self._policy = policy
         self._gate = gate
-        self._sign = sign
+        self._keys = keys
+        self._group_keys = group_keys
         self._now: BlindRound | None = None
+        self._accepted: set[bytes] = set()  # contexts of uploads that the coordinator has
 
     async def take_part(
-        self, admitted: Admitted, round_: int, keeper: MemoryFiles, train: Train, waiting: tuple[str, ...]
+        self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local, waiting: tuple[str, ...]
     ) -> None:
         """Until the round's sum is open. ``waiting`` are the codes of refusals after which it may still go on."""
         job = admitted.job
         if self._now is None or (self._now.job.digest, self._now.round) != (job.digest, round_):
             await self.leave()
-            self._now = await self._enter(admitted, round_, keeper, train)
+            self._now = await self._enter(admitted, round_, cohort, local)
         goes_on = False
         try:
             await self._now.run()
@@ -54,21 +73,41 @@ class BlindRounds:
             if not goes_on:
                 await self.leave()
 
-    async def _enter(self, admitted: Admitted, round_: int, keeper: MemoryFiles, train: Train) -> BlindRound:
+    async def fetch(self, job: Job, round_: int, folder: Path, own: Own) -> Delivered:
+        """What comes down for a round of a blind job, the final delivery too; rows are opened."""
+        rows = None
+        if expected_rows(job, round_):
+            sharing = await self._sharing(job, folder)
+            rows = Rows(sharing, round_, asked_of_rows(job, self._policy), own)
+        return await self._gate.fetch(job, round_, rows)
+
+    async def _enter(self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local) -> BlindRound:
         job = admitted.job
-        delivered = await self._gate.fetch(job, round_)
+        before = None
+        if uploaded(job.up(round_)):
+            sharing = await self._sharing(job, local.folder)
+            before = HiddenUploads(self._gate, sharing, admitted.declared, round_, cohort, self._accepted)
+        delivered = await self.fetch(job, round_, local.folder, local.own)
         model = model_digest(job, round_, delivered.items, delivered.digests)
         frame = round_frame(job, round_, self._roster.federation, rosters.digest(self._roster), model)
         terms = round_terms(job, self._policy.terms)
-        party = Party(self._silo, Signers.of(self._roster), terms, self._sign, os.urandom)
-        training = asyncio.create_task(train(delivered))
-        return BlindRound(self._gate, party, frame, keeper, job, admitted.declared, training)
+        party = Party(self._silo, Signers.of(self._roster), terms, self._keys.sign, os.urandom)
+        training = asyncio.create_task(local.train(delivered))
+        keeper = MemoryFiles(local.folder)
+        return BlindRound(self._gate, party, frame, keeper, job, admitted.declared, training, before)
+
+    async def _sharing(self, job: Job, folder: Path) -> Sharing:
+        key = await self._group_keys.key(job)
+        return Sharing.of(job, self._roster, self._keys, key, folder)
 
     def settled(self, upload: Settled) -> None:
         """Take note of what became of an upload whose connection broke."""
-        now = self._now
-        if now and upload.status == "sent" and (upload.job, upload.round) == (now.job.name, now.round):
-            now.accepted()
+        if upload.status != "sent" or not upload.ctx:
+            return
+        ctx, now = bytes.fromhex(upload.ctx), self._now
+        self._accepted.add(ctx)
+        if now and (upload.job, upload.round) == (now.job.name, now.round):
+            now.accepted(ctx)
 
     async def leave(self) -> None:
         """Let the round go, and its training."""

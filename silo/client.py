@@ -95,6 +95,10 @@ class Client:
         """What the other silos gave to the key of a job."""
         return cast("secure_pb2.KeyTold", await self._unary(self._stub.GroupKey, asked, CALL_SECONDS))
 
+    async def padded(self, given: secure_pb2.PaddedGiven) -> None:
+        """Give the word on a padded upload."""
+        await self._unary(self._stub.Padded, given, CALL_SECONDS)
+
     async def fetch(self, request: pb.FetchRequest, largest: int) -> AsyncIterator[Frame]:
         """Frames of a delivery of at most ``largest`` bytes."""
         try:

@@ -13,10 +13,10 @@ The next attempt is an INTENT of its own, over the bytes that the coordinator do
 is declared by the intent that it goes under, twice where it goes twice. The policy's limit of a round's bytes is of
 their sum; that of its attempts ends what could go on for ever in pieces of a few bytes.
 
-A round leaves plain, or as the masked words of a secure sum (outgoing.py), by the same checks. The protocol messages of
-such a sum, and what this silo gives to the key of a job, are recorded one by one before they leave
-(secure_records.py). All others are control messages, counted
-against the caps of one record a session (control.py). No method code
+A round leaves plain, or blind: as the masked words of a secure sum (outgoing.py), and each part of a Mix or a Gram in a
+message of its own, padded or rotated (outgoing_hidden.py), all by the same checks. The protocol messages of these, and
+what this silo gives to the key of a job, are recorded one by one before they leave (secure_records.py). All others are
+control messages, counted against the caps of one record a session (control.py). No method code
 runs after check (1), and the digests are of the bytes that went. What the declared numbers say, the gate does not know:
 a method can write anything into the tensors that it may give (docs/wire.md).
 """
@@ -31,11 +31,11 @@ from google.protobuf.message import Message
 from torch import Tensor
 
 from .. import log
-from ..algorithms.exchange import value_fault
+from ..algorithms.exchange import Gram, Mix, Part, value_fault
 from ..algorithms.job import Job
 from ..errors import LocalError, PeerError, StaddleError
 from ..proto import federation_pb2 as pb
-from ..proto import group_messages
+from ..proto import group_messages, secure_pb2
 from ..proto import tensor_pb2 as tensor
 from ..proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, UPLOAD, checked_address
 from ..proto.frames import Frame
@@ -51,6 +51,7 @@ from ..security.identity import Keys
 from ..security.ledger import Ledger
 from ..security.policy import Policy
 from ..security.records import Applied, Payload, Peer
+from ..security.release import own_part
 from ..security.sealing import Sealed
 from ..security.secagg_silo_events import Streamed
 from . import delivery
@@ -59,6 +60,7 @@ from .control import Control
 from .declared import Declared
 from .outcomes import Outcomes, Settled, Status
 from .outgoing import Masking, Outgoing, masked, plain
+from .outgoing_hidden import PaddedPart, Padding, Rotating, Sent, rotated
 from .payload import (
     bytes_by_kind,
     exactly,
@@ -66,6 +68,7 @@ from .payload import (
     norms,
     readers_of,
 )
+from .rows import Rows
 from .secure_records import SecureRecords
 from .witness import Witness
 
@@ -189,14 +192,17 @@ class Gate:
 
     # Deliveries.
 
-    async def fetch(self, job: Job, round_: int) -> delivery.Delivered:
-        """What the coordinator delivers to us at the start of a round, checked and recorded as ingress."""
+    async def fetch(self, job: Job, round_: int, rows: Rows | None = None) -> delivery.Delivered:
+        """What the coordinator delivers to us at the start of a round, checked and recorded as ingress.
+
+        ``rows`` opens those of a Mix; without it there may be none.
+        """
         request = pb.FetchRequest(
             session=self._session, job=job.name, job_digest=bytes.fromhex(job.digest), round=round_
         )
         self._count(request)
         frames = self._client.fetch(request, delivery.largest(job, round_))
-        return await delivery.take(self._ledger, self._coordinator, job, round_, frames)
+        return await delivery.take(self._ledger, self._coordinator, job, round_, frames, rows)
 
     # What a round gives.
 
@@ -217,8 +223,8 @@ class Gate:
         self, declared: Declared, round_: int, payload: Mapping[str, Mapping[str, Tensor]], masking: Masking
     ) -> Streamed:
         """Let one round's bundle out as the masked words of a secure sum; what was streamed, for its header."""
-        items, values = await self._checked(declared, round_, payload)
         parts, own = declared.groups(round_)
+        items, values = await self._checked(declared, round_, payload, parts)
         # (3b) The sum is over what the signed document declares.
         if (asked := tuple(map(unscaled, masking.spec.groups))) != own:
             raise LocalError(f"a secure sum of groups {asked}, the signed job declares {own}; nothing leaves")
@@ -227,11 +233,58 @@ class Gate:
         digests = await self._send(declared, round_, outgoing, self._norms(items, values), cohort)
         return Streamed(outgoing.size, digests.tensors[0])
 
+    async def give_padded(
+        self,
+        declared: Declared,
+        round_: int,
+        payload: Mapping[str, Mapping[str, Tensor]],
+        padding: Padding,
+        cohort: Sequence[str],
+    ) -> Sent:
+        """Let one part of a round's bundle out as the padded words of a Mix; what left, to be signed."""
+        part = _hidden(declared, round_, padding.line.group.name, Mix)
+        items, values = await self._checked(declared, round_, payload, (part,))
+        # (3b) The line is what the signed document declares, and the version is this silo's, of this round.
+        line, version = padding.line, padding.version
+        bound = (line.job, line.job_digest, line.group, version.silo, version.round)
+        own = (declared.job, declared.digest, declared.padded_group(part), self._ledger.silo, round_)
+        if bound != own:
+            raise LocalError(f"a padded upload bound to {bound}, the signed job declares {own}; nothing leaves")
+        made = await asyncio.to_thread(PaddedPart, part, values, padding)
+        return made.sent(await self._send(declared, round_, made.outgoing, self._norms(items, values), cohort))
+
+    async def give_rotated(
+        self,
+        declared: Declared,
+        round_: int,
+        payload: Mapping[str, Mapping[str, Tensor]],
+        rotating: Rotating,
+        cohort: Sequence[str],
+    ) -> None:
+        """Let one part of a round's bundle out as the rotated vectors of a Gram."""
+        part = _hidden(declared, round_, rotating.use.group, Gram)
+        items, values = await self._checked(declared, round_, payload, (part,))
+        # (3b) The rotation is one for this part of this job and round.
+        if (bound := (rotating.use.job, rotating.use.round)) != (own := (declared.digest, round_)):
+            raise LocalError(f"vectors rotated for {bound}, the signed job declares {own}; nothing leaves")
+        outgoing = await asyncio.to_thread(rotated, part, items, values, rotating)
+        await self._send(declared, round_, outgoing, self._norms(items, values), cohort)
+
     async def _checked(
-        self, declared: Declared, round_: int, payload: Mapping[str, Mapping[str, Tensor]]
+        self,
+        declared: Declared,
+        round_: int,
+        payload: Mapping[str, Mapping[str, Tensor]],
+        parts: Sequence[Part] | None = None,
     ) -> tuple[tuple[Item, ...], list[Tensor]]:
+        """What is declared of these parts, all of the round's if there are none, and its values."""
         # (1) Exactly what the signed document declares; nobody else holds these copies.
         items = declared.items(round_)
+        if parts is not None:
+            own = {part.name for part in parts}
+            others = {item.part for item in items} - own  # they leave in messages of their own
+            items = tuple(item for item in items if item.part in own)
+            payload = {name: tensors for name, tensors in payload.items() if name not in others}
         values = await asyncio.to_thread(exactly, items, payload)
         # (2) Every value is finite and within its bounds.
         for item, value in zip(items, values, strict=True):
@@ -254,8 +307,7 @@ class Gate:
         cohort: Sequence[str],
     ) -> Digests:
         # (4) The policy allows it.
-        ctx = outgoing.secagg.ctx if outgoing.secagg else ""
-        offset = self._outcomes.offset(declared.digest, round_, outgoing.size, ctx)
+        offset = self._outcomes.offset(declared.digest, round_, outgoing.size, outgoing.context.hex())
         applied = await self._decide(declared, round_, outgoing, offset, await asyncio.to_thread(norms_of))
         # (5) INTENT is durable.
         intent = await asyncio.to_thread(self._intend, declared, round_, outgoing, offset, applied, cohort)
@@ -272,6 +324,7 @@ class Gate:
             tensors=outgoing.headers,
             offset=offset,
             context=outgoing.context,
+            part=outgoing.part,
         )
         status: Status | Literal["open"] = "unknown"
         receipt = b""
@@ -310,7 +363,7 @@ class Gate:
             self._roster.coordinator.id,
             outgoing.readers,
             sent=self._ledger.sent(declared.digest, round_) - offset,  # the policy adds the whole message
-            attempts=self._ledger.attempts(declared.digest, round_),
+            attempts=self._ledger.attempts(declared.digest, round_, own_part(outgoing.releases)),
             norms=norms,
         )
         if not decision.allow:
@@ -355,6 +408,7 @@ class Gate:
             offset=offset,
             cohort=cohort,
             secagg=outgoing.secagg,
+            hidden=outgoing.hidden,
         ).seq
 
     async def _frames(
@@ -416,6 +470,19 @@ class Gate:
         self._count(asked)
         return group_messages.told_from_wire(await self._client.group_key(asked), len(job.silos))
 
+    # The word on a padded upload.
+
+    async def padded(self, ctx: bytes, message: secure_pb2.PaddedGiven) -> None:
+        """Give the signed word on an upload that the coordinator has, recorded before it leaves; ctx is its version's.
+
+        ``message`` lacks the session, as it is kept on disk.
+        """
+        given = secure_pb2.PaddedGiven()
+        given.CopyFrom(message)
+        given.session = self._session
+        await self.secure_records.padded(ctx, given)
+        await self._client.padded(given)
+
     # What became of uploads whose connection broke.
 
     async def settle(self) -> list[Settled]:
@@ -426,8 +493,10 @@ class Gate:
                 self._witness.accepted(upload.digest)
         return settled
 
-    async def _standing(self, job: str, digest: str, round_: int) -> pb.StandingReply:
-        request = pb.StandingRequest(session=self._session, job=job, job_digest=bytes.fromhex(digest), round=round_)
+    async def _standing(self, job: str, digest: str, round_: int, part: str) -> pb.StandingReply:
+        request = pb.StandingRequest(
+            session=self._session, job=job, job_digest=bytes.fromhex(digest), round=round_, part=part
+        )
         self._count(request)
         return await self._client.standing(request)
 
@@ -447,6 +516,14 @@ class Gate:
             await self._witness.flush()
             await self.end_session()
         await self._client.close()
+
+
+def _hidden(declared: Declared, round_: int, name: str, exchange: type[Mix | Gram]) -> Part:
+    """The part that is to leave hidden; LocalError unless the signed document has it so in this round."""
+    for part in declared.hidden(round_):
+        if part.name == name and isinstance(part.exchange, exchange):
+            return part
+    raise LocalError(f"part {name!r} does not cross by a {exchange.__name__} in round {round_}; nothing leaves")
 
 
 @dataclass

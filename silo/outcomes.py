@@ -18,9 +18,10 @@ from ..proto.stream import resumable
 from ..security import roster as rosters
 from ..security.ledger import Ledger, Unsettled
 from ..security.receipt import Receipt
+from ..security.records import Intent
 
 Status: TypeAlias = Literal["sent", "failed", "unknown"]
-Ask: TypeAlias = Callable[[str, str, int], Awaitable[pb.StandingReply]]  # (job, job digest, round)
+Ask: TypeAlias = Callable[[str, str, int, str], Awaitable[pb.StandingReply]]  # (job, job digest, round, part)
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Settled:
     status: Status
     why: str
     digest: int | None  # seq of its DIGEST record, if it is ``sent``
+    ctx: str = ""  # what a blind upload was bound to, hex
 
 
 class Outcomes:
@@ -73,7 +75,7 @@ class Outcomes:
     def offset(self, job_digest: str, round_: int, size: int, ctx: str = "") -> int:
         """Where an upload of ``size`` bytes goes on, told once: 0, or behind what waits at the coordinator.
 
-        ``ctx`` is that of its attempt at a secure sum, if it is of one: another attempt's words are other bytes.
+        ``ctx`` is what a blind upload is bound to: the words of another attempt or version are other bytes.
         """
         received = self._received.pop((job_digest, round_, ctx), 0)
         return received if resumable(received, size) else 0
@@ -89,19 +91,19 @@ class Outcomes:
         handed = self._handed.pop(message.seq, intent.message.bytes)
         await self.close(message.seq, status, intent.message.bytes if status == "sent" else handed, receipt)
         place = message.place.seq if message.place and status == "sent" else None
-        return Settled(intent.job, intent.round, status, why, place)
+        return Settled(intent.job, intent.round, status, why, place, _ctx(intent))
 
     async def _standing(self, ask: Ask, message: Unsettled) -> tuple[Status, bytes, str]:
         """Status, receipt, and why it is not ``sent``."""
         intent = message.intent
         try:
-            reply = await ask(intent.job, intent.job_digest, intent.round)
+            part = intent.tensors[0].part if intent.hidden else ""  # a hidden message is of one part
+            reply = await ask(intent.job, intent.job_digest, intent.round, part)
         except RefusedError as error:
             if error.code != "UNKNOWN_JOB":
                 raise
             return "unknown", b"", str(error)
-        ctx = intent.secagg.ctx if intent.secagg else ""
-        self._received[intent.job_digest, intent.round, ctx] = reply.received
+        self._received[intent.job_digest, intent.round, _ctx(intent)] = reply.received
         if not reply.HasField("receipt"):
             return "unknown", b"", f"the coordinator has {reply.received} bytes that wait for the rest"
         try:
@@ -109,3 +111,9 @@ class Outcomes:
         except PeerError as error:  # a receipt for something else
             return "unknown", b"", str(error)
         return "sent", reply.receipt.signature, ""
+
+
+def _ctx(intent: Intent) -> str:
+    """What a blind upload is bound to, hex; empty for a plain one."""
+    bound = intent.secagg or intent.hidden
+    return bound.ctx if bound else ""

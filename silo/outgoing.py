@@ -6,7 +6,13 @@ form     tensors                                      bytes on the wire         
 plain    as the job's schema has them                 the tensors, one after another         of each tensor, of all
 masked   words of the ring, under the tensors' names  all groups of a secure sum and their   of all: a hash of values
                                                       canaries, under masks                  could be guessed
+padded   words of 64 bits, under the tensors' names   those of one part of a Mix, under a    of all
+                                                      stream of its own
+rotated  as the job's schema has them                 those of one part of a Gram, each row  of all
+                                                      under a secret rotation
 =======  ===========================================  =====================================  ======================
+
+The last two are made in outgoing_hidden.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +29,7 @@ from ..proto.wire import Item, to_wire
 from ..security.blind_sum import given
 from ..security.masked_sum import Given, check_given, masked_chunks, upload_bytes
 from ..security.masks import Term
-from ..security.records import Secagg, TensorDigest
+from ..security.records import Hidden, Secagg, TensorDigest
 from ..security.release import SUM_READER, Release
 from ..security.round_spec import RoundSpec
 from ..security.secagg_silo_events import Streamed
@@ -43,6 +49,8 @@ class Outgoing:
     chunks: Callable[[], Iterator[Chunk]]  # the same each time
     hashes: Callable[[Digests], tuple[TensorDigest, ...]]  # for the ledger
     secagg: Secagg | None = None
+    hidden: Hidden | None = None
+    part: str = ""  # of what leaves part by part, padded or rotated
 
     @property
     def size(self) -> int:
@@ -51,8 +59,9 @@ class Outgoing:
 
     @property
     def context(self) -> bytes:
-        """Ctx of the attempt at a secure sum; empty for a plain message."""
-        return bytes.fromhex(self.secagg.ctx) if self.secagg else b""
+        """Ctx of the attempt at a secure sum, or of a hidden message; empty for a plain one."""
+        bound = self.secagg or self.hidden
+        return bytes.fromhex(bound.ctx) if bound else b""
 
     @property
     def attempt(self) -> int:

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange import DTYPES, WEIGHT, Kind, Part, all_finite
+from ..algorithms.exchange import DTYPES, WEIGHT, Kind, Mix, Part, TensorSpec, all_finite
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
-from ..proto.blind import bounds
+from ..proto.blind import bounds, summed, uploaded
 from ..proto.tensor_pb2 import Manifest
 from ..proto.wire import Item, check_manifest, delivered_items, given_items, tensor_from
 from ..security.blind_sum import group
 from ..security.fixedpoint import Group
-from ..security.release import MASKED, SUM_READER, Release
+from ..security.release import GRAM_READER, MASKED, MIX_READER, PADDED, PLAIN, ROTATED, SUM_READER, Release
 from ..security.roster import Roster
 from .declared import Records
 
@@ -58,13 +58,32 @@ def masked_releases(parts: Sequence[Part], groups: Sequence[Group]) -> tuple[Rel
     )
 
 
+def padded_releases(part: Part) -> tuple[Release, ...]:
+    """What policy and ledger read about a part that leaves padded: a release for each tensor."""
+    return tuple(_hidden(part, spec, "uint64", PADDED) for spec in part.tensors)
+
+
+def rotated_releases(part: Part) -> tuple[Release, ...]:
+    """What they read about a part whose vectors leave rotated."""
+    return tuple(_hidden(part, spec, spec.dtype, ROTATED) for spec in part.tensors)
+
+
+def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str) -> Release:
+    return Release(part.name, part.kind.name.lower(), spec.name, dtype, spec.shape, form)
+
+
 def given_releases(job: Job, round_: int) -> tuple[Release, ...]:
-    """All that a silo gives in a round, in the form in which it leaves."""
+    """All that a silo gives in a round, in the form and the order in which it leaves."""
     parts = job.up(round_)
-    if job.security.required:
-        declared = bounds(job)
-        return masked_releases(parts, [group(part, declared) for part in parts])
-    return tuple(release_of(item) for item in given_items(parts))
+    if not job.security.required:
+        return tuple(release_of(item) for item in given_items(parts))
+    hidden = [
+        release
+        for part in uploaded(parts)
+        for release in (padded_releases(part) if isinstance(part.exchange, Mix) else rotated_releases(part))
+    ]
+    sums, declared = summed(parts), bounds(job)
+    return (*hidden, *masked_releases(sums, [group(part, declared) for part in sums]))
 
 
 def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:
@@ -77,9 +96,12 @@ def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int
     return dict(sizes)
 
 
-def readers_of_job(job: Job, roster: Roster) -> tuple[str, ...]:
-    """Who can open what a silo gives for a job; of blind sums nobody opens a part."""
-    return (SUM_READER,) if job.security.required else readers_of(roster)
+READERS = {MASKED: SUM_READER, PADDED: MIX_READER, ROTATED: GRAM_READER}
+
+
+def readers_of_form(form: str, roster: Roster) -> tuple[str, ...]:
+    """Who can open what leaves in a form; of what is blind nobody opens a silo's own part."""
+    return readers_of(roster) if form == PLAIN else (READERS[form],)
 
 
 def readers_of(roster: Roster) -> tuple[str, ...]:
@@ -164,19 +186,22 @@ def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:
     return {part: sqrt(square) for part, square in squares.items()}
 
 
-def announced(peer: str, job: Job, round_: int, manifest: Manifest) -> tuple[Item, ...]:
-    """What a delivery's manifest declares; RefusedError unless it is all of some parts that this round may bring."""
+def announced(peer: str, job: Job, round_: int, manifest: Manifest, rows: Sequence[int] = ()) -> tuple[Item, ...]:
+    """What a delivery's manifest declares; RefusedError unless it is all of some parts that this round may bring.
+
+    ``rows`` are the bytes of the rows of a Mix behind the tensors; of a keyed job such a part comes in rows alone.
+    """
     if manifest.job != job.name or manifest.job_digest.hex() != job.digest or manifest.round != round_:
         raise RefusedError(peer, "MANIFEST", f"delivery is of {manifest.job[:64]!r} round {manifest.round}")
     if manifest.offset:
         raise RefusedError(peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it")
-    parts = {part.name: part for part in job.down(round_)}
+    parts = {p.name: p for p in job.down(round_) if not (job.keyed and isinstance(p.exchange, Mix))}
     named = list(dict.fromkeys(header.part for header in manifest.tensors))
     unknown = [name for name in named if name not in parts]
     if unknown:
         raise RefusedError(peer, "MANIFEST", f"delivers part {unknown[0][:64]!r}, which is not in the schema")
     items = delivered_items([parts[name] for name in named])
-    check_manifest(peer, manifest, items)
+    check_manifest(peer, manifest, items, sum(rows))
     return items
 
 

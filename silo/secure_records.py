@@ -4,7 +4,7 @@ import asyncio
 from hashlib import sha256
 
 from ..proto import secure_pb2 as pb
-from ..proto.channel import CONTRIBUTE, SECURE
+from ..proto.channel import CONTRIBUTE, PADDED, SECURE
 from ..proto.secure_given import Attempt
 from ..security.ledger import Ledger
 from ..security.records import Payload, Peer
@@ -43,6 +43,20 @@ class SecureRecords:
             ctx=ctx.hex(),
             kind="contribution",
             rpc=CONTRIBUTE,
+            recipient=self._recipient,
+            message=_payload(given.SerializeToString(deterministic=True)),
+        )
+
+    async def padded(self, ctx: bytes, given: pb.PaddedGiven) -> None:
+        """The word on a padded upload is about to leave; ``ctx`` is that of its version."""
+        await asyncio.to_thread(
+            self._ledger.protocol_message,
+            job=given.job,
+            job_digest=given.job_digest.hex(),
+            round_number=given.upload.round,
+            ctx=ctx.hex(),
+            kind="padded",
+            rpc=PADDED,
             recipient=self._recipient,
             message=_payload(given.SerializeToString(deterministic=True)),
         )

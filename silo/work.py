@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange import PLAIN
+from ..algorithms.exchange import PLAIN, Part, fits
 from ..algorithms.local_round import final_round, local_round
 from ..algorithms.method import SiloState, initial_state
+from ..errors import LocalError
+from ..security.fixedpoint import Flat
 from .admission import Admitted
+from .outgoing_hidden import flat
 from .state import JobFolder
 
 Delivered = Mapping[str, Mapping[str, Tensor]]
@@ -49,6 +52,21 @@ class Work:
         outcome = final_round(job.method(), job, state, delivered, train, test, self.silo, trained=counted > 0)
         self.folder.save_model(outcome.state)
         self.folder.finish(outcome.report, self._facts())
+
+    def own(self, counted: int, part: Part) -> Flat:
+        """What this silo gave of a Mix part in the last round that counted, as its state has it."""
+        state = self._state(counted)
+        values = []
+        for spec in part.tensors:
+            module, _, leaf = spec.name.partition(".")
+            value = state.parts.get(module, {}).get(leaf)
+            if value is None or not fits(spec, value):
+                raise LocalError(
+                    f"part {part.name!r}: tensor {spec.name!r} is none of this silo's state, so its share of a row is "
+                    "not known; the method must name what it mixes by its own parameters"
+                )
+            values.append(value)
+        return flat(values)
 
     def _state(self, counted: int) -> SiloState:
         method = self.admitted.job.method()

@@ -24,7 +24,7 @@ from staddle.security import roster as rosters
 from staddle.security.checkpoint import Checkpoint
 from staddle.security.consistency import Consistency
 from staddle.security.head import log_key
-from staddle.security.labels import HEAD
+from staddle.security.labels import GROUP_CONTEXT, HEAD, framed
 from staddle.security.merkle import Tree
 from staddle.security.record_parsing import Record, parse_any
 from staddle.security.records import (
@@ -42,7 +42,9 @@ from staddle.security.records_secure import ProtocolMessage
 from staddle.security.roster import Roster
 from staddle.security.segments import Reading
 
-UPLOAD, FETCH, SECURE = (f"/staddle.v1.Federation/{name}" for name in ("Upload", "Fetch", "Secure"))
+UPLOAD, FETCH, SECURE, CONTRIBUTE, PADDED = (
+    f"/staddle.v1.Federation/{name}" for name in ("Upload", "Fetch", "Secure", "Contribute", "Padded")
+)
 MESSAGES = {  # method → what a silo sends, what it gets
     f"/staddle.v1.Federation/{method.name}": (method.input_type, method.output_type)
     for method in pb.DESCRIPTOR.services_by_name["Federation"].methods
@@ -50,6 +52,7 @@ MESSAGES = {  # method → what a silo sends, what it gets
 AGENT = re.compile(r"grpc-python-asyncio/[0-9.]+ grpc-c/[0-9.]+ \((linux|osx|windows); chttp2\)")
 ERROR = "staddle-error"
 CODES = {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}  # noqa: SIM118 an enum wrapper
+UNNAMED = ("masked", "padded")  # forms whose words carry no names of tensors
 DTYPES = {"float32": tensor.DTYPE_FLOAT32, "float64": tensor.DTYPE_FLOAT64, "int64": tensor.DTYPE_INT64}
 
 
@@ -115,6 +118,9 @@ class _Reader:
         self.asked: set[tuple[str, bytes]] = set()  # (silo, challenge)
         self.silo = next(e.record.silo for e in ledger if isinstance(e.record, Start | Intent))
         self.intents = [e for e in ledger if isinstance(e.record, Intent)]
+        self.parts = {(e.record.job, e.record.round, e.record.part) for e in self.intents if e.record.hidden}
+        self.padded = [e for e in self.intents if e.record.form == "padded"]
+        self.words = {(e.record.job, e.record.part): _whole(e.record) for e in self.padded}
         self.digests = {e.record.ref: e for e in ledger if isinstance(e.record, Digest)}
         self.outcomes = {e.record.ref: e.record for e in ledger if isinstance(e.record, Outcome)}
         self.protocol = [e for e in ledger if isinstance(e.record, ProtocolMessage)]
@@ -144,8 +150,8 @@ class _Reader:
         sends, gets = MESSAGES[call.method]
         if call.method == UPLOAD:
             yield from self._upload(call)
-        elif call.method == SECURE:
-            yield from self._secure(call)
+        elif call.method in (SECURE, CONTRIBUTE, PADDED):
+            yield from self._protocol(call, sends)
         else:
             yield from self._control(place, call, sends)
         for data in call.received:
@@ -186,6 +192,7 @@ class _Reader:
                 "held": lambda v: (message.silo, v) in self.heads,
                 "signature": lambda v: self._attested(message, v),
                 "job": lambda v: v in {job for job, _ in self.jobs},
+                "part": lambda v: (message.job, message.round, v) in self.parts,
                 "job_digest": lambda v: (message.job, v) in self.jobs,
                 "round": lambda v: v in self.rounds,
                 "had": lambda v: v <= self.told[message.job, message.round],
@@ -249,28 +256,58 @@ class _Reader:
                 said = (close.messages, close.bytes)
                 yield f"session {entry.seq}: {seen} messages and bytes crossed, the ledger closes it with {said}"
 
-    # The protocol of secure sums: a record for each message, of its very bytes.
+    # The protocols of secure sums and mixes: a record for each message, of its very bytes.
 
-    def _secure(self, call: Call) -> Iterator[str]:
+    def _protocol(self, call: Call, sends) -> Iterator[str]:
         if len(call.sent) > 1:
             yield f"{len(call.sent)} messages in a call that has one"
         for data in call.sent:
-            message = yield from _message(secure.SecureGiven.DESCRIPTOR, data)
+            message = yield from _message(sends, data)
             if message is None:
                 continue
             wanted = (len(data), sha256(data).hexdigest())
             found = [e for e in self.protocol if (e.record.message.bytes, e.record.message.sha256) == wanted]
             if not found:
-                yield f"no record is of this message of {len(data)} bytes, {message.WhichOneof('body')!r}"
+                what = message.WhichOneof("body") if call.method == SECURE else message.DESCRIPTOR.name
+                yield f"no record is of this message of {len(data)} bytes, {what!r}"
                 continue
             self.protocol.remove(found[0])
-            record, attempt = found[0].record, message.attempt
-            recorded = (record.rpc, record.kind, record.job, record.job_digest, record.round, record.ctx)
-            digest, ctx = attempt.job_digest.hex(), attempt.context.hex()
-            if recorded != (call.method, message.WhichOneof("body"), attempt.job, digest, attempt.round, ctx):
+            record = found[0].record
+            said = (record.rpc, record.kind, record.job, record.job_digest, record.round, record.ctx)
+            if said not in self._records_of(call.method, message):
                 yield f"record {found[0].seq} has another kind, job, round or attempt than its message"
             if message.session != self.token:
                 yield "the message names another session"
+
+    def _records_of(self, method: str, message) -> Iterator[tuple]:
+        """What a record of this message says, its bytes left out."""
+        match message:
+            case secure.SecureGiven(attempt=attempt):
+                of = (attempt.job, attempt.job_digest.hex(), attempt.round, attempt.context.hex())
+                yield (method, message.WhichOneof("body"), *of)
+            case secure.Contributed():
+                # Of the job's one key under a roster, before its first round; sealed by us, to others of the roster.
+                federation, job = self.roster.federation.encode(), message.job_digest
+                for digest in self.rosters:
+                    context = sha256(framed(GROUP_CONTEXT, federation, digest, job, bytes(8))).hexdigest()
+                    if message.contribution.sealing.sender == self.silo and self._to_others(message.pieces):
+                        yield (method, "contribution", message.job, message.job_digest.hex(), 0, context)
+            case secure.PaddedGiven():
+                # Of the upload that left: its version, its part, and the digest of its bytes.
+                upload = message.upload
+                for entry in self.padded:
+                    intent, digest = entry.record, self.digests.get(entry.seq)
+                    own = (intent.job, intent.job_digest, intent.round, intent.part, intent.hidden.number)
+                    told = (message.job, message.job_digest.hex(), upload.round, message.part, upload.number)
+                    whole = digest and digest.record.message.sha256 == sha256(upload.sha256).hexdigest()
+                    ours = {upload.silo, upload.sealing.sender} == {self.silo} and self._to_others(message.pieces)
+                    if own == told and whole and ours:
+                        yield (method, "padded", *own[:3], intent.hidden.ctx)
+
+    def _to_others(self, pieces) -> bool:
+        """Whether each piece is for another silo of the roster, each once and in order."""
+        named, others = [piece.recipient for piece in pieces], {entry.id for entry in self.roster.silos} - {self.silo}
+        return named == sorted(set(named)) and set(named) <= others
 
     # Uploads.
 
@@ -313,7 +350,8 @@ class _Reader:
         found = []
         for entry in self.intents:
             record = entry.record
-            ctx = record.secagg.ctx if record.secagg else ""
+            bound = record.secagg or record.hidden
+            ctx = bound.ctx if bound else ""
             if (record.job, record.job_digest, record.round, record.offset, ctx) == wanted:
                 found.append(entry)
             if entry.seq in self.digests:
@@ -328,11 +366,15 @@ class _Reader:
     def _manifest(self, manifest, intent: Intent) -> Iterator[str]:
         if manifest.session != self.token:
             yield "the manifest names another session"
-        masked = intent.secagg is not None
-        size = intent.offset + intent.message.bytes if masked else sum(t.bytes for t in intent.tensors)
+        if manifest.part != intent.part:
+            yield f"the manifest is of part {manifest.part!r}, its intent of {intent.part!r}"
+        if manifest.rows:
+            yield "the manifest has rows, which are of deliveries"
+        unnamed = intent.form in UNNAMED
+        size = _whole(intent) if unnamed else sum(t.bytes for t in intent.tensors)
         if (manifest.size, manifest.size - manifest.offset) != (size, intent.message.bytes):
             yield f"the manifest has {manifest.size} bytes from {manifest.offset}, its intent another size"
-        named = () if masked else intent.tensors  # masked words carry no names
+        named = () if unnamed else intent.tensors
         declared = [(t.part, t.kind, t.name, t.dtype, t.shape, t.bytes) for t in named]
         names = {number: name for name, number in DTYPES.items()}
         found = [
@@ -349,12 +391,16 @@ class _Reader:
             yield f"END says place {end.ledger_seq}, where no digest of intent {entry.seq} has that leaf"
             return
         yield from self._head(end)
-        masked = entry.record.secagg is not None
+        unnamed = entry.record.form in UNNAMED
         crossed, at = [], 0
-        for size in [len(payload)] if masked else [declared.bytes for declared in entry.record.tensors]:
+        for size in [len(payload)] if unnamed else [declared.bytes for declared in entry.record.tensors]:
             crossed.append(sha256(payload[at : at + size]).hexdigest())
             at += size
-        said = crossed if masked else [t.sha256 for t in recorded.record.tensors]
+        said = [t.sha256 for t in recorded.record.tensors]
+        if unnamed or entry.record.form == "rotated":
+            if said:
+                yield f"digest {recorded.seq} has hashes of tensors that nobody may guess"
+            said = crossed
         total = sha256(b"".join(map(bytes.fromhex, said))).hexdigest()
         if crossed != said:
             yield f"the bytes that crossed are not those of digest {recorded.seq}"
@@ -401,12 +447,23 @@ class _Reader:
         if len(payload) != manifest.size:
             yield f"{len(payload)} bytes came down under a manifest of {manifest.size}"
         digests, at = [], 0
-        for header in manifest.tensors:
-            digests.append(sha256(payload[at : at + header.size]).digest())
-            at += header.size
-        if manifest.tensors:
+        for size in (*(header.size for header in manifest.tensors), *self._row_sizes(manifest)):
+            digests.append(sha256(payload[at : at + size]).digest())
+            at += size
+        if at != len(payload):
+            yield f"{len(payload)} bytes came down, of which tensors and rows are {at}"
+        if digests:
             total = sha256(b"".join(digests)).hexdigest()
+            end = frames[-1].end
+            if (list(end.tensor_sha256), end.sha256.hex()) != (digests, total):
+                yield "came down: END has other digests than its bytes"
             self.deliveries.append((manifest.job, manifest.round, len(payload), total))
+
+    def _row_sizes(self, manifest) -> list[int]:
+        """Bytes of each row: as many words as our own uploads of its part have, or what the others leave of them."""
+        known = [self.words.get((manifest.job, row.part)) for row in manifest.rows]
+        left = manifest.size - sum(header.size for header in manifest.tensors) - sum(size or 0 for size in known)
+        return [left // known.count(None) if size is None else size for size in known]
 
     def _ingress(self) -> Iterator[str]:
         left = list(self.deliveries)
@@ -420,6 +477,10 @@ class _Reader:
         killed = sum(isinstance(e.record, Start) for e in self.ledger) - 1
         if len(left) > max(0, killed):  # a kill between the last byte and the record, once a life
             yield f"{len(left)} deliveries came down without a record: {left[0][:3]}"
+
+
+def _whole(intent: Intent) -> int:
+    return intent.offset + intent.message.bytes
 
 
 def _kind(number: int) -> str:

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from staddle.security.appendlog import AppendLog
 from staddle.security.head import Signer
 from staddle.security.ledger import Ledger
-from staddle.security.records import Applied, Payload, Peer, Secagg, TensorDigest
+from staddle.security.records import Applied, Hidden, Payload, Peer, Secagg, TensorDigest
 from staddle.security.release import Release
 from staddle.security.segments import segment
 
@@ -177,4 +177,56 @@ def summed(path, key=KEY):
         end_sum(ledger, round_number=4, ctx=ctx)
         protocol(ledger, "abandon", 201, round_number=4, ctx=ctx)
         protocol(ledger, "end", 202, round_number=4, ctx=ctx)
+        return ledger.stop("asked to stop")
+
+
+# Mixes and comparisons.
+
+VERSION, USE, EPOCH = "a1" * 32, "b2" * 32, "e0" * 32
+PADDED_WORDS = (
+    Release("extractor", "backbone", "w", "uint64", (10, 4), "padded"),
+    Release("extractor", "backbone", "b", "uint64", (4,), "padded"),
+)
+PADDED_BYTES = 8 * 44
+VECTORS = (Release("heads", "classifier_rows", "rows", "float32", (3, 5), "rotated"),)
+ROTATED_BYTES = 4 * 15
+
+
+def intend_padded(ledger, ctx=VERSION, number=0, **changes):
+    padded = {"form": "padded", "readers": ["mix"], "releases": PADDED_WORDS, "message_bytes": PADDED_BYTES}
+    return intend(ledger, **{**padded, "cohort": MEMBERS, "hidden": Hidden(ctx=ctx, number=number), **changes})
+
+
+def intend_rotated(ledger, ctx=USE, number=0, **changes):
+    rotated = {"form": "rotated", "readers": ["gram"], "releases": VECTORS, "message_bytes": ROTATED_BYTES}
+    return intend(ledger, **{**rotated, "cohort": MEMBERS, "hidden": Hidden(ctx=ctx, number=number), **changes})
+
+
+def settle(ledger, ref, size, receipt="5c1f"):
+    """All of a message without hashes of tensors left, and is there."""
+    ledger.digest(ref, (), payload(size))
+    ledger.outcome(ref, "sent", size, receipt)
+
+
+def keyed(path, key=KEY):
+    """Two rounds of a job whose parts cross by a Mix, a Gram and a secure sum; one padded upload broke and went on."""
+    with open_ledger(path, key=key) as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+        rpc = "/staddle.v1.Federation/"
+        protocol(ledger, "contribution", 300, round_number=0, ctx=EPOCH, rpc=f"{rpc}Contribute")
+        for number in range(2):
+            ctx = f"{number:02x}" * 32
+            ref = intend_padded(ledger, ctx, number, round_number=number)
+            if number:
+                ledger.outcome(ref, "unknown", 64)
+                ref = intend_padded(ledger, ctx, 1, round_number=1, message_bytes=PADDED_BYTES - 64, offset=64)
+            ledger.digest(ref, (), payload(PADDED_BYTES))
+            ledger.outcome(ref, "sent", PADDED_BYTES - 64 * number, "5c1f")
+            protocol(ledger, "padded", 400, round_number=number, ctx=ctx, rpc=f"{rpc}Padded")
+            use = f"{number + 16:02x}" * 32
+            settle(ledger, intend_rotated(ledger, use, round_number=number), ROTATED_BYTES)
+            attempt = f"{number + 32:02x}" * 32
+            protocol(ledger, "keys", 100, round_number=number, ctx=attempt)
+            settle(ledger, intend_masked(ledger, secagg=secagg(ctx=attempt), round_number=number), MASKED_BYTES)
+            open_sum(ledger, round_number=number, ctx=attempt)
         return ledger.stop("asked to stop")

@@ -114,6 +114,23 @@ def masked(secagg=SECAGG, **changes):
     return intent(**{**record, **changes})
 
 
+HIDDEN = {"ctx": HASH, "number": 0}
+PADDED = [{**tensor, "dtype": "uint64"} for tensor in TENSORS[:2]]
+PADDED = [{**PADDED[0], "bytes": 320}, {**PADDED[1], "bytes": 32}]
+
+
+def padded(ctx=HASH, number=0, **changes):
+    """One part, in words of 8 bytes."""
+    hidden = {"ctx": ctx, "number": number}
+    return intent(**{"form": "padded", "hidden": hidden, "tensors": PADDED, "message": {"bytes": 352}, **changes})
+
+
+def rotated(ctx=HASH, **changes):
+    """One part, as it would be in the clear."""
+    hidden = {"ctx": ctx, "number": 0}
+    return intent(**{"form": "rotated", "hidden": hidden, "tensors": TENSORS[:2], "message": {"bytes": 176}, **changes})
+
+
 def of_sum(name, /, **changes):
     """A record of a secure sum beside the masked message."""
     record = {"type": name, "job": "j1", "job_digest": HASH, "round": 3, "ctx": HASH}

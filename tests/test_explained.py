@@ -1,30 +1,53 @@
-"""Whether the reader of recorded calls (explained.py) finds what no record of a secure sum explains."""
+"""Whether the reader of recorded calls (explained.py) finds what no record of a secure sum or a mix explains."""
 
 import copy
+from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 
 import pytest
-from explained import SECURE, UPLOAD, Call, entries, unexplained
-from ledgers import CTX, FEDERATION, HASH, KEY, MASKED_BYTES, PEER, intend_masked, open_ledger, protocol
+from explained import CONTRIBUTE, FETCH, PADDED, SECURE, UPLOAD, Call, entries, unexplained
+from ledgers import (
+    CTX,
+    FEDERATION,
+    HASH,
+    KEY,
+    MASKED_BYTES,
+    PADDED_BYTES,
+    PEER,
+    ROTATED_BYTES,
+    USE,
+    VERSION,
+    intend_masked,
+    intend_padded,
+    intend_rotated,
+    open_ledger,
+    protocol,
+)
 
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.security.checkpoint import Checkpoint
-from staddle.security.records import Payload
+from staddle.security.labels import GROUP_CONTEXT, framed
+from staddle.security.records import Digest, Payload, TensorDigest
 
 AGENT = (("user-agent", "grpc-python-asyncio/1.76.0 grpc-c/51.0.0 (linux; chttp2)"),)
 SESSION = b"session-of-16-by"
 WHOLE = bytes(range(MASKED_BYTES))
+WORDS = bytes(number % 256 for number in range(PADDED_BYTES))
+VECTORS = bytes(range(ROTATED_BYTES))
 CUT = 96
-OF = {"job": "j1", "job_digest": bytes.fromhex(HASH), "round": 3}
+JOB = {"job": "j1", "job_digest": bytes.fromhex(HASH)}
+OF = {**JOB, "round": 3}
+EPOCH = sha256(framed(GROUP_CONTEXT, FEDERATION.encode(), *[bytes.fromhex(HASH)] * 2, bytes(8))).hexdigest()
 
 
 class Roster:
     """All that the reader asks a roster for, where nobody attests."""
 
     federation = FEDERATION
+    silos = tuple(SimpleNamespace(id=silo) for silo in ("silo-a", "silo-b", "silo-c"))
 
     def __getitem__(self, silo):
         return SimpleNamespace(log_key=KEY.public_key().public_bytes_raw().hex())
@@ -42,7 +65,7 @@ class Recording:
         data = request.SerializeToString(deterministic=True)
         call = Call(f"/staddle.v1.Federation/{name}", AGENT, [data], [reply.SerializeToString(deterministic=True)])
         self.calls.append(call)
-        if call.method != SECURE:
+        if call.method not in (SECURE, CONTRIBUTE, PADDED):
             self.sizes.append(len(data))
 
     def begin(self):
@@ -84,10 +107,71 @@ class Recording:
         sent_frames = [frame.SerializeToString(deterministic=True) for frame in frames]
         self.calls.append(Call(UPLOAD, AGENT, sent_frames, received, cut=not offset))
 
-    def end(self, ref):
-        digest = sha256(WHOLE).digest()
+    def recorded(self, name, kind, message, ctx, round_number=3):
+        """A message of the protocol of a mix, with one record of its bytes."""
+        data = message.SerializeToString(deterministic=True)
+        payload = Payload(bytes=len(data), sha256=sha256(data).hexdigest())
+        rpc = f"/staddle.v1.Federation/{name}"
+        protocol(self.ledger, kind, message=payload, ctx=ctx, round_number=round_number, rpc=rpc)
+        self.unary(name, message, secure.SecureTaken())
+
+    def contribute(self, recipients=("silo-b", "silo-c"), sender="silo-a", **changes):
+        contribution = secure.Contribution(sealing=secure.Sealing(sender=sender, root=b"r" * 32))
+        given = secure.Contributed(
+            session=SESSION, **JOB, contribution=contribution, pieces=[secure.Sealed(recipient=r) for r in recipients]
+        )
+        self.recorded("Contribute", "contribution", given, **{"ctx": EPOCH, "round_number": 0, **changes})
+        self.unary("GroupKey", secure.KeyAsked(session=SESSION, **JOB), secure.KeyTold())
+
+    def own(self, intend, ctx, part, words, cut=0, headers=()):
+        """The upload of one part; what is left of it behind a cut, too."""
+        at = 0
+        for end in [*([cut] if cut else []), len(words)]:
+            ref = intend(self.ledger, ctx, offset=at, message_bytes=len(words) - at, cohort=())
+            manifest = tensor.Manifest(**OF, session=SESSION, size=len(words), offset=at, part=part, tensors=headers)
+            manifest.context = bytes.fromhex(ctx)
+            frames = [tensor.Frame(manifest=manifest), tensor.Frame(chunk=words[at:end])]
+            if end == len(words):
+                frames.append(tensor.Frame(end=self.end(ref, words)))
+                self.ledger.outcome(ref, "sent", end - at, "5c")
+            sent = [frame.SerializeToString(deterministic=True) for frame in frames]
+            receipt = [pb.Receipt(signature=b"\x5c").SerializeToString()] if end == len(words) else []
+            self.calls.append(Call(UPLOAD, AGENT, sent, receipt, cut=not receipt))
+            if not receipt:
+                self.unary("Standing", pb.StandingRequest(session=SESSION, **OF, part=part), pb.StandingReply())
+            at = end
+
+    def sign(self, ctx=VERSION, number=0, part="extractor", digest=None, silo="silo-a", round_=3):
+        """The word on the padded upload."""
+        upload = secure.PaddedUpload(silo=silo, round=round_, number=number, sealing=secure.Sealing(sender=silo))
+        upload.sha256 = digest or sha256(WORDS).digest()
+        given = secure.PaddedGiven(session=SESSION, **JOB, part=part, upload=upload)
+        given.pieces.add(recipient="silo-b")
+        self.recorded("Padded", "padded", given, ctx)
+
+    def fetch(self, parts=("extractor", "extractor", "other"), plain=b"p" * 16, recorded=True):
+        """A delivery of one plain tensor and a row of each part, that of the last of any length."""
+        rows = [bytes([number]) * (PADDED_BYTES if part == "extractor" else 24) for number, part in enumerate(parts)]
+        headers = [tensor.TensorHeader(part="mean", name="w", size=len(plain), shape=[2], dtype=2)]
+        digests = [sha256(piece).digest() for piece in (plain, *rows)]
+        whole, total = b"".join([plain, *rows]), sha256(b"".join(digests))
+        manifest = tensor.Manifest(**OF, size=len(whole), tensors=headers)
+        for part in parts:
+            manifest.rows.add(part=part)
+        frames = [tensor.Frame(manifest=manifest), tensor.Frame(chunk=whole)]
+        frames.append(tensor.Frame(end=tensor.End(sha256=total.digest(), tensor_sha256=digests)))
+        asked = pb.FetchRequest(session=SESSION, **OF).SerializeToString(deterministic=True)
+        self.sizes.append(len(asked))
+        received = [frame.SerializeToString(deterministic=True) for frame in frames]
+        self.calls.append(Call(FETCH, AGENT, [asked], received))
+        if recorded:
+            message = Payload(bytes=len(whole), sha256=total.hexdigest())
+            self.ledger.ingress(job="j1", round_number=3, purpose="delivery", rpc=FETCH, sender=PEER, message=message)
+
+    def end(self, ref, words=WHOLE):
+        digest = sha256(words).digest()
         total = sha256(digest)
-        sealed = self.ledger.digest(ref, (), Payload(bytes=MASKED_BYTES, sha256=total.hexdigest()))
+        sealed = self.ledger.digest(ref, (), Payload(bytes=len(words), sha256=total.hexdigest()))
         place, size = sealed.place, Checkpoint.parse(sealed.checkpoint.text).size
         return tensor.End(
             sha256=total.digest(),
@@ -221,3 +305,189 @@ def test_a_message_of_another_session_is_found(tmp_path):
     made.give("keys", secure.KeyBundle(silo="silo-a"), session=b"another")
     (problem,) = unexplained(*made.close(), Roster())
     assert problem.endswith("the message names another session")
+
+
+# A job whose silos share a key: padded and rotated parts, and rows that come down.
+
+
+HEADER = tensor.TensorHeader(part="heads", kind=7, name="rows", dtype=1, shape=[3, 5], size=ROTATED_BYTES)
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory):
+    made = Recording(tmp_path_factory.mktemp("ledger"))
+    made.begin()
+    made.contribute()
+    made.fetch()
+    made.own(intend_padded, VERSION, "extractor", WORDS, cut=CUT)
+    made.sign()
+    made.own(intend_rotated, USE, "heads", VECTORS, headers=[HEADER])
+    made.upload(0, MASKED_BYTES)
+    return made.close()
+
+
+def test_every_byte_of_a_keyed_round_is_explained(keyed):
+    calls, ledger = keyed
+    assert unexplained(calls, ledger, Roster()) == []
+    assert [call.method.rpartition("/")[2] for call in calls] == [
+        "Hello", "Poll", "Contribute", "GroupKey", "Fetch", "Upload", "Standing", "Upload", "Padded", "Upload", "Upload"
+    ]  # fmt: skip
+
+
+def frame_of(name, number, at, change):
+    return lambda c: rewrite(of(c, name, number), at, tensor.Frame, change)
+
+
+def came_down(at, change):
+    def rewritten(calls):
+        call = of(calls, "Fetch")
+        frame = tensor.Frame.FromString(call.received[at])
+        change(frame)
+        call.received[at] = frame.SerializeToString(deterministic=True)
+
+    return rewritten
+
+
+SPOILT = {
+    "a contribution that no record has": (lambda c: c.append(copy.deepcopy(of(c, "Contribute"))), "no record is of"),
+    "another contribution": (
+        lambda c: rewrite(of(c, "Contribute"), 0, secure.Contributed, lambda m: setattr(m, "job", "secret")),
+        "'Contributed'",
+    ),
+    "another word on an upload": (
+        lambda c: rewrite(of(c, "Padded"), 0, secure.PaddedGiven, lambda m: setattr(m.upload, "tag", b"secret")),
+        "'PaddedGiven'",
+    ),
+    "an unknown field in a sealed piece": (
+        lambda c: of(c, "Padded").sent.__setitem__(0, of(c, "Padded").sent[0] + b"\x32\x09\xfa\x01\x06secret"),
+        "PaddedGiven has unknown fields [31]",
+    ),
+    "a word too many for the key": (
+        lambda c: rewrite(of(c, "GroupKey"), 0, secure.KeyAsked, lambda m: setattr(m, "job", "secret")),
+        "field job is 'secret'",
+    ),
+    "another part asked after": (
+        lambda c: rewrite(of(c, "Standing"), 0, pb.StandingRequest, lambda m: setattr(m, "part", "secret")),
+        "field part is 'secret'",
+    ),
+    "another part": (
+        frame_of("Upload", 0, 0, lambda f: setattr(f.manifest, "part", "secret")),
+        "is of part 'secret', its intent of 'extractor'",
+    ),
+    "no part": (frame_of("Upload", 2, 0, lambda f: f.manifest.ClearField("part")), "is of part '', its intent of"),
+    "a part of a masked one": (frame_of("Upload", 3, 0, lambda f: setattr(f.manifest, "part", "x")), "is of part 'x'"),
+    "another version": (
+        frame_of("Upload", 0, 0, lambda f: setattr(f.manifest, "context", b"x" * 32)),
+        "no intent declares",
+    ),
+    "no version": (frame_of("Upload", 1, 0, lambda f: f.manifest.ClearField("context")), "no intent declares"),
+    "rows that go up": (
+        frame_of("Upload", 2, 0, lambda f: f.manifest.rows.add(part="secret")),
+        "has rows, which are of deliveries",
+    ),
+    "a name in a padded manifest": (
+        frame_of("Upload", 0, 0, lambda f: f.manifest.tensors.add(part="secret")),
+        "the manifest's tensors are not the intent's: [('secret'",
+    ),
+    "another name in a rotated manifest": (
+        frame_of("Upload", 2, 0, lambda f: setattr(f.manifest.tensors[0], "name", "secret")),
+        "'secret'",
+    ),
+    "padded words before the cut": (
+        frame_of("Upload", 0, 1, lambda f: setattr(f, "chunk", b"x" * CUT)),
+        "END has other",
+    ),
+    "padded words behind it": (
+        frame_of("Upload", 1, 1, lambda f: setattr(f, "chunk", b"x" * len(f.chunk))),
+        "is of another message",
+    ),
+    "other vectors": (
+        frame_of("Upload", 2, 1, lambda f: setattr(f, "chunk", b"x" * len(f.chunk))),
+        "END has other digests than record",
+    ),
+    "another row": (
+        came_down(1, lambda f: setattr(f, "chunk", f.chunk[:-1] + b"x")),
+        "came down: END has other digests than its bytes",
+    ),
+    "a row less in the manifest": (
+        came_down(0, lambda f: f.manifest.rows.pop()),
+        f"bytes came down, of which tensors and rows are {16 + 2 * PADDED_BYTES}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_no_record_of_a_keyed_job_explains_is_found(keyed, name):
+    calls, ledger = copy.deepcopy(keyed)
+    change, said = SPOILT[name]
+    change(calls)
+    found = unexplained(calls, ledger, Roster())
+    assert any(said in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ctx": "d8" * 32},
+        {"round_number": 1},
+        {"sender": "silo-b"},
+        {"recipients": ("silo-b", "secret")},
+        {"recipients": ("silo-a", "silo-b")},
+        {"recipients": ("silo-c", "silo-b")},
+        {"recipients": ("silo-b", "silo-b")},
+    ],
+    ids=str,
+)
+def test_a_contribution_of_another_epoch_or_to_others_is_found(tmp_path, wrong):
+    made = Recording(tmp_path)
+    made.begin()
+    made.contribute(**wrong)
+    (problem,) = unexplained(*made.close(), Roster())
+    assert problem.endswith("has another kind, job, round or attempt than its message")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ctx": USE},
+        {"number": 1},
+        {"part": "heads"},
+        {"digest": b"d" * 32},
+        {"silo": "silo-b"},
+        {"round_": 2},
+    ],
+    ids=str,
+)
+def test_a_word_on_another_upload_than_left_is_found(tmp_path, wrong):
+    made = Recording(tmp_path)
+    made.begin()
+    made.own(intend_padded, VERSION, "extractor", WORDS)
+    made.sign(**wrong)
+    (problem,) = unexplained(*made.close(), Roster())
+    assert problem.endswith("has another kind, job, round or attempt than its message")
+
+
+def test_a_word_on_an_upload_that_never_ended_is_found(tmp_path):
+    made = Recording(tmp_path)
+    made.begin()
+    intend_padded(made.ledger, cohort=())
+    made.sign()
+    (problem,) = unexplained(*made.close(), Roster())
+    assert problem.endswith("has another kind, job, round or attempt than its message")
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_hash_of_a_hidden_tensor_is_found(keyed, number):
+    calls, ledger = keyed
+    at = [place for place, entry in enumerate(ledger) if isinstance(entry.record, Digest)][number]
+    guessed = ledger[at].record.model_copy(update={"tensors": (TensorDigest(part="p", name="t", sha256=HASH),)})
+    (problem,) = unexplained(calls, [*ledger[:at], replace(ledger[at], record=guessed), *ledger[at + 1 :]], Roster())
+    assert f"digest {ledger[at].seq} has hashes of tensors that nobody may guess" in problem
+
+
+def test_rows_without_a_record_are_found(tmp_path):
+    made = Recording(tmp_path)
+    made.begin()
+    made.fetch(["extractor"], recorded=False)
+    (problem,) = unexplained(*made.close(), Roster())
+    assert "1 deliveries came down without a record" in problem

@@ -130,7 +130,7 @@ def test_a_draft_for_blind_sums_allows_these_and_nothing_in_the_clear(
     roster = rosters.load(federation.folder / "roster.json")
     job = signed("blind", security, method, silos=list(silos))
     policy = policies.parse(draft([job]).encode(), "policy.toml")
-    assert sum_objections(job, policy) == ()
+    assert sum_objections(job, policy, roster) == ()
     assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
     assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == asked
     for rule in policy.file.allow:
@@ -146,7 +146,7 @@ def test_a_draft_of_jobs_of_both_kinds_allows_both(federation, signed):
     both = [signed("plain"), signed("blind", PUBLIC)]
     policy = policies.parse(draft(both).encode(), "policy.toml")
     for job in both:
-        assert sum_objections(job, policy) == ()
+        assert sum_objections(job, policy, roster) == ()
         assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
     assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == {"public_counts": True}
     rule = policy.rule("fedavg", "model")

@@ -4,7 +4,7 @@ from hashlib import sha256
 
 import pytest
 import typer
-from ledgers import first, open_ledger, summed
+from ledgers import first, keyed, open_ledger, summed
 from typer.testing import CliRunner
 
 from staddle.commands import keys, ledger, roster
@@ -185,6 +185,35 @@ def test_ledger_show_and_summary_of_secure_sums(tmp_path):
         ("fedavg", "metric", 1, 8),
         ("fedavg", "(message)", 1, 40),
         ("(protocol)", "(protocol)", 8, 1113),
+    ]
+
+
+def test_show_and_summary_tell_padded_and_rotated_parts(tmp_path):
+    keyed(tmp_path / "ledger")
+    shown = run("ledger", "show", tmp_path)
+    for cell in (
+        "contribution, counts as left",
+        "sent; padded, version 0",
+        "unknown, no digest; padded, version 1",
+        "padded, counts as left",
+        "sent; rotated, to be compared",
+        "sent; masked among silo-a, silo-b, silo-c, silo-d, threshold 3",
+        "12 messages, 2,860 bytes",
+    ):
+        assert cell in shown
+    assert "3 messages, 992 bytes" in run("ledger", "show", tmp_path, "--part", "extractor")
+    assert "2 messages, 120 bytes" in run("ledger", "show", tmp_path, "--part", "heads")
+    documents = json.loads(run("ledger", "show", tmp_path, "--json"))
+    numbers = [(document["form"], document["hidden"]["number"]) for document in documents if document.get("hidden")]
+    assert numbers == [("padded", 0), ("rotated", 0), ("padded", 1), ("padded", 1), ("rotated", 0)]
+    rows = json.loads(run("ledger", "summary", tmp_path, "--json"))
+    assert [(row["part"], row["messages"], row["bytes"], row["assumed"]) for row in rows] == [
+        ("extractor", 3, 992, 352),
+        ("heads", 2, 120, 0),
+        ("model", 2, 352, 0),
+        ("metric", 2, 16, 0),
+        ("(message)", 2, 80, 0),
+        ("(protocol)", 5, 1300, 0),
     ]
 
 

@@ -156,6 +156,29 @@ def test_a_blind_job_says_form_and_reader_of_each_part(check, blind):
     assert {tensor["form"] for tensor in json.loads(check("one", "--json"))["phases"][0]["tensors"]} == {"plain"}
 
 
+def test_a_keyed_job_says_who_reads_what_it_mixes_and_compares(federation, check):
+    security = {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys("abcd", 30)}
+    document = job("keyed", "pfedsim", silos=list("abcd"))
+    local_federation.sign_job(federation, document | {"min_cohort": 3, "security": security})
+    shown = check("keyed", drafted=True)
+    flowing = " ".join(shown.split())
+    for said in (
+        "hidden by a key that the job's silos share: the coordinator together with any one of them reads it;",
+        "reads it; here trust = 'non-colluding-coordinator'",
+        "bytes, padded, read by the other silos in weighted means alone, by coordinator and a silo together as it",
+        "bytes, rotated, read by the coordinator as lengths and likeness alone, together with a silo as it stands",
+        "bytes, masked, read as a sum over the round's silos alone",
+    ):
+        assert said in flowing
+    assert max(map(len, shown.splitlines())) <= 100
+    phases = json.loads(check("keyed", "--json", drafted=True))["phases"]
+    forms = [{tensor["form"] for tensor in phase["tensors"]} for phase in phases]
+    assert set().union(*forms) == {"masked", "padded", "rotated"}
+    assert "a key that the job's silos share" not in check("one")
+    declined = " ".join(check("keyed", code=1).split())
+    assert "here trust = 'none'" in declined
+
+
 def test_what_the_policy_has_against_a_blind_sum_is_said(check, blind):
     blind("private")
     stricter = [("required = true", "required = true\nmin_cohort = 5\nassumed_colluders = 2")]

@@ -9,7 +9,21 @@ from html.parser import HTMLParser
 import pytest
 import report_ledgers as ledgers
 import typer
-from ledgers import FEDERATION, end_sum, first, intend_masked, open_ledger, protocol, secagg, stored, summed
+from ledgers import (
+    FEDERATION,
+    PADDED_BYTES,
+    ROTATED_BYTES,
+    end_sum,
+    first,
+    intend_masked,
+    intend_padded,
+    keyed,
+    open_ledger,
+    protocol,
+    secagg,
+    stored,
+    summed,
+)
 from report_ledgers import CONTROL, HASH, LONG, NASTY, OTHER, POLICY, QUOTES, SCRIPT
 from typer.testing import CliRunner
 
@@ -22,6 +36,7 @@ from staddle.security import ledger_audit, ledger_overview, ledger_view
 from staddle.security import roster as rosters
 from staddle.security.checkpoint import Checkpoint
 from staddle.security.identity import Role, create_keys, load_keys
+from staddle.security.release import Release
 
 MADE = "2026-11-21 17:30 UTC"
 VOID = {"meta", "br"}
@@ -561,7 +576,8 @@ def sums(path):
 
 def test_secure_sums_and_attempts_that_ended(path):
     page = parsed(sums(path))
-    head, *rows = page.section("7. Secure sums")
+    forms, masked, head, *rows = page.section("7. Secure sums, mixes and comparisons")
+    assert [row[0] for row in (forms, masked)] == ["Form, reader", "masked, sum"]
     assert [row[1:] for row in rows[:2]] == [
         ["3, 5", "3 to 4", "3", "1", "4", "3", "3", "8", "1,113"],
         ["none", "–", "–", "–", "0", "none", "–", "1", "7"],
@@ -577,7 +593,66 @@ def test_secure_sums_and_attempts_that_ended(path):
     assert "224 of these bytes are of messages cut short" in first
     assert first.endswith("The protocol of secure sums took 8 messages besides, 1,113 bytes (1.087 KiB).")
     assert second == "Job j2: no tensor left. The protocol of secure sums took 1 message besides, 7 bytes."
-    assert "No message of this ledger left masked" in words(parsed(ledgers.full(path.parent / "plain")))
+    plain = words(parsed(ledgers.full(path.parent / "plain")))
+    assert "No message of this ledger left masked, padded or rotated: who can read it reads" in plain
+
+
+def test_padded_and_rotated_parts_say_who_reads_what_and_who_would_have_to_collude(path):
+    keyed(path)
+    with open_ledger(path) as ledger:
+        other = [Release("other", "backbone", "w", "uint64", (4,), "padded")]
+        intend_padded(ledger, "f7" * 32, 2, releases=other, message_bytes=32, round_number=4, job="j2")
+    page = parsed(path)
+    forms, masked, padded, rotated, head, *rows = page.section("7. Secure sums, mixes and comparisons")
+    assert [row[0] for row in (forms, masked, padded, rotated)] == [
+        *("Form, reader", "masked, sum", "padded, mix", "rotated, gram")
+    ]
+    for row in (padded, rotated):
+        assert row[3] == "The coordinator together with any one silo of the job."
+    assert "more silos than the job assumes to collude" in masked[3]
+    assert "Other silos of the job, each its own mean." in padded[2]
+    assert "only differential privacy bounds this" in padded[2]
+    assert rotated[1:3] == [
+        "How long this silo's vectors are, and how alike to those of other silos, class by class.",
+        "The coordinator.",
+    ]
+    left = [PADDED_BYTES * 3 - 64, ROTATED_BYTES * 2]
+    assert [row for row in rows if len(row) == len(head)] == [
+        ["j1", "extractor", "padded", "mix", "0–1", "3", "2", f"{left[0]:,}"],
+        ["j1", "heads", "rotated", "gram", "0–1", "2", "2", f"{left[1]:,}"],
+        ["j2", "other", "padded", "mix", "4", "1", "1", "32"],
+    ]
+    assert [row[-2:] for row in rows if row[0] == "j1" and len(row) == 10] == [["5", "1,300"]]
+    first, second = (text(item) for item in page.all("li")[:2])
+    for said in (
+        "Who can read it: mix, gram, sum.",
+        "2 messages of these left masked, and can be read only in a sum. 3 messages of these left padded, and can",
+        " be read only by other silos, mixed with what these and others gave. 2 messages of these left rotated,",
+        " of which the coordinator reads only lengths and how alike they are to those of other silos. Of padded",
+        "Of padded and rotated ones this holds while the coordinator and no silo collude.",
+        "The protocols of secure sums and mixes took 5 messages besides, 1,300 bytes (1.27 KiB).",
+    ):
+        assert said in first
+    assert "1 message of these left padded, and can be read only by other silos" in second
+    assert "rotated, of which" not in second
+
+
+def test_the_page_of_a_job_without_mixes_does_not_speak_of_them(path):
+    said = words(parsed(sums(path)))
+    for form in ("padded, mix", "rotated, gram", "Parts that left padded or rotated", "no silo collude"):
+        assert form not in said
+    assert "The protocol of secure sums took" in said
+
+
+def test_the_table_of_a_ledger_with_mixes_adds_up_too(path):
+    rows = parsed(keyed(path) and path).section("3. What left")
+    assert [row[:6] for row in rows if row[4:5] in (["padded"], ["rotated"])] == [
+        ["extractor", "backbone", "coordinator", "mix", "padded", "sent"],
+        ["heads", "classifier_rows", "coordinator", "gram", "rotated", "sent"],
+        ["extractor", "backbone", "coordinator", "mix", "padded", "unknown"],
+    ]
+    (everything,) = (row for row in rows if row[0] == "in all")
+    assert figure(everything[4]) == sum(totals.bytes for totals in ledger_view.summary(path).values())
 
 
 def test_the_table_of_a_ledger_with_sums_adds_up_too(path):

@@ -97,8 +97,8 @@ def furthest(one, other):
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
-# Method, options and the rest of a job; how many rows and Grams it has; how far a tensor of a silo's model may be off in
-# the end. What an exchange is off is below 1e-7; the rest is training that begins from slightly other values.
+# Method, options and the rest of a job; how many rows and Grams it has; how far a tensor of a silo's model may be off
+# in the end. What an exchange is off is below 1e-7; the rest is training that begins from slightly other values.
 SUPERVISED = {"supervisor": "cnn", "tau_theta": 2}
 RUNS = {
     "pfedsim mean": (("pfedsim", {"rho": 0.4}), {}, 18, 3, 1e-5),

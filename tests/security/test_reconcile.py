@@ -8,9 +8,13 @@ from ledgers import (
     KEY,
     MASKED_BYTES,
     OTHER_KEY,
+    PADDED_BYTES,
     PEER,
+    ROTATED_BYTES,
     copied,
     intend_masked,
+    intend_padded,
+    intend_rotated,
     open_ledger,
     open_sum,
     payload,
@@ -111,6 +115,32 @@ def test_masked_uploads_are_compared_like_any(world):
     (problem,) = world.found().differences
     assert f"the coordinator received {SIZE} bytes of job 'j1', round 4" in problem
     assert f"has there {MASKED_BYTES} bytes" in problem
+
+
+def test_each_message_of_a_keyed_round_is_compared_by_itself(world):
+    """Three of one round and job; what tells them apart is the place of their records."""
+    sizes = {intend_padded: PADDED_BYTES, intend_rotated: ROTATED_BYTES, intend_masked: MASKED_BYTES}
+    refs = {intent: intent(world.silo) for intent in sizes}
+    places = {intent: world.silo.digest(ref, (), payload(sizes[intent])) for intent, ref in refs.items()}
+    protocol(world.silo, "padded")
+    for intent in (intend_rotated, intend_padded):
+        receipt = world.receive(3, places[intent], message=payload(sizes[intent]))
+        world.silo.outcome(refs[intent], "sent", sizes[intent], receipt)
+    world.silo.outcome(refs[intend_masked], "unknown", 0)
+    intend_padded(world.silo, "f7" * 32, 1, round_number=4)
+    found = world.found()
+    assert (found.uploads, found.bytes, found.differences) == (2, PADDED_BYTES + ROTATED_BYTES, ())
+    assert [gap.split(": ", 1)[1] for gap in found.gaps] == [
+        f"not received ({MASKED_BYTES} bytes of job 'j1', round 3, unknown)",
+        "cut short, counts as left (job 'j1', round 4, padded part 'extractor')",
+    ]
+    world.receive(3, places[intend_masked], message=payload(PADDED_BYTES))  # another message of this very round
+    (problem,) = world.found().differences
+    assert f"has there {MASKED_BYTES} bytes of job 'j1', round 3" in problem
+    again = intend_rotated(world.silo, "f8" * 32, round_number=5)
+    world.silo.digest(again, (), payload(ROTATED_BYTES))
+    (gap, _) = world.found().gaps
+    assert f"({ROTATED_BYTES} bytes of job 'j1', round 5, rotated part 'heads', without outcome)" in gap
 
 
 def test_what_a_crash_or_a_lost_connection_leaves_is_a_gap(world):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledgers import PEER, full, intend, intend_masked, open_ledger, payload, secagg, stored, summed
+from ledgers import PEER, full, intend, intend_masked, keyed, open_ledger, payload, secagg, stored, summed
 
 from staddle.errors import LocalError
 from staddle.files import canonical_json
@@ -42,10 +42,14 @@ def lines(tmp_path_factory):
         intend(ledger, round_number=5, releases=[], job='with ,"tensors":[] in it \x7f\u2028\x1f"\\/')
         ledger.ingress(job="ø", round_number=1, purpose="", rpc="\n", sender=PEER, message=payload(0))
     found = stored(folder)
-    older = {
-        key: value for key, value in next(r for r in found if r["type"] == "egress.intent").items() if key != "secagg"
-    }
-    return [canonical_json(record) for record in [*found, older]]
+    keyed(folder / "keyed")
+    found += stored(folder / "keyed")[1:]
+    intents = [record for record in found if record["type"] == "egress.intent"]
+    older = [
+        {key: value for key, value in intents[0].items() if key not in lacking}
+        for lacking in (("secagg",), ("hidden",), ("secagg", "hidden"))
+    ]
+    return [canonical_json(record) for record in [*found, *older]]
 
 
 def test_every_record_that_we_write_passes_and_reads_the_same(lines):
@@ -96,6 +100,21 @@ def other_spellings(line):
     yield line.replace(b'"secagg":null', b'"secagg":""')
     yield line.replace(b'"secagg":{"attempt"', b'"secagg":{"x":0,"attempt"')
     yield line.replace(b'"secagg":{', b'"secagg":null,"secagg":{')
+    yield line.replace(b'"hidden":null', b'"hidden":{}')
+    yield line.replace(b'"hidden":null', b'"hidden":""')
+    yield line.replace(b'"hidden":null,', b'"hidden":null,"hidden":null,')
+    yield line.replace(b'"hidden":{"ctx":"0', b'"hidden":{"ctx":"A')
+    yield line.replace(b'"hidden":{"ctx":"', b'"hidden":{"ctx":"0x')
+    yield line.replace(b'"hidden":{"ctx":"', b'"hidden":{"by":"me","ctx":"')
+    yield line.replace(b'"hidden":{', b'"hidden":null,"hidden":{')
+    yield line.replace(b',"number":', b',"number":-')
+    yield line.replace(b',"number":', b',"number":0')
+    yield line.replace(b',"number":', b',"number":9007199254740993')
+    yield line.replace(b',"number":0}', b"}")
+    yield line.replace(b',"number":0}', b',"number":0.0}')
+    yield line.replace(b',"number":0}', b',"number":null}')
+    yield line.replace(b'"kind":"contribution"', b'"kind":"contributions"')
+    yield line.replace(b'"kind":"padded"', b'"kind":"Padded"')
     yield line.replace(b'"clipped":2,', b"")
     yield line.replace(b'"threshold":3', b'"threshold":-3')
     yield line.replace(b'"code":"SURVIVORS"', b'"code":"SURVIVOR"')
@@ -138,7 +157,7 @@ def test_a_mutated_line_is_taken_only_if_the_slow_check_takes_it(lines, data):
     line = data.draw(st.sampled_from(lines))
     start, length = data.draw(st.integers(0, len(line))), data.draw(st.integers(0, 3))
     pieces = st.binary(max_size=3) | st.sampled_from(
-        [b",", b'"', b"[]", b"{}", b"0", b"null", b"\\", b',"tensors":[', b"1.0"]
+        [b",", b'"', b"[]", b"{}", b"0", b"null", b"\\", b',"tensors":[', b"1.0", b'"hidden":null,', b',"number":1']
     )
     other = line[:start] + data.draw(pieces) + line[start + length :]
     found = well_formed(other)

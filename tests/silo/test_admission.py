@@ -348,11 +348,13 @@ def test_4_a_job_in_the_clear_is_refused_where_sums_have_to_be_blind(ask, refuse
         ("", {**BLIND, "clip_exponent": 62}, FOUR, "part 'extractor': ring 64 cannot hold a sum over 4 silos"),
     ],
 )
-def test_4_a_policy_agrees_to_a_blind_sum_or_says_what_it_has_against_it(refused, blind, asks, security, silos, said):
+def test_4_a_policy_agrees_to_a_blind_sum_or_says_what_it_has_against_it(
+    refused, blind, made, asks, security, silos, said
+):
     asked = blind("agreed", security, silos=silos, asks=asks)
     why = refused("POLICY", **asked)
     assert said in why
-    assert sum_objections(blind.job, asked["policy"]) == (why,)
+    assert sum_objections(blind.job, asked["policy"], made.roster) == (why,)
 
 
 def test_4_what_a_policy_asks_of_blind_sums_is_met_at_its_bounds(ask, blind):
@@ -364,7 +366,7 @@ def test_4_what_a_policy_asks_of_blind_sums_is_met_at_its_bounds(ask, blind):
 
 def test_4_a_job_in_the_clear_is_asked_nothing_of_it(made):
     hard = "[secure_aggregation]\nmin_cohort = 900\nmin_honest = 800\nassumed_colluders = 99\n"
-    assert sum_objections(made.jobs["simple"], made.policy(made.jobs["simple"], added=hard)) == ()
+    assert sum_objections(made.jobs["simple"], made.policy(made.jobs["simple"], added=hard), made.roster) == ()
 
 
 # (5) Our data fit the model.

@@ -217,7 +217,7 @@ class Silos:
                 await self.rounds[silo].run()
             except UnreachableError:
                 if self.doors[silo].uploads and self.hall.summing.has_words(silo):
-                    self.rounds[silo].accepted()
+                    self.rounds[silo].accepted(self.doors[silo].uploads[-1][0])
             else:
                 return
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ledgers import first, stored
+from ledgers import first, intend_padded, intend_rotated, stored
 from recording_gate import RECORDS, SESSION, SILO, SILOS, World, kinds, records
 
 from staddle.errors import LocalError, PeerError, RefusedError
@@ -288,6 +288,17 @@ def test_4_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, s
     assert world.client.uploads == 4
     assert world.ledger.sent(world.job.digest, 0) == size + 2 * (size % 4096)
     assert world.audited().ok
+
+
+def test_4_each_part_of_its_own_has_its_own_attempts(made, tmp_path):
+    world = attempted(made, tmp_path, 1)
+    own = {"job_digest": world.job.digest, "round_number": 0, "cohort": ()}
+    intend_padded(world.ledger, **own)
+    intend_rotated(world.ledger, **own)
+    world.give()
+    with pytest.raises(DeniedError, match="1 uploads"):
+        world.give()
+    assert world.client.uploads == 1
 
 
 def test_4_what_left_whole_is_an_attempt_too(made, tmp_path):

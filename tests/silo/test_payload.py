@@ -24,7 +24,7 @@ from staddle.silo.payload import (
     masked_releases,
     norms,
     readers_of,
-    readers_of_job,
+    readers_of_form,
     release_of,
     unpack,
 )
@@ -197,7 +197,7 @@ def test_a_release_says_what_the_item_is():
 
 def test_the_reader_is_the_coordinator(made):
     assert readers_of(made.roster) == ("coordinator",)
-    assert readers_of_job(made.jobs["simple"], made.roster) == ("coordinator",)
+    assert readers_of_form("plain", made.roster) == ("coordinator",)
 
 
 PARTS = (
@@ -242,5 +242,9 @@ def test_a_masked_round_declares_as_many_numbers_as_its_sums_have(made, method):
         assert {r.nbytes * 8 for r in releases if r.part == part.name} == {
             r.elements * own.ring for r in releases if r.part == part.name
         }
-    assert readers_of_job(job, made.roster) == ("sum",)
+    assert [readers_of_form(form, made.roster) for form in ("masked", "padded", "rotated")] == [
+        ("sum",),
+        ("mix",),
+        ("gram",),
+    ]
     assert given_releases(made.jobs["simple"], 0) == tuple(map(release_of, given_items(made.jobs["simple"].up(0))))

@@ -6,11 +6,13 @@ from base64 import b64encode
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledgers import MASKED_BYTES, intend_masked, open_ledger, public, summed
+from ledgers import MASKED_BYTES, PADDED_BYTES, ROTATED_BYTES, intend_masked, keyed, open_ledger, public, summed
 from lone_verifier import (
     HASH,
+    HIDDEN,
     MASKED,
     ORIGIN,
+    PADDED,
     PEER,
     SECAGG,
     SIZE,
@@ -27,7 +29,9 @@ from lone_verifier import (
     of_sum,
     opening,
     outcome,
+    padded,
     root,
+    rotated,
     signed,
     spelt,
     start,
@@ -168,6 +172,20 @@ def test_secure_sums_are_counted_as_the_package_counts_them(tool, tmp_path):
     assert ours == theirs
     assert ours["j1", "(protocol)"] == [8, 0, 0, 1113, 0]
     assert ours["j1", "model"] == [2, 4, 88, 176 + 156, 156]
+
+
+def test_padded_and_rotated_parts_are_counted_as_the_package_counts_them(tool, tmp_path):
+    keyed(tmp_path / "ledger")
+    status, found = tool.json("ledger", tmp_path / "ledger", "--key", public())
+    ours = {row["part"]: list(row.values())[3:] for row in found["left"]}
+    assert status == 0
+    assert ours == {
+        part: [totals.messages, totals.tensors, totals.elements, totals.bytes, totals.assumed]
+        for (_, part), totals in ledger_view.summary(tmp_path / "ledger").items()
+    }
+    assert ours["extractor"] == [3, 6, 132, 3 * PADDED_BYTES - 64, PADDED_BYTES]  # one broke, and has no digest
+    assert ours["heads"] == [2, 2, 30, 2 * ROTATED_BYTES, 0]
+    assert ours["(protocol)"] == [5, 0, 0, 300 + 2 * 500, 0]
 
 
 @pytest.fixture
@@ -364,6 +382,37 @@ BROKEN = [
     [of_sum("secagg.sum", survivors=["hospital-a", "hospital-a"])],
     [of_sum("secagg.sum", survivors=["hospital-b"])],
     [of_sum("secagg.sum", survivors=[])],
+    [intent(form="padded")],
+    [intent(form="rotated")],
+    [intent(hidden=HIDDEN)],
+    [masked(hidden=HIDDEN)],
+    [padded(hidden=None)],
+    [rotated(hidden=None)],
+    [padded(secagg=SECAGG)],
+    [padded(form="plain")],
+    [padded(tensors=[])],
+    [padded(tensors=[], message={"bytes": 0})],
+    [padded(message={"bytes": 351})],
+    [padded(message={"bytes": 360})],
+    [padded(tensors=[*PADDED, {**PADDED[1], "part": "other"}], message={"bytes": 384})],
+    [padded(tensors=[{**PADDED[0], "dtype": "uint32", "bytes": 160}], message={"bytes": 160})],
+    [padded(tensors=[{**PADDED[0], "shape": [10, 5]}], message={"bytes": 320})],
+    [padded(tensors=[{**PADDED[0], "shape": [0], "bytes": 0, "dtype": "int64"}], message={"bytes": 0})],
+    [rotated(tensors=PADDED, message={"bytes": 352})],
+    [rotated(tensors=TENSORS, message={"bytes": SIZE})],
+    [rotated(message={"bytes": 180})],
+    [rotated(hidden={"ctx": HASH, "number": 1})],
+    [padded(), padded("cd" * 32)],
+    [padded(HASH, 3), padded("cd" * 32, 2)],
+    [padded(HASH, 3), padded(HASH, 4)],
+    [padded(HASH, 3, round=1), padded("cd" * 32, 3, round=2)],
+    [padded(HASH, 0), padded("cd" * 32, 1), padded(HASH, 0)],
+    [padded(), padded("cd" * 32, 1, offset=8, message={"bytes": 344})],
+    [padded(), rotated("cd" * 32, offset=8, message={"bytes": 168})],
+    [padded(), intent(offset=8, message={"bytes": 176})],
+    [padded(), digest(1, tensors=digest(1)["tensors"][:2], message={"bytes": 352, "sha256": HASH})],
+    [rotated(), digest(1, tensors=digest(1)["tensors"][:2], message={"bytes": 176, "sha256": HASH})],
+    [padded(), digest(1, tensors=[], message={"bytes": 351, "sha256": HASH})],
 ]
 SOUND = [
     [intent(), ONE, intent(policy=applied(ONE)), DENY],
@@ -385,6 +434,15 @@ SOUND = [
     [of_sum("egress.protocol", kind=kind, ctx="cd" * 32) for kind in ("reveal", "abandon", "end")],
     [of_sum("secagg.end", code=code, why='","type":"stop"') for code in Code],
     [of_sum("secagg.sum"), of_sum("secagg.sum", survivors=["hospital-a"]), of_sum("secagg.end", why="x" * 500)],
+    [of_sum("egress.protocol", kind=kind, ctx="cd" * 32) for kind in ("contribution", "padded")],
+    [padded(), padded(offset=8, message={"bytes": 344}), padded("cd" * 32, 5), padded("ef" * 32, 9, round=4)],
+    [padded(), padded("cd" * 32, tensors=[{**tensor, "part": "other"} for tensor in PADDED])],
+    [padded(), padded("cd" * 32, job_digest="cd" * 32)],
+    [rotated(), rotated(offset=160, message={"bytes": 16}), rotated("cd" * 32), rotated()],
+    [padded(), rotated("cd" * 32), masked({**SECAGG, "ctx": "ef" * 32})],
+    [padded(), digest(1, tensors=[], message={"bytes": 352, "sha256": HASH}), outcome(1, bytes_sent=352)],
+    [rotated(), digest(1, tensors=[], message={"bytes": 176, "sha256": HASH}), outcome(1, bytes_sent=176)],
+    [intent(hidden=None), masked(hidden=None)],
     [opening(), start(), opening(), closing(3)],
     [opening(), closing(1, messages=100, bytes=1000)],
 ]
@@ -443,6 +501,13 @@ HOSTILE = [
     swapped_of(intent(secagg=None), b'"secagg":null', b'"secagg":{}'),
     swapped_of(intent(secagg=None), b'"secagg":null', b'"secagg":""'),
     swapped_of(intent(secagg=None), b'"secagg":null', b'"secagg":null,"secagg":null'),
+    swapped_of(padded(), b'"ctx":"ab', b'"ctx":"AB'),
+    swapped_of(padded(), b'"number":0', b'"number":null'),
+    swapped_of(padded(), b'"number":0', b'"number":-1'),
+    swapped_of(padded(), b',"number":0', b""),
+    swapped_of(padded(), b'"number":0', b'"number":0,"more":0'),
+    swapped_of(intent(hidden=None), b'"hidden":null', b'"hidden":{}'),
+    swapped_of(intent(hidden=None), b'"hidden":null', b'"hidden":null,"hidden":null'),
     swapped_of(of_sum("egress.protocol"), b'"kind":"keys"', b'"kind":"upload"'),
     swapped_of(of_sum("egress.protocol"), b'"ctx":"ab', b'"ctx":"Ab'),
     swapped_of(of_sum("egress.protocol"), b'"bytes":9,', b""),

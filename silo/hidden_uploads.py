@@ -1,0 +1,175 @@
+"""The parts of a blind round that leave one by one, before its secure sum: padded for a Mix, rotated for a Gram.
+
+A padded upload, in order, each step durable before the next::
+
+    begun       VersionMemory: a version, number + 1, with a fresh seed that is in memory alone
+    uploaded    the coordinator has all bytes, as its receipt says
+    signed      the signed word on it, with the seed sealed to the job's other silos; VersionMemory: signed
+    given       the coordinator has the word
+
+A lost connection goes on with the same version, whose bytes are the same. A process that starts anew has lost the seed:
+it begins a new version, unless one was signed in this round, whose word it gives again as it was. A rotated upload is
+the same for the same vectors, and goes on after a restart too.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from .. import log
+from ..algorithms.exchange import Mix, Part
+from ..proto import secure_pb2 as pb
+from ..proto.blind import use_of
+from ..proto.mix_messages import Padded, padded_to_wire, upload_from_wire
+from ..security.mix_line import Version
+from ..security.one_upload import make_upload
+from ..security.pairwise import KEY_BYTES
+from ..security.rotation import digest_of
+from ..security.sealing import SECRET_BYTES
+from .declared import Declared
+from .mix_memory import Rotations
+from .outgoing_hidden import Padding, Rotating, Sent, sent_of, vectors_of
+from .payload import exactly
+from .sharing import Sharing
+
+Payload = Mapping[str, Mapping[str, Tensor]]
+
+
+class Door(Protocol):
+    """What these uploads want of the gate."""
+
+    async def give_padded(
+        self, declared: Declared, round_: int, payload: Payload, padding: Padding, cohort: Sequence[str]
+    ) -> Sent:
+        """Give the padded words of a part."""
+        ...
+
+    async def give_rotated(
+        self, declared: Declared, round_: int, payload: Payload, rotating: Rotating, cohort: Sequence[str]
+    ) -> None:
+        """Give the rotated vectors of a part."""
+        ...
+
+    async def padded(self, ctx: bytes, message: pb.PaddedGiven) -> None:
+        """Give the word on a padded upload."""
+        ...
+
+
+class HiddenUploads:
+    """Those of one round; ``give`` may be called again after a lost connection, and goes on."""
+
+    def __init__(
+        self,
+        door: Door,
+        sharing: Sharing,
+        declared: Declared,
+        round_: int,
+        cohort: Sequence[str],
+        accepted: set[bytes],
+    ) -> None:
+        """``accepted`` are the contexts of uploads that the coordinator has, as it said; it may grow."""
+        self._door = door
+        self._sharing = sharing
+        self._declared = declared
+        self._round = round_
+        self._cohort = tuple(cohort)
+        self._accepted = accepted
+        self._begun: dict[str, Padding] = {}
+        self._given: set[str] = set()
+
+    async def give(self, payload: Payload) -> None:
+        """Until the coordinator has all of them, in the order of the job's parts."""
+        for part in self._declared.hidden(self._round):
+            if part.name in self._given:
+                continue
+            if isinstance(part.exchange, Mix):
+                await self._give_padded(part, payload)
+            else:
+                await self._give_rotated(part, payload)
+            self._given.add(part.name)
+            log.event("round.part_given", job=self._sharing.job.name, round=self._round, part=part.name)
+
+    # Padded.
+
+    async def _give_padded(self, part: Part, payload: Payload) -> None:
+        message = await asyncio.to_thread(self._signed, part)
+        if message is None:
+            if part.name not in self._begun:
+                self._begun[part.name] = await asyncio.to_thread(self._begin, part)
+            padding = self._begun[part.name]
+            sent = await self._upload(part, payload, padding)
+            message = await asyncio.to_thread(self._sign, part, padding, sent)
+        version = upload_from_wire(self._sharing.silo, message.upload).version
+        await self._door.padded(version.context(self._sharing.line(part)), message)
+
+    def _signed(self, part: Part) -> pb.PaddedGiven | None:
+        """The word that was signed in this round, if one was."""
+        memory = self._sharing.memory
+        message = memory.signed(part.name)
+        if message is None or message.upload.round != self._round:
+            return None
+        versions = memory.versions(part.name)
+        if versions.signed_round < self._round:  # the process died between the two
+            memory.save_versions(part.name, versions.signed())
+        return message
+
+    def _begin(self, part: Part) -> Padding:
+        """A new version, remembered; RefusedError where one was signed in this round or a later one."""
+        sharing = self._sharing
+        memory = sharing.memory.versions(part.name)
+        version = Version(silo=sharing.silo, round=self._round, attempt=0, number=memory.number + 1)
+        sharing.memory.save_versions(part.name, memory.began(version))
+        return Padding(sharing.line(part), version, sharing.draw(SECRET_BYTES), sharing.key)
+
+    async def _upload(self, part: Part, payload: Payload, padding: Padding) -> Sent:
+        ctx = padding.version.context(padding.line)
+        if ctx in self._accepted:  # its receipt was lost with the connection
+            return await asyncio.to_thread(self._sent, part, payload, padding)
+        sent = await self._door.give_padded(self._declared, self._round, payload, padding, self._cohort)
+        self._accepted.add(ctx)
+        return sent
+
+    def _sent(self, part: Part, payload: Payload, padding: Padding) -> Sent:
+        items = tuple(item for item in self._declared.items(self._round) if item.part == part.name)
+        return sent_of(part, exactly(items, {part.name: payload[part.name]}), padding)
+
+    def _sign(self, part: Part, padding: Padding, sent: Sent) -> pb.PaddedGiven:
+        sharing, line, version = self._sharing, padding.line, padding.version
+        upload, pieces = make_upload(
+            line, version, sent.sha256, sent.tag, padding.seed, sharing.draw(KEY_BYTES), sharing.others, sharing.sign
+        )
+        digest = bytes.fromhex(sharing.job.digest)
+        message = padded_to_wire(Padded(b"", sharing.job.name, digest, part.name, upload, pieces))
+        sharing.memory.save_signed(part.name, message)
+        sharing.memory.save_versions(part.name, sharing.memory.versions(part.name).signed())
+        return message
+
+    # Rotated.
+
+    async def _give_rotated(self, part: Part, payload: Payload) -> None:
+        ctx = self._sharing.rotation(part, self._round)
+        if await asyncio.to_thread(self._remember, part, payload, ctx):
+            return
+        if ctx not in self._accepted:
+            use = use_of(self._sharing.job, part, self._round)
+            rotating = Rotating(use, ctx, self._sharing.key)
+            await self._door.give_rotated(self._declared, self._round, payload, rotating, self._cohort)
+        await asyncio.to_thread(self._accept, part, ctx)
+
+    def _remember(self, part: Part, payload: Payload, ctx: bytes) -> bool:
+        """Remember these vectors before they leave; whether the coordinator has them.
+
+        RefusedError or LocalError where others were rotated for this round.
+        """
+        (spec,) = part.tensors
+        kept = self._sharing.memory.rotations(part.name)
+        memory = kept.memory.used(self._round, 0, digest_of(vectors_of(part, payload[part.name][spec.name])))
+        if memory != kept.memory:
+            self._sharing.memory.save_rotations(part.name, Rotations(memory=memory, given=kept.given))
+        return kept.given == ctx.hex()
+
+    def _accept(self, part: Part, ctx: bytes) -> None:
+        memory = self._sharing.memory.rotations(part.name).memory
+        self._sharing.memory.save_rotations(part.name, Rotations(memory=memory, given=ctx.hex()))

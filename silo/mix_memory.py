@@ -1,0 +1,96 @@
+"""What this silo remembers of a job's mixed and compared parts, in its folder, part by part.
+
+::
+
+    mix-<part>.versions.json    the uploads that it began and signed: VersionMemory of security/mix_row.py
+    mix-<part>.signed           its word on the last one that it signed, as it leaves but for the session
+    mix-<part>.rows.json        of which uploads the rows were made that it opened
+    gram-<part>.json            the vectors that it rotated last, and the last upload of them that was accepted
+
+Each is durable before what it is about leaves, or is opened, so that neither a crash nor a restart leads to a second
+one. None holds a secret: seeds are in no file.
+"""
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from google.protobuf.message import DecodeError
+from pydantic import Field
+
+from ..errors import LocalError
+from ..files import Strict, canonical_json, parse_canonical, read_bytes, write_atomic
+from ..proto import secure_pb2 as pb
+from ..security.identity import Hex32
+from ..security.mix_row import RowMemory, VersionMemory
+from ..security.rotation import RotationMemory
+
+M = TypeVar("M", bound=Strict)
+
+
+class OpenedRows(Strict):
+    """What was opened of one part: ``{"delivered":["9f86…"],"memory":{"last":"9f86…","newest":{"b":4,"c":4}}}``.
+
+    ``delivered`` are the digests of the rows of the last delivery, which may come again: that shows nothing new.
+    """
+
+    memory: RowMemory = RowMemory()
+    delivered: tuple[Hex32, ...] = ()
+
+
+class Rotations(Strict):
+    """What was rotated of one part: ``{"given":"5c1f…","memory":{"attempt":0,"round":17,"vectors":"9f86…"}}``."""
+
+    memory: RotationMemory = RotationMemory()
+    given: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""  # ctx of the last upload that was accepted
+
+
+class MixMemory:
+    """The files of one job. LocalError where one was changed, UnwritableError where the disk takes none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def versions(self, part: str) -> VersionMemory:
+        """The uploads of a part so far."""
+        return self._load(f"mix-{part}.versions.json", VersionMemory)
+
+    def save_versions(self, part: str, memory: VersionMemory) -> None:
+        """Durable before it returns, as all below."""
+        self._save(f"mix-{part}.versions.json", memory)
+
+    def signed(self, part: str) -> pb.PaddedGiven | None:
+        """The last word on an upload of a part, without its session."""
+        path = self._folder / f"mix-{part}.signed"
+        if not path.exists():
+            return None
+        try:
+            return pb.PaddedGiven.FromString(read_bytes(path))
+        except DecodeError as error:
+            raise LocalError(f"{path}: no message that this silo kept; restore the folder from a backup") from error
+
+    def save_signed(self, part: str, message: pb.PaddedGiven) -> None:
+        """In place of the last one."""
+        write_atomic(self._folder / f"mix-{part}.signed", message.SerializeToString(deterministic=True))
+
+    def rows(self, part: str) -> OpenedRows:
+        """The rows of a part that were opened."""
+        return self._load(f"mix-{part}.rows.json", OpenedRows)
+
+    def save_rows(self, part: str, memory: OpenedRows) -> None:
+        """Before a seed is opened."""
+        self._save(f"mix-{part}.rows.json", memory)
+
+    def rotations(self, part: str) -> Rotations:
+        """What was rotated of a part."""
+        return self._load(f"gram-{part}.json", Rotations)
+
+    def save_rotations(self, part: str, memory: Rotations) -> None:
+        """Before a vector leaves."""
+        self._save(f"gram-{part}.json", memory)
+
+    def _load(self, name: str, model: type[M]) -> M:
+        path = self._folder / name
+        return parse_canonical(read_bytes(path), model, str(path)) if path.exists() else model()
+
+    def _save(self, name: str, memory: Strict) -> None:
+        write_atomic(self._folder / name, canonical_json(memory.model_dump(mode="json")))

@@ -1,0 +1,221 @@
+"""The rows of a Mix in one delivery: checked, opened as their words come, and put together.
+
+A row that breaks a rule is refused before a seed is opened, and what it was made of is remembered before that, durable:
+opened twice, with other weights, rows would tell what a single silo gave (SECURITY.md rules 4 to 6, mix_row.py).
+The same rows again, as after a lost connection, tell nothing new.
+
+Where a part of the job's delivery has ``@keep``, its rows are those of the rounds that this silo was away, in order::
+
+    m ← keep m + (1 - keep) row,   @keep ← keep @keep      from m = 0, @keep = 1
+
+as the coordinator puts them together where it can read them (algorithms/aggregation.py), bit for bit.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from ..algorithms.exchange import DTYPES, Mix, Part
+from ..algorithms.job import Job
+from ..algorithms.method import KEEP
+from ..proto import secure_pb2 as pb
+from ..proto.mix_messages import Mixed, rows_from_wire
+from ..security.fixedpoint import Flat, Reals, check_values
+from ..security.labels import MIX_ROW, framed
+from ..security.mix_line import WORD_BYTES, Line
+from ..security.mix_row import Row, RowMemory, admit, check_uploads
+from ..security.one_upload import Opening, Summand, open_seed
+from ..security.round_spec import Terms
+from ..security.secagg_fault import COORDINATOR, Code, check
+from .mix_memory import OpenedRows
+from .sharing import Sharing
+
+Own = Callable[[Part], Flat]  # the values of a part that this silo mixes in itself
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A part that comes down in rows: as it was given, and how many rows of it there can be."""
+
+    part: Part
+    most: int
+    mailed: bool
+
+
+def expected_rows(job: Job, round_: int) -> dict[str, Expected]:
+    """The parts of a round's delivery that come down in rows, by name; of mail a row for each round there was."""
+    found = {}
+    for part in job.down(round_) if job.keyed else ():
+        if isinstance(part.exchange, Mix):
+            mailed = KEEP in part.tensors
+            given = replace(part, tensors=tuple(spec for spec in part.tensors if spec != KEEP))
+            found[part.name] = Expected(given, round_ if mailed else 1, mailed)
+    return found
+
+
+def largest_rows(job: Job, round_: int) -> int:
+    """Bytes of all rows that a round's delivery can have."""
+    return sum(each.most * _nbytes(each.part) for each in expected_rows(job, round_).values())
+
+
+@dataclass(frozen=True)
+class _Admitted:
+    """A row that may be opened."""
+
+    mixed: Mixed
+    row: Row
+    line: Line
+    expected: Expected
+
+
+class Rows:
+    """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
+
+    def __init__(self, sharing: Sharing, round_: int, terms: Terms, own: Own) -> None:
+        """``terms`` are what this silo asks of a row; ``own`` is asked only for a row that it has a part in."""
+        self._sharing = sharing
+        self._terms = terms
+        self._own = own
+        self._expected = expected_rows(sharing.job, round_)
+        self._mixed: tuple[Mixed, ...] = ()
+        self._openings: Iterator[tuple[_Admitted, Opening]] = iter(())
+        self._now: tuple[_Admitted, Opening] | None = None
+        self._left = 0  # bytes of the row that comes now
+        self._rest = bytearray()  # of a word that is cut in two by the chunks
+        self._made: dict[str, dict[str, Tensor]] = {}
+
+    def announced(self, peer: str, messages: Sequence[pb.MixedRow]) -> list[int]:
+        """The bytes of each row; RefusedError, before anything is made of them, for rows that there cannot be."""
+        mixed = rows_from_wire(peer, messages, sum(each.most for each in self._expected.values()))
+        names, places = [each.part for each in mixed], list(self._expected)
+        for name in dict.fromkeys(names):
+            check(name in self._expected, COORDINATOR, Code.SPEC, f"brings rows of part {name[:64]!r}, which has none")
+            most = self._expected[name].most
+            check(names.count(name) <= most, COORDINATOR, Code.SPEC, f"brings {names.count(name)} rows of {name!r}")
+        in_order = names == sorted(names, key=places.index)
+        check(in_order, COORDINATOR, Code.SPEC, "brings rows that are not in the order of the job's parts")
+        self._mixed = mixed
+        return [_nbytes(self._expected[name].part) for name in names]
+
+    def admit(self) -> None:
+        """Check all rows, remember them, open their seeds; RefusedError says what is wrong and who is to blame.
+
+        The steps run in order.
+        """
+        # (1) Each row is one that this silo may open, on top of those that it has opened.
+        admitted: list[_Admitted] = []
+        memories: dict[str, OpenedRows] = {}
+        for name, of_part in groupby(self._mixed, key=lambda each: each.part):
+            before = self._sharing.memory.rows(name)
+            found, memory = self._admitted(self._expected[name], before, list(of_part))
+            admitted += found
+            memories[name] = OpenedRows(memory=memory, delivered=tuple(each.row.digest() for each in found))
+        # (2) All of it is remembered.
+        for name, opened in memories.items():
+            self._sharing.memory.save_rows(name, opened)
+        # (3) Their seeds are opened.
+        ready = [(each, self._summands(each)) for each in admitted]
+        self._openings = ((each, Opening(each.line, self._sharing.key, summands)) for each, summands in ready)
+
+    def write(self, chunk: memoryview) -> None:
+        """The next bytes of the rows, in order; not more than were announced."""
+        view = chunk
+        while view:
+            if self._now is None:
+                self._now = next(self._openings)  # its words are allocated here, for one row after another
+                self._left = self._now[0].line.nbytes
+            here, view = view[: self._left], view[self._left :]
+            self._left -= len(here)
+            self._add(self._now[1], here)
+            if not self._left:
+                self._finish(*self._now)
+                self._now = None
+
+    def delivered(self) -> dict[str, dict[str, Tensor]]:
+        """What the rows came to, part by part."""
+        return self._made
+
+    def _admitted(
+        self, expected: Expected, before: OpenedRows, mixed: Sequence[Mixed]
+    ) -> tuple[list[_Admitted], RowMemory]:
+        """The rows of one part, and the memory of having opened them."""
+        sharing, memory = self._sharing, before.memory
+        line = sharing.line(expected.part)
+        found: list[_Admitted] = []
+        for each in mixed:
+            digest = hashlib.sha256(framed(MIX_ROW, each.document)).hexdigest()
+            again = memory.model_copy(update={"last": digest}) if digest in before.delivered else memory
+            row, memory = admit(line, sharing.silo, each.document, each.signature, again, self._terms, sharing.signers)
+            # Beyond that, a row comes once, and what was put aside for this silo has no part of its own in it.
+            check(all(row != other.row for other in found), COORDINATOR, Code.SPEC, "brings a row twice")
+            if expected.mailed:
+                check(not row.own_weight, COORDINATOR, Code.SPEC, "brings mail that has a part of its recipient in it")
+            else:
+                check(not each.keep, COORDINATOR, Code.SPEC, f"brings a row with keep = {each.keep}, which is no mail")
+            check_uploads(row, [summand.upload for summand in each.summands])
+            found.append(_Admitted(each, row, line, expected))
+        return found, memory
+
+    def _summands(self, admitted: _Admitted) -> list[Summand]:
+        sharing, pairs = self._sharing, zip(admitted.row.shares, admitted.mixed.summands, strict=True)
+        return [
+            Summand(
+                each.upload,
+                share.weight,
+                open_seed(admitted.line, each.upload, each.letter, sharing.silo, sharing.seed, sharing.signers),
+            )
+            for share, each in pairs
+        ]
+
+    def _add(self, opening: Opening, piece: memoryview) -> None:
+        if self._rest:
+            missing = WORD_BYTES - len(self._rest)
+            self._rest += piece[:missing]
+            piece = piece[missing:]
+            if len(self._rest) == WORD_BYTES:
+                opening.add(bytes(self._rest))
+                self._rest.clear()
+        whole = len(piece) // WORD_BYTES * WORD_BYTES
+        opening.add(piece[:whole])
+        self._rest += piece[whole:]
+
+    def _finish(self, admitted: _Admitted, opening: Opening) -> None:
+        row, part = admitted.row, admitted.expected.part
+        own: Flat = ()
+        if row.own_weight:
+            own = self._own(part)
+            check_values(admitted.line.group, own)
+        opened = _cut(part, opening.finish(admitted.mixed.tag, row.own_weight, own))
+        if admitted.expected.mailed:
+            opened = _mailed(part, self._made.get(part.name), opened, admitted.mixed.keep)
+        self._made[part.name] = opened
+
+
+def _nbytes(part: Part) -> int:
+    return WORD_BYTES * sum(spec.elements for spec in part.tensors)
+
+
+def _cut(part: Part, values: Reals) -> dict[str, Tensor]:
+    """A row as the part's tensors, in their dtypes."""
+    found, at = {}, 0
+    for spec in part.tensors:
+        found[spec.name] = torch.from_numpy(values[at : at + spec.elements]).reshape(spec.shape).to(DTYPES[spec.dtype])
+        at += spec.elements
+    return found
+
+
+def _mailed(
+    part: Part, before: Mapping[str, Tensor] | None, row: Mapping[str, Tensor], keep: float
+) -> dict[str, Tensor]:
+    mailed: dict[str, Tensor] = {}
+    for spec in part.tensors:
+        share = row[spec.name].double() * (1 - keep)
+        if before is not None:
+            share += before[spec.name].double() * keep
+        mailed[spec.name] = share.to(DTYPES[spec.dtype])
+    kept = 1.0 if before is None else float(before[KEEP.name])
+    return {**mailed, KEEP.name: torch.tensor(kept * keep, dtype=torch.float64)}

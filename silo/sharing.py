@@ -1,0 +1,60 @@
+"""What a silo needs for the mixed and compared parts of one job: the key that its silos share, and who they are."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from ..algorithms.exchange import Part
+from ..algorithms.job import Job
+from ..proto.blind import line_of, use_of
+from ..security import roster as rosters
+from ..security.group_key import Epoch
+from ..security.identity import Keys
+from ..security.mix_line import Line
+from ..security.roster import Roster
+from ..security.signers import Sign, Signers
+from .mix_memory import MixMemory
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """One keyed job at one silo, under one roster."""
+
+    job: Job
+    silo: str
+    federation: str
+    roster: str  # its digest, hex
+    signers: Signers  # the coordinator, and the job's silos
+    others: dict[str, bytes]  # X25519 keys of the job's other silos
+    memory: MixMemory
+    sign: Sign = field(repr=False)
+    seed: bytes = field(repr=False)  # our own raw X25519 key
+    key: bytes = field(repr=False)  # that the job's silos share
+    draw: Callable[[int], bytes] = field(default=os.urandom, repr=False)
+
+    @classmethod
+    def of(cls, job: Job, roster: Roster, keys: Keys, key: bytes, folder: Path) -> Self:
+        """``folder`` is that of the job; LocalError where this silo is none of the job's."""
+        others = Epoch.of(roster, job.silos, job.digest).others(keys.entry.id)
+        return cls(
+            job,
+            keys.entry.id,
+            roster.federation,
+            rosters.digest(roster),
+            Signers.of(roster, job.silos),
+            others,
+            MixMemory(folder),
+            keys.sign,
+            keys.exchange.private_bytes_raw(),
+            key,
+        )
+
+    def line(self, part: Part) -> Line:
+        """What uploads and rows of a Mix part are bound to."""
+        return line_of(self.job, part, self.federation, self.roster)
+
+    def rotation(self, part: Part, round_: int) -> bytes:
+        """Ctx of the upload of a Gram part in a round."""
+        return use_of(self.job, part, round_).context(self.federation, self.roster)
