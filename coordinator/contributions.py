@@ -37,8 +37,10 @@ class Contributions:
         held = {kept.roster for kept in self._database.contributions(job.name).values()}
         if not gone and held <= {self._digest}:
             return ""
-        why = f"the roster no longer has {', '.join(gone)}" if gone else "the roster has changed since its silos gave"
-        return f"{why} to the key that they share; submit it again under a new name"
+        why = "the roster has changed since its silos gave to the key that they share"
+        if gone:
+            why = f"the roster no longer has {', '.join(gone)}, and the key that its silos share takes all of them"
+        return f"{why}; submit it again under a new name"
 
     def check_given(self, job: Job, silo: str) -> None:
         """RefusedError where a silo accepts a keyed job, and gave nothing to its key."""
