@@ -75,6 +75,7 @@ def test_killed_around_every_durable_step_all_have_one_key(start, document):
     epoch = g.Epoch.of(rosters.load(running.federation.folder / "roster.json"), SILOS, job.digest)
     (file,) = set(files.values())
     assert (file[:32], len(file)) == (epoch.context(), 64)
+    assert not [path for path in running.federation.folder.rglob("*.log") if file[32:].hex() in path.read_text()]
     with sqlite3.connect(running.federation.coordinator_config.parent / "state" / "coordinator.sqlite") as rows:
         kept = dict(rows.execute("SELECT silo, body FROM contributions").fetchall())
     assert set(kept) == set(SILOS)
