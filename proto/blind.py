@@ -86,11 +86,12 @@ def model_digest(job: Job, round_: int, items: Sequence[Item], tensors: Sequence
     """SHA-256, in hex, of what a silo received for a round: names and digests of its tensors, in wire order.
 
     What was summed once is never summed again (security/secagg_memory.py), so the round is part of it only where
-    nothing comes down, as before the first results. Of rounds that sum metrics alone it is all there is: there silos
-    receive rows of their own.
+    nothing comes down, as before the first results. What silos receive each in a value of its own is no part of it, and
+    of rounds that sum metrics alone the round is all there is.
     """
-    own = summed(job.up(round_)) == (METRICS,)
-    pairs = [] if own else list(zip(items, tensors, strict=True))
+    alone, own = summed(job.up(round_)) == (METRICS,), job.method().addressed
+    every = zip(items, tensors, strict=True)
+    pairs = [] if alone else [(item, digest) for item, digest in every if item.part not in own]
     named = [piece for item, digest in pairs for piece in (*_names(item), digest)]
     when = [] if pairs else [round_.to_bytes(8)]
     return hashlib.sha256(framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)).hexdigest()
