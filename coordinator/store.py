@@ -375,9 +375,7 @@ class Folding:
     It reads what is committed, so folding a round again after a crash or a full disk gives the same.
     """
 
-    def __init__(
-        self, store: JobStore, round_: int, rows: Callable[[Post, bool], bytes | None] | None = None
-    ) -> None:
+    def __init__(self, store: JobStore, round_: int, rows: Callable[[Post, bool], bytes | None] | None = None) -> None:
         self.changes: dict[Place, str | None] = {}
         self.digests: dict[str, dict[str, bytes]] = {}  # of what was published
         self._store = store

@@ -1,0 +1,114 @@
+"""Blind jobs that mix and compare, with real processes and real TLS: what silos get is what the oracle computes."""
+
+import json
+
+import pytest
+import torch
+
+from staddle.algorithms.data import digits, split
+from staddle.algorithms.exchange import PLAIN
+from staddle.algorithms.local_round import state_from_bytes
+from staddle.algorithms.partition import dirichlet
+from staddle.algorithms.simulation import simulate
+from staddle.proto.blind import simulated
+from staddle.security import roster as rosters
+from staddle.security.head import own_log_key
+from staddle.security.ledger_audit import ledger_folder, verify
+from staddle.security.reconcile import reconcile
+from staddle.silo.group_keys import KEY
+from staddle.silo.state import split_key
+
+SILOS = ("north", "east", "south", "west", "middle")
+SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
+
+
+def records(running):
+    """Training records of each silo, as it will split them, and class by class."""
+    for silo in SILOS:
+        running.federation.state(silo).mkdir(mode=0o700)
+    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    counts = {silo: len(train) for silo, (train, _) in shards.items()}
+    by_class = {silo: torch.bincount(train.y, minlength=10).tolist() for silo, (train, _) in shards.items()}
+    return shards, counts, by_class
+
+
+def documents(document, counts, by_class):
+    declared = {"secure_aggregation": "required", "weights": "public", "counts": counts}
+    mixing = {"rounds": 4, "min_cohort": 3, "security": SECURITY, "model": "cnn-digits"}
+    convolving = {**mixing, "model": "convnet-digits"}
+    away = {**mixing, "participation": 0.8, "security": declared}
+    labels = {**away, "security": {**declared, "class_counts": by_class}}
+    return [
+        document("mixed", SILOS, "pfedsim", options={"rho": 0.5}, **mixing),
+        document("by-class", SILOS, "pfedsim", options={"rho": 0.25, "similarity": "per_class"}, **mixing),
+        document("in-part", SILOS, "pfedsim", options={"rho": 0.25}, **away),
+        document("compared", SILOS, "fedaims", options={"sampling": "algorithm2"}, **convolving),
+        document("by-samples", SILOS, "fedsimsup", options={"similarity": "samples"}, **away),
+        document("by-labels", SILOS, "fedsimsup", options={"similarity": "labels"}, **labels),
+    ]
+
+
+def group_key(running, job, silo):
+    """Behind the context of its epoch."""
+    return (running.federation.state(silo) / "jobs" / job.name / KEY).read_bytes()[32:]
+
+
+def kept(running, job, silo):
+    return state_from_bytes((running.federation.state(silo) / "jobs" / job.name / "model.safetensors").read_bytes())
+
+
+def opened_rows(running, job):
+    """Of which silos there is a memory of rows."""
+    return [silo for silo in SILOS if [*(running.federation.state(silo) / "jobs" / job.name).glob("mix-*.rows.json")]]
+
+
+def check_silo(running, job, silo, expected):
+    for part, tensors in expected.states[silo].parts.items():
+        for name, value in tensors.items():
+            assert torch.equal(kept(running, job, silo).parts[part][name], value), (job.name, silo, part, name)
+
+
+@pytest.mark.timeout(300)
+def test_blind_jobs_that_mix_and_compare_give_what_the_oracle_computes(start, document):
+    torch.set_num_threads(1)
+    running = start(*SILOS)
+    parts = dirichlet(digits().y.numpy(), len(SILOS), 3.0, 3, minimum=250)  # none outweighs the others
+    running.data = {silo: digits().take(part) for silo, part in zip(SILOS, parts, strict=True)}
+    shards, counts, by_class = records(running)
+    for each in documents(document, counts, by_class):
+        running.job(each)
+    coordinator = running.start_coordinator()
+    for silo in SILOS:
+        running.write_silo(silo)
+        running.start_silo(silo)
+    for job in running.jobs:
+        ended = coordinator.wait_for("job.ended", 120)
+        assert (ended["job"], ended["outcome"], ended["reason"]) == (job.name, "completed", "")
+    running.stop()
+    for job in running.jobs:
+        (key,) = {group_key(running, job, silo) for silo in SILOS}
+        expected = simulate(job, shards, exchanges=simulated(job, key))
+        alone = simulate(job, shards, exchanges=PLAIN) if job.name == "mixed" else None
+        for silo in SILOS:
+            check_silo(running, job, silo, expected)
+            if alone:  # nearly what it is in the clear
+                for name, value in alone.states[silo].parts["extractor"].items():
+                    assert torch.allclose(kept(running, job, silo).parts["extractor"][name], value, atol=1e-2), name
+        if job.keyed and job.method_name != "fedaims":
+            assert opened_rows(running, job), f"{job.name}: no silo had a row"
+    for silo in SILOS:
+        check_ledger(running, silo)
+
+
+def check_ledger(running, silo):
+    """Nothing left in the clear, each form has its readers, and both ledgers agree."""
+    path = ledger_folder(running.federation.state(silo))
+    roster = rosters.load(running.federation.folder / "roster.json")
+    assert verify(path, key=own_log_key(running.federation.name, running.federation.keys(silo))).ok
+    lines = [line for file in sorted(path.glob("seg-*.jsonl")) for line in file.read_text().splitlines()]
+    intents = [record for record in map(json.loads, lines) if record["type"] == "egress.intent"]
+    readers = {"masked": ["sum"], "padded": ["mix"], "rotated": ["gram"]}
+    assert {record["form"] for record in intents} == set(readers)
+    assert all(record["readers"] == readers[record["form"]] for record in intents)
+    theirs = ledger_folder(running.federation.state("coordinator"))
+    assert not reconcile(path, theirs, roster).differences
