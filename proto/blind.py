@@ -86,8 +86,8 @@ def model_digest(job: Job, round_: int, items: Sequence[Item], tensors: Sequence
     """SHA-256, in hex, of what a silo received for a round: names and digests of its tensors, in wire order.
 
     It is of what comes down to all silos alike, results of sums and what a method makes of them, and leaves out rows
-    and other values of one silo. What was summed once is never summed again (security/secagg_memory.py), so the round is
-    part of it only where there is no such result, as before the first; in rounds that sum metrics alone it is all.
+    and other values of one silo. What was summed once is never summed again (security/secagg_memory.py), so the round
+    is part of it only where there is no such result, as before the first; in rounds that sum metrics alone it is all.
     """
     alone, own = summed(job.up(round_)) == (METRICS,), job.method().addressed
     every = zip(items, tensors, strict=True)
