@@ -121,7 +121,11 @@ def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
         why = "Silos that may be in league with the coordinator: a job takes none to be."
         lines += [*_comment(why), f"assumed_colluders = {colluders}"]
     if any(job.security.weights == "public" for job in blind):
-        lines += [*_comment("How many records this silo has to train on stands in a job."), "public_counts = true"]
+        what = ", and of which class" if any(job.security.class_counts for job in blind) else ""
+        lines += [
+            *_comment(f"How many records this silo has to train on{what} stands in a job."),
+            "public_counts = true",
+        ]
     if keyed := [f"{job.name!r}" for job in blind if job.keyed]:
         why = (
             f"What {', '.join(keyed)} mixes or compares is hidden from the coordinator by a key that all of the job's "

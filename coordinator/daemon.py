@@ -138,7 +138,7 @@ class Daemon:
         """LocalError where a job that the database does not have may not begin here."""
         check_folder(self._folder(job), -1)
         check_room(job, self.config.limits.max_job_bytes)
-        if job.security.counts and (fault := weights_fault(job.security.counts, job.cohorts(), job.min_cohort)):
+        if fault := weights_fault(job.weighing, job.cohorts(), job.min_cohort):
             raise LocalError(f"job {job.name!r}: {fault}")
 
     def check_known(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:

@@ -170,7 +170,7 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
                 'of this silo\'s records is no secret, or have the job signed with security.weights = "private"'
             )
         fewest = max(job.min_cohort, terms.min_cohort)
-        if fault := weights_fault(security.counts, job.cohorts(), fewest):
+        if fault := weights_fault(job.weighing, job.cohorts(), fewest):
             yield fault
     # (5) The sum of so many silos fits into its ring.
     yield from _rings(job)
