@@ -33,12 +33,16 @@ class BlindRounds:
         self._sign = sign
         self._now: BlindRound | None = None
 
+    def goes_on(self, job_digest: str, round_: int) -> bool:
+        """Whether it is in this round already, with its training; what that leaves on disk says nothing then."""
+        return self._now is not None and (self._now.job.digest, self._now.round) == (job_digest, round_)
+
     async def take_part(
         self, admitted: Admitted, round_: int, keeper: MemoryFiles, train: Train, waiting: tuple[str, ...]
     ) -> None:
         """Until the round's sum is open. ``waiting`` are the codes of refusals after which it may still go on."""
         job = admitted.job
-        if self._now is None or (self._now.job.digest, self._now.round) != (job.digest, round_):
+        if self._now is None or not self.goes_on(job.digest, round_):
             await self.leave()
             self._now = await self._enter(admitted, round_, keeper, train)
         goes_on = False

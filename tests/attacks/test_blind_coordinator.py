@@ -5,6 +5,7 @@ it takes part in an honest round.
 """
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import replace
 from hashlib import sha256
@@ -40,6 +41,7 @@ from staddle.security.signers import Signers
 from staddle.silo import agent as agents
 from staddle.silo import blind
 from staddle.silo import config as configs
+from staddle.silo.state import JobFolder
 
 OTHERS = ("east", "south", "west")
 SILOS = (SILO, *OTHERS)
@@ -489,6 +491,24 @@ def test_a_reply_that_is_no_message_is_asked_for_again_and_the_round_is_summed(w
     assert hostile.calls["hello"] == 3
     assert kinds(hostile) == Counter((*GAVE, "survival", "reveal"))
     assert ends(tmp_path) == []
+
+
+def test_training_that_ends_while_the_round_is_told_again_loses_nothing(world, tmp_path, monkeypatch):
+    """Who looks for what it trained before it is kept, and counts its rounds after, must not think the round over."""
+    found, looked = JobFolder.outbox, []
+
+    def slowly(folder, round_):
+        payload = found(folder, round_)
+        looked.append(round_)
+        while looked == [0, 0] and not folder.rounds_done:
+            time.sleep(0.01)
+        return payload
+
+    monkeypatch.setattr(JobFolder, "outbox", slowly)
+    attacks(world, tmp_path, [Attempted(world, "public")], first=[GARBAGE], times=2)
+    assert ends(tmp_path) == []
+    opened = [record["round"] for record in records(tmp_path) if record["type"] == "secagg.sum"]
+    assert opened == [0, 1]
 
 
 # Pace.
