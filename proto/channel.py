@@ -16,6 +16,7 @@ MAX_STREAMS_PER_CONNECTION = 16
 FETCH = "/staddle.v1.Federation/Fetch"
 UPLOAD = "/staddle.v1.Federation/Upload"
 SECURE = "/staddle.v1.Federation/Secure"
+SECURE_NEXT = "/staddle.v1.Federation/SecureNext"
 
 ERROR_METADATA = "staddle-error"  # trailing metadata that carries the name of an ErrorCode
 

@@ -76,7 +76,7 @@ def open_client(address: str, keys: Keys, roster: rosters.Roster) -> Client:
     coordinator = roster.coordinator
     certificates = (coordinator.certificate.encode(), keys.tls_key, keys.entry.certificate.encode())
     hint = handshake_hint(keys.entry.tls_fingerprint, roster.version, coordinator.id)
-    return Client(address, coordinator.id, certificates, hint)
+    return Client(address, coordinator.id, certificates, hint, len(roster.entries))
 
 
 class DeniedError(LocalError):

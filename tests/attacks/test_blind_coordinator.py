@@ -485,7 +485,14 @@ def test_a_message_that_is_none_of_this_sum_loses_the_round_and_not_the_agent(wo
     assert ("FAILED", 0, "DELIVERY") in hostile.answers
 
 
-@pytest.mark.parametrize("reply", [GARBAGE, secure.SecureTold(spec=secure.SignedSpec(document=bytes(5_000_000)))])
+NO_MESSAGES = {
+    "garbage": GARBAGE,
+    "more than a message may have": secure.SecureTold(spec=secure.SignedSpec(document=bytes(5_000_000))),
+    "more keys than there are members": secure.SecureTold(keys=secure.KeysTold(bundles=[secure.KeyBundle()] * 20)),
+}
+
+
+@pytest.mark.parametrize("reply", NO_MESSAGES.values(), ids=NO_MESSAGES)
 def test_a_reply_that_is_no_message_is_asked_for_again_and_the_round_is_summed(world, tmp_path, reply):
     hostile = attacks(world, tmp_path, [Attempted(world, "public")], first=[reply] * 2, times=3)
     assert hostile.calls["hello"] == 3

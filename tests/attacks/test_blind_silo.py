@@ -397,6 +397,10 @@ def test_bytes_that_are_no_message_are_refused(serving):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await bad.raw(data, timeout=SECONDS)
             assert caught.value.code() is not grpc.StatusCode.UNKNOWN, caught.value.details()
+        empty = secure.Dealt(portions=[secure.Portion()] * 100)
+        with pytest.raises(grpc.aio.AioRpcError, match="fields in field 4") as caught:
+            await bad.secure(secure.SecureGiven(session=bad.session, shares=empty))
+        assert code_of(caught.value) == "MANIFEST"
         return True
 
     assert play(serving, harm, s.SendShares) == EVERYBODY
