@@ -75,6 +75,7 @@ class Ledger:
         self.silo = silo
         self._rules = Rules(silo)
         self._sent: Counter[tuple[str, int]] = Counter()
+        self._entered: set[str] = set()  # digests of jobs into a secure sum of which keys were given
         self._attempts: Counter[tuple[str, int]] = Counter()
         self._unsettled: dict[int, list[Line]] = {}  # seq of an intent → it, and its digest if there is one
         self._past: list[VerifierKey] = []  # keys that signed before the one that does
@@ -276,10 +277,7 @@ class Ledger:
         return self._log.head
 
     def sent(self, job_digest: str, round_number: int) -> int:
-        """Payload bytes of all intents of a round, whatever became of them, restarts included.
-
-        Messages of a secure sum's protocol are not payload.
-        """
+        """Bytes of all intents and protocol messages of a round, whatever became of them, restarts included."""
         with self._mutex:
             return self._sent[job_digest, round_number]
 
@@ -287,6 +285,11 @@ class Ledger:
         """How many intents a round has had, whatever became of them, restarts included."""
         with self._mutex:
             return self._attempts[job_digest, round_number]
+
+    def entered(self, job_digest: str) -> bool:
+        """Whether keys were given into a secure sum of this job, restarts included."""
+        with self._mutex:
+            return job_digest in self._entered
 
     @property
     def open_intents(self) -> tuple[int, ...]:
@@ -365,6 +368,10 @@ class Ledger:
                 self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
                 self._attempts[record["job_digest"], record["round"]] += 1
                 self._unsettled[line.seq] = [line]
+            case "egress.protocol":
+                self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
+                if record["kind"] == "keys":
+                    self._entered.add(record["job_digest"])
             case "egress.digest":
                 self._unsettled[record["ref"]].append(line)
             case "egress.outcome":

@@ -243,7 +243,7 @@ class Agent:
                 "and what a round gave is given once",
             )
         if admitted.declared.bounds is not None:
-            keeper = MemoryFiles(folder.path)
+            keeper = MemoryFiles(folder.path, lambda: self._gate.entered(job))
 
             async def trained(delivered: Delivered) -> Payload:
                 return payload if payload is not None else await self._train(admitted, asked, delivered)

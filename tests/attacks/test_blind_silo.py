@@ -30,8 +30,10 @@ from staddle.security import secagg_silo as machine
 from staddle.security import secagg_silo_events as s
 from staddle.security.dealing import make_bundle
 from staddle.security.identity import load_keys
+from staddle.security.labels import SECAGG_DEALING
 from staddle.security.masked_sum import Given as Values
 from staddle.security.masked_sum import masked_chunks
+from staddle.security.merkle import Tree
 from staddle.security.round_spec import Terms
 from staddle.security.secagg_fault import Code
 from staddle.security.secagg_memory import Memory
@@ -375,6 +377,45 @@ def test_masked_words_that_are_not_awaited_are_refused(serving, at, frames, code
 
     assert play(serving, harm, at, HURRIED if frames is twice else PATIENT) == survivors  # it owes its header
     assert serving.spools() == []
+
+
+def test_shares_that_do_not_open_cost_who_got_them_the_sum_and_nobody_else(serving):
+    """Only the holder can see it: it ends its attempt, names the dealer in its own ledger, and tells nobody."""
+    ended = []
+
+    def spoilt(bad, effect):
+        portions = tuple(
+            replace(portion, sealed=os.urandom(len(portion.sealed))) if portion.holder == "east" else portion
+            for portion in effect.portions
+        )
+        root = Tree(portion.leaf() for portion in portions).root()
+        unsigned = replace(effect.dealing, root=root)
+        signature = bad.party.sign(SECAGG_DEALING, unsigned.payload(bad.state.ctx))
+        return s.SendShares(replace(unsigned, signature=signature), portions)
+
+    async def gives_up(silo, effect):
+        ended.append((silo.silo, effect.code, effect.blame))
+        await silo.secure(silo.message(Over(effect.code)))
+        return False
+
+    async def scenario():
+        async with serving(PATIENT) as (bad, *good):
+            honest = bad.do
+
+            async def do(effect):
+                if isinstance(effect, s.SendShares):
+                    effect = spoilt(bad, effect)
+                    bad.state = replace(bad.state, dealing=effect.dealing)
+                await honest(effect)
+
+            bad.do = do
+            async with asyncio.timeout(SECONDS):
+                await asyncio.gather(bad.run(), *(silo.run(gives_up, s.End) for silo in good))
+            return {silo.silo: silo.survivors for silo in (bad, *good)}
+
+    survivors = ("north", "south", "west")
+    assert asyncio.run(scenario()) == {**dict.fromkeys(survivors, survivors), "east": None}
+    assert ended == [("east", Code.SHARES, "north")]
 
 
 # Many calls, and large numbers.
