@@ -118,7 +118,10 @@ async def echo(folder: Path, silo: str, address: str, spent: dict[str, float]) -
         witness = Witness(ledger, roster, keys, folder / silo / "heads.json")
         gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness)
         blind = BlindRounds(silo, roster, policy, gate, keys.sign)
-        keeper, admitted = MemoryFiles(folder / silo), cast("Admitted", SimpleNamespace(job=job, declared=declared))
+        keeper, admitted = (
+            MemoryFiles(folder / silo, lambda: False),
+            cast("Admitted", SimpleNamespace(job=job, declared=declared)),
+        )
 
         async def trained(delivered: Delivered) -> dict[str, dict[str, torch.Tensor]]:
             return {**zeros, "model": {**zeros["model"], **changed(delivered.tensors)}}
