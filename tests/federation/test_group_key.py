@@ -13,6 +13,7 @@ from coordinating import coordinator
 from ledgers import stored
 from raw_silo import SECONDS, Caller, refused
 
+from staddle import log
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.files import canonical_json
@@ -359,7 +360,8 @@ class Tapped:
         return kept
 
 
-def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, caplog, capfd):
+def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, caplog):
+    caplog.set_level("INFO", "staddle")
     clients = {}
 
     @contextlib.asynccontextmanager
@@ -388,7 +390,8 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
             made = {name: await keys.key(world.job) for name, (_, keys) in at.items()}
             return secrets, made, repr(at)
 
-    with coordinator(world.config) as here:
+    events = []
+    with log.followed(lambda event, fields: events.append(repr((event, fields)))), coordinator(world.config) as here:
         secrets, made, printed = asyncio.run(scenario())
         assert here.broken == []
     files = {name: (world.folder / "silos" / name / "jobs" / "job" / KEY).read_bytes() for name in SILOS}
@@ -397,7 +400,8 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
     assert len(set(made.values())) == 1
     crossed = b"".join(client.bytes for client in clients.values())
     hidden = [made["north"], *(kept[at : at + 32] for kept in secrets.values() for at in (32, 64))]
-    said = printed + caplog.text + "".join(capfd.readouterr())
+    said = "\n".join((printed, *events))
+    assert "round.opened" in said
     ledgers = b"".join(path.read_bytes() for path in (world.folder / "silos").rglob("seg-*.jsonl")).decode()
     for each in hidden:
         assert each not in crossed
