@@ -10,7 +10,7 @@ import pytest
 import torch
 from coordinating import coordinator
 from mix_silo import MixSilo, in_turn
-from raw_silo import refused
+from raw_silo import SECONDS, refused
 
 from staddle.algorithms.exchange import PLAIN, Gift
 from staddle.algorithms.method import METRICS
@@ -186,6 +186,30 @@ def test_an_upload_comes_once_and_is_told_of_after_a_lost_connection(play):
         bad.given = {rows.name}
 
     play(with_rest(harm), whole=True)
+
+
+def test_an_upload_that_broke_goes_on_for_its_own_version_alone(play):
+    async def harm(bad):
+        extractor, rows = parts(bad)
+        words, context, made = bad.padded(extractor, 0)
+        frames = bad.part_frames(extractor, 0, words, context)
+        call = bad.stub.Upload(timeout=SECONDS)
+        for frame in frames[:-1]:
+            await call.write(frame)
+        while not (await bad.part_standing(extractor, 0)).received:  # it ends what still runs
+            await bad.hello()
+        assert (await bad.part_standing(extractor, 0)).received == len(words)
+        assert (await bad.part_standing(rows, 0)).received == 0
+        assert (await bad.standing(0)).received == 0
+        _, newer, _ = bad.padded(extractor, 0)
+        other = bad.part_frames(extractor, 0, words, newer, offset=len(words))
+        await refused(bad.upload(other, wary=True), "MANIFEST", INVALID, "this coordinator has 0 bytes of it")
+        await bad.upload(bad.part_frames(extractor, 0, words, context, offset=len(words)))
+        await bad.say_padded(bad.word(extractor, made))
+        (kept,) = [path.read_bytes() for path in play.folder.glob("*.padded")]
+        assert kept == words
+
+    play(harm)
 
 
 def with_rest(harm):

@@ -415,7 +415,9 @@ def test_4_all_messages_of_a_round_count_against_its_bytes(refused, keyed, blind
         by_form[verdict.release.form] = by_form.get(verdict.release.form, 0) + verdict.release.nbytes
     assert max(by_form.values()) < largest.size == sum(by_form.values())
     less = {limit: f"max_bytes_per_round = {largest.size - 1}"}
-    assert f"{largest.size} bytes this round are over" in refused("POLICY", **keyed("whole", options={"rho": 0}, replace=less))
+    assert f"{largest.size} bytes this round are over" in refused(
+        "POLICY", **keyed("whole", options={"rho": 0}, replace=less)
+    )
 
 
 @pytest.mark.parametrize("asks", ["", 'trust = "none"'])
