@@ -95,7 +95,9 @@ def test_a_row_that_its_recipient_would_refuse_is_not_planned(mixing, caplog):
     caplog.set_level("INFO")
     plans = planning(mixing)
     planned, memory = plans.plan("extractor", SILOS[0], WEIGHTS, versions(mixing))
+    assert plans.news("extractor", SILOS[0], memory) == {("extractor", SILOS[0]): memory}
     plans.memories["extractor", SILOS[0]] = memory
+    assert plans.news("extractor", SILOS[0], memory) == {}
     assert plans.plan("extractor", SILOS[0], WEIGHTS, versions(mixing))[0].row == planned.row  # the same again
     assert plans.plan("extractor", SILOS[0], {**WEIGHTS, SILOS[1]: 1.1}, versions(mixing)) is None
     assert "new uploads of 0 silos" in caplog.records[-1].fields["why"]
