@@ -52,7 +52,7 @@ class Mixing:
                     planned = self._planning.plan(part, silo, weights, self._versions(part, weights))
                     if planned is not None:
                         found[part] = planned[:1]
-                        memories[part, silo] = planned[1]
+                        memories |= self._planning.news(part, silo, planned[1])
                 case Mail(part):
                     found[part] = self._aside(part, silo)
         return [row for part in down for row in found.get(part.name, ())], memories

@@ -109,6 +109,11 @@ class Planning:
             return None
         return planned, memory.opened(row, self._terms.min_cohort)
 
+    def news(self, part: str, recipient: str, memory: RowMemory) -> Memories:
+        """What is to be remembered, unless it is known: of a row that is made again nothing."""
+        place = (part, recipient)
+        return {} if self.memories.get(place) == memory else {place: memory}
+
 
 def put_aside(before: Sequence[Planned], planned: Planned) -> bytes | None:
     """A file of rows with one more, the last; None where they would be too many for one delivery."""

@@ -7,6 +7,7 @@ federation.
 """
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -15,12 +16,15 @@ MOST_VARINT = 10  # bytes
 MOST_IN_ALL = 1 << 17  # fields of one message, with those in its fields
 
 
+NONE: "Bounds" = MappingProxyType({})
+
+
 class Bound(NamedTuple):
     """Of a field that is a message: most fields in it, most bytes of one, and those in it with bounds of their own."""
 
     most: int
     longest: int
-    inner: "Bounds" = {}
+    inner: "Bounds" = NONE
 
 
 Bounds: TypeAlias = Mapping[int, Bound]  # number of a field that is a message

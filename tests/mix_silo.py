@@ -90,7 +90,7 @@ class MixSilo(BlindSilo):
         made = o.make_upload(line, version, sha256, tag, seed, os.urandom(32), self.others, self.keys.sign)
         return words, version.context(line), made
 
-    def word(self, part, made, **changes):
+    def word(self, part, made, /, **changes):
         message = padded_to_wire(Padded(self.session, self.job.name, self.digest, part.name, *made))
         for name, value in changes.items():
             setattr(message, name, value)
@@ -111,7 +111,7 @@ class MixSilo(BlindSilo):
         value = torch.stack([torch.from_numpy(row) for row in turned]).to(DTYPES[spec.dtype])
         return bytes(tensor_bytes(value)), use_of(self.job, part, round_).context(*told)
 
-    def part_frames(self, part, round_, payload, context, **changes):
+    def part_frames(self, part, round_, payload, context, /, **changes):
         """The upload of a part, right in all that ``changes`` of the manifest leave."""
         headers = to_wire(given_items([part])) if isinstance(part.exchange, Gram) else ()
         manifest = {

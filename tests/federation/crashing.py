@@ -180,6 +180,12 @@ def changed(sql: str, args: tuple, before: str) -> str:
         return transition(json.loads(args[0][0]))
     if sql.startswith("INSERT INTO contributions"):
         return f"{args[0][0]} contribution"
+    if sql.startswith("INSERT INTO hidden"):
+        job, round_, part = args[0][:3]
+        return f"{job} padded or rotated {round_}: {part}"
+    if sql.startswith("UPDATE hidden"):
+        _, job, round_, part, _ = args[0]
+        return f"{job} word on padded {round_}: {part}"
     if sql.startswith("INSERT INTO secure"):
         job, round_, _, kind, _, body, *_ = args[0]
         what = pb.SecureGiven.FromString(body).WhichOneof("body") if kind == "given" else ""

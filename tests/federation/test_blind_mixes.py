@@ -15,9 +15,11 @@ from staddle.algorithms.exchange import DTYPES, PLAIN, Gift, Gram, Mix
 from staddle.algorithms.method import KEEP, METRICS
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
+from staddle.files import parse_canonical
 from staddle.proto.blind import simulated
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
+from staddle.security.mix_row import Row
 
 FOUR = ("north", "east", "south", "west")
 SIX = (*FOUR, "up", "down")
@@ -236,6 +238,12 @@ def test_rows_that_were_put_aside_are_opened_in_order_and_kept_over_a_restart(wo
         assert {int(name.partition(".")[0]) for name in needed} == {stop - 2, stop - 1}
         assert {path.name for path in world.folder.iterdir()} == files | needed
         assert {row[5] for row in rows_of(world)} == {name for name in files | needed if name.endswith(".padded")}
+        newest = {tuple(row[1:3]): json.loads(row[3])["last"] for row in rows_of(world, "mixed")}
+        for name in files:
+            if name.endswith(".rows"):
+                _, part, silo, _ = name.split(".")
+                last = json.loads((world.folder / name).read_text())["rows"][-1]["document"]
+                assert newest[part, silo] == parse_canonical(last.encode(), Row, name).digest()
         here.run(second(here, known), 120)
         assert here.broken == []
     assert max(piled) > 1
