@@ -1,7 +1,7 @@
 """A hostile coordinator of the key that a job's silos share, over real TLS, against the agent as it ships.
 
 It has all keys but that of ``north``, whose part it does not have: what it brings of the others is as good as theirs.
-The job sums, and makes a key all the same; a round ends once the silo has the key.
+A round ends here once the silo has the key.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ from hostile import GARBAGE, SILO, Hostile, offer, play, records, round_of
 
 from staddle import log
 from staddle.algorithms.data import digits
-from staddle.algorithms.job import Job
 from staddle.commands import local_federation
 from staddle.proto import group_messages as messages
 from staddle.proto import secure_pb2 as secure
@@ -42,9 +41,9 @@ def hurried(monkeypatch):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def keyed():
+def rounds():
+    """In place of what a round does with the key."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(Job, "keyed", property(lambda job: job.security.required))
 
     async def key_alone(agent, admitted, asked):
         await agent._group_keys.key(admitted.job)
@@ -56,7 +55,7 @@ def keyed():
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory, keyed):
+def world(tmp_path_factory):
     federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
     document = {
         "version": 1,
@@ -66,7 +65,7 @@ def world(tmp_path_factory, keyed):
         "silos": list(SILOS),
         "min_cohort": 3,
         "round_timeout": 60,
-        "method": {"name": "fedavg"},
+        "method": {"name": "pfedsim"},
         "model": {"name": "cnn-digits", "classes": 10},
         "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
         "security": {"secure_aggregation": "required"},

@@ -42,9 +42,7 @@ def documents(document, counts, by_class):
         document("mixed", SILOS, "pfedsim", options={"rho": 0.5}, **mixing),
         document("by-class", SILOS, "pfedsim", options={"rho": 0.25, "similarity": "per_class"}, **mixing),
         document("in-part", SILOS, "pfedsim", options={"rho": 0.25}, **away),
-        document(
-            "compared", SILOS, "fedaims", options={"sampling": "algorithm2"}, **{**mixing, "model": "convnet-digits"}
-        ),
+        document("compared", SILOS, "fedaims", options={"sampling": "algorithm2"}, **convolving),
         document("by-samples", SILOS, "fedsimsup", options={"similarity": "samples"}, **away),
         document("by-labels", SILOS, "fedsimsup", options={"similarity": "labels"}, **labels),
     ]

@@ -284,11 +284,13 @@ def test_a_keyed_job_fails_without_one_of_its_silos(world):
 # The roster changes.
 
 
-def later_roster(world):
-    """One member more, and all signatures anew; the coordinator's file is replaced."""
+def later_roster(world, without=None):
+    """One member more, or one less, and all signatures anew; the coordinator's file is replaced."""
     folder = world.federation.folder
-    entry = create_keys(world.folder / "newcomer", "newcomer", Role.SILO, "org")
-    made = rosters.add(world.roster, entry)
+    if without:
+        made = rosters.remove(world.roster, without)
+    else:
+        made = rosters.add(world.roster, create_keys(world.folder / "newcomer", "newcomer", Role.SILO, "org"))
     founder = load_keys(folder / "founder")
     made = rosters.sign(made, founder)
     (folder / "roster.json").write_bytes(canonical_json(made.model_dump(mode="json")))
@@ -306,6 +308,7 @@ def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_ta
 
     async def after():
         state = here.daemon.runs[0].state
+        assert here.daemon._database.states()[0] == state  # on the disk before anybody is told
         assert (state.stage, state.outcome) == ("finishing", "failed")
         assert state.reason == (
             "the roster has changed since its silos gave to the key that they share; submit it again under a new name"
@@ -321,6 +324,22 @@ def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_ta
     with coordinator(world.config) as here:
         here.run(after())
         assert here.broken == []
+
+
+def test_a_job_of_which_a_silo_has_left_the_roster_fails_though_nobody_gave(world):
+    with coordinator(world.config) as here:
+        assert here.daemon.runs[0].state.stage == "admitting"
+    world.roster = later_roster(world, without="west")
+    for _ in range(2):
+        with coordinator(world.config) as here:
+            state = here.daemon.runs[0].state
+            assert (state.stage, state.outcome) == ("ended", "failed")
+            assert state.reason == (
+                "the roster no longer has west, and the key that its silos share takes all of them; submit it again "
+                "under a new name"
+            )
+            assert here.daemon.runs[1].state.stage == "admitting"  # the next, which has no key, may begin
+            assert here.broken == []
 
 
 def test_a_keyed_job_to_which_nobody_gave_goes_on_under_another_roster(world):
