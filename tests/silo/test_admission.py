@@ -445,6 +445,14 @@ def test_4_a_keyed_job_is_declined_where_the_coordinators_operator_runs_a_silo(b
     assert sum_objections(blind.job, job["policy"], made.roster) == ()
 
 
+def test_4_the_host_of_the_coordinator_counts_as_much_as_whose_it_is(blind, keyed, made):
+    hosted = {"host_operator": made.roster["silo-b"].organisation}
+    entries = [entry.model_copy(update=hosted) if entry.id == "coordinator" else entry for entry in made.roster.entries]
+    job = keyed("hosted", TRUST)
+    (why,) = sum_objections(blind.job, job["policy"], made.roster.model_copy(update={"entries": tuple(entries)}))
+    assert "(organisation of coordinator and organisation of silo-b) also runs silo-b" in why
+
+
 @pytest.mark.parametrize(
     ("asks", "said"),
     [

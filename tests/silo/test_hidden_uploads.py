@@ -225,6 +225,7 @@ def test_a_process_that_is_killed_at_any_step_signs_one_upload_and_hides_it_alon
         assert len(streams) == len([name for name in versions if name.startswith("extractor")])
         assert len([name for name in versions if name.startswith("rows")]) == 1
         assert world.signed().upload.version.number == len(numbers(world)) - 1
+        assert world.sharing.memory.versions("extractor").signed_round == 0
         restarts.append(len(streams))
         if not was:
             break
