@@ -6,7 +6,7 @@ parent, with its status.
 
 ``every``: each durable step (fsync, rename, removal, COMMIT) is died at once, right before it and, for a COMMIT, also
 right after it; steps are told apart by the file and what it holds, so the n-th child gets further than the one before.
-``every:TEXT``: of these, the steps whose name has this text.
+``every:TEXT``: of these, the steps whose name has this text, or one of several: ``every:TEXT|TEXT``.
 ``once:TEXT``: only at the first step whose name has this text, and there is no next child.
 ``full``: the kernel refuses each durable write once; there is room again for the next child. ``full:TEXT``: only where
 the write's name has this text, and there is no next child.
@@ -46,6 +46,7 @@ from staddle.silo import agent, blind, client, daemon, group_keys  # noqa: E402
 from staddle.silo import config as silo_configs  # noqa: E402
 
 LONGEST_SECONDS = 1.0
+OTHER = "another change"  # a transaction that is named after nothing in it
 
 
 def die() -> None:
@@ -54,7 +55,7 @@ def die() -> None:
 
 
 class Steps:
-    """Dies at the first step, with ``only`` in its name, that no child has died at yet.
+    """Dies at the first step, with one of ``only`` in its name, that no child has died at yet.
 
     ``told`` is a pipe to the parent.
     """
@@ -62,12 +63,12 @@ class Steps:
     def __init__(self, died: set[str], told: int, only: str) -> None:
         self._died = died
         self._told = told
-        self._only = only
+        self._only = only.split("|")
         self._lock = threading.Lock()
 
     def step(self, key: str) -> None:
         with self._lock:
-            if key not in self._died and self._only in key:
+            if key not in self._died and any(text in key for text in self._only):
                 os.write(self._told, key.encode() + b"\n")
                 die()
 
@@ -88,7 +89,7 @@ class Steps:
             return replace(path, target)
 
         def watched_unlink(path, *, missing_ok=False):
-            steps.step(f"remove {path.name}")
+            steps.step(f"remove {unnumbered(path.name)}")
             unlink(path, missing_ok=missing_ok)
 
         class Connection(database.sqlite3.Connection):
@@ -102,6 +103,10 @@ class Steps:
                 done = super().execute(sql, *args)
                 steps.step(f"after COMMIT of {self.changes}")
                 return done
+
+            def executemany(self, sql, rows):
+                self.changes = changed_rows(sql, rows, self.changes)
+                return super().executemany(sql, rows)
 
         os.fsync, os.fdatasync = watched(os.fsync), watched(os.fdatasync)
         Path.replace, Path.unlink = watched_replace, watched_unlink
@@ -176,6 +181,8 @@ class Full:
 
 def changed(sql: str, args: tuple, before: str) -> str:
     """What a transaction changes, after this statement of it; which silo it is of does not matter."""
+    if sql.startswith("BEGIN IMMEDIATE"):
+        return OTHER
     if sql.startswith("UPDATE jobs SET state"):
         return transition(json.loads(args[0][0]))
     if sql.startswith("INSERT INTO contributions"):
@@ -190,6 +197,24 @@ def changed(sql: str, args: tuple, before: str) -> str:
         job, round_, _, kind, _, body, *_ = args[0]
         what = pb.SecureGiven.FromString(body).WhichOneof("body") if kind == "given" else ""
         return f"{job} sum {round_}: {kind} {what}".rstrip()
+    if sql.startswith("INSERT INTO hidden"):
+        job, round_, part, *_ = args[0]
+        return f"{job} {part} {round_}: here"
+    if sql.startswith("UPDATE hidden"):
+        _, job, round_, part, _ = args[0]
+        return f"{job} {part} {round_}: signed"
+    return before
+
+
+def changed_rows(sql: str, rows: list[tuple], before: str) -> str:
+    """The same of a statement that is run for many rows; of a fold, that is the fold."""
+    if before != OTHER or not rows:
+        return before
+    if sql.startswith("DELETE FROM hidden"):
+        return f"{rows[0][0]} {rows[0][1].rpartition('.')[2]} let go"
+    if sql.startswith("INSERT OR REPLACE INTO mixed"):
+        job, part, _, memory = rows[0]
+        return f"{job} {part} rows of {max(json.loads(memory)['newest'].values())}"
     return before
 
 
@@ -202,15 +227,22 @@ def transition(state: dict) -> str:
 def described(path: Path) -> str:
     """A file and, for a ledger, what its last record is about."""
     if path.suffix != ".jsonl":
-        return re.sub(r"[0-9a-f]{12}", "*", path.name.strip("."))  # of a temporary name
+        return unnumbered(path.name)
     lines = path.read_bytes().splitlines()
     return f"{path.name} {recorded(lines[-1]) if lines else 'empty'}"
+
+
+def unnumbered(name: str) -> str:
+    """A file's name without what is random in that of a temporary one."""
+    return re.sub(r"[0-9a-f]{12}", "*", name.strip("."))
 
 
 def recorded(line: bytes) -> str:
     """What a record of a ledger is about."""
     record = json.loads(line)
-    what = record.get("status", record.get("kind", ""))
+    what = record.get("status", record.get("kind", record.get("form", "")))
+    if record["type"] == "egress.digest":
+        what = f"of {record['message']['bytes']} bytes"
     return f"{record['type']} {record.get('job', '')} {record.get('round', '')} {what}"
 
 

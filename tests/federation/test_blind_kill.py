@@ -165,7 +165,7 @@ def test_with_declared_counts_a_round_goes_on_without_a_silo_that_is_gone(start,
     finished(running, others)
     running.stop()
     (died,) = [line["at"] for line in events(running, gone) if line["event"] == "killed"]
-    assert died == ["sync seg-00000001.jsonl egress.intent blind 0 "]
+    assert died == ["sync seg-00000001.jsonl egress.intent blind 0 masked"]
     seen = events(running, "coordinator")
     dropped = [(line["silo"], line["round"], line["code"]) for line in seen if line["event"] == "silo.dropped"]
     codes = {(silo, round_): code for silo, round_, code in dropped if code in ("deadline", "lost")}
