@@ -197,12 +197,6 @@ def changed(sql: str, args: tuple, before: str) -> str:
         job, round_, _, kind, _, body, *_ = args[0]
         what = pb.SecureGiven.FromString(body).WhichOneof("body") if kind == "given" else ""
         return f"{job} sum {round_}: {kind} {what}".rstrip()
-    if sql.startswith("INSERT INTO hidden"):
-        job, round_, part, *_ = args[0]
-        return f"{job} {part} {round_}: here"
-    if sql.startswith("UPDATE hidden"):
-        _, job, round_, part, _ = args[0]
-        return f"{job} {part} {round_}: signed"
     return before
 
 
