@@ -43,11 +43,12 @@ def records(seed):
 
 
 class Network:
-    """Two silos as agents of this process, each behind a line of its own; ``events`` is what everybody logged."""
+    """Silos as agents of this process, each behind a line of its own; ``events`` is what everybody logged."""
 
-    def __init__(self, running, events):
+    def __init__(self, running, events, silos=SILOS):
         self.running = running
         self.events = events
+        self.silos = silos
         self.lines = {}
         self.agents = {}
         self.run = None
@@ -83,7 +84,7 @@ class Network:
         """Coordinator and lines."""
         config = coordinator_configs.load(self.running.federation.coordinator_config)
         async with server.running(config) as address, contextlib.AsyncExitStack() as stack:
-            for silo in SILOS:
+            for silo in self.silos:
                 self.lines[silo] = await stack.enter_async_context(Proxy(address))
                 self.running.address = self.lines[silo].address
                 self.running.write_silo(silo)
@@ -91,8 +92,8 @@ class Network:
 
     async def finish(self):
         """Run the agents until the job has ended; every ledger holds, nothing is unsettled."""
-        tasks = {silo: asyncio.create_task(self.silo(silo)) for silo in SILOS}
-        await self.until("job.finished", len(SILOS))
+        tasks = {silo: asyncio.create_task(self.silo(silo)) for silo in self.silos}
+        await self.until("job.finished", len(self.silos))
         for silo, task in tasks.items():
             self.agents[silo].stop()
             await task
@@ -103,9 +104,9 @@ class Network:
     def same_as_simulated(self):
         torch.set_num_threads(1)
         state = self.running.federation.state
-        shards = {silo: split(self.running.data[silo], split_key(state(silo)), 0.25) for silo in SILOS}
+        shards = {silo: split(self.running.data[silo], split_key(state(silo)), 0.25) for silo in self.silos}
         expected = simulate(self.job, shards)
-        for silo in SILOS:
+        for silo in self.silos:
             found = state_from_bytes((state(silo) / "jobs" / self.job.name / "model.safetensors").read_bytes())
             for part, tensors in expected.states[silo].parts.items():
                 for name, value in tensors.items():
@@ -120,8 +121,8 @@ class Network:
         return [e for e in self.events if e["event"] == event and fields.items() <= e.items()]
 
 
-@pytest.fixture
-def network(start, document, monkeypatch):
+def impatient(monkeypatch):
+    """Pauses of moments only; what everybody logs from now on."""
     torch.set_num_threads(1)
     events = []
 
@@ -135,6 +136,12 @@ def network(start, document, monkeypatch):
     monkeypatch.setattr(agents, "LONGEST_WAIT_SECONDS", 0.5)
     monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(clients, "RECONNECT_MS", (50, 200))
+    return events
+
+
+@pytest.fixture
+def network(start, document, monkeypatch):
+    events = impatient(monkeypatch)
 
     def make(**timing):
         running = start(*SILOS)
