@@ -1,0 +1,117 @@
+"""Keyed jobs that an operator stops and resumes, of which silos are away for rounds, or that silos decline."""
+
+import json
+
+import pytest
+from federation.keyed import (
+    SECURITY,
+    TIMING,
+    check_ledgers,
+    check_result,
+    configure,
+    counts,
+    even,
+    events,
+    group_key,
+    job_folder,
+    records_of,
+)
+from typer.testing import CliRunner
+
+from staddle.commands import local_federation
+from staddle.commands.main import app
+
+SILOS = ("north", "east", "south", "west", "middle")
+PFEDSIM = {"options": {"rho": 0.34}, "rounds": 3, "min_cohort": 3, "security": SECURITY}  # one round of means
+
+
+@pytest.fixture
+def operator(start):
+    """A federation of five silos, and ``call`` for the operator's command line."""
+    running = start(*SILOS)
+    even(running, SILOS)
+
+    def call(*arguments):
+        path = running.federation.folder / "operator.toml"
+        result = CliRunner().invoke(app, ["job", *map(str, arguments), "--operator", str(path)])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return running, call
+
+
+def signed(running, name):
+    return running.federation.folder / "jobs" / f"{name}.json"
+
+
+def test_a_keyed_job_stops_between_its_uploads_and_resumes_after_another_and_a_restart(operator, document):
+    """Two keyed jobs of the same silos have two keys; of the second, north is away in its last three rounds."""
+    running, call = operator
+    declared = {"secure_aggregation": "required", "weights": "public", "counts": counts(running, SILOS)}
+    away = {"seed": 53, "rounds": 4, "min_cohort": 3, "participation": 0.8, "security": declared}
+    options = {"similarity": "samples", "tau_theta": 1}
+    first = running.job(document("first", SILOS, "pfedsim", **PFEDSIM))
+    second = running.job(document("second", SILOS, "fedsimsup", options=options, **away))
+    assert ["north" in second.cohort(round_) for round_ in range(5)] == [True, True, False, False, False]
+    configure(running, SILOS, jobs=[])
+    local_federation.write_operator(running.federation, running.address)
+    for name in ("coordinator", *SILOS):  # round 1 stays open: one silo dies before it gives anything in it
+        running.start_impatient(name, "once:egress.intent first 1 padded" if name == "middle" else "never")
+    running.daemons["coordinator"].wait_for("listening", 60)
+
+    call("submit", signed(running, "first"))
+    given = running.daemons["north"].wait_for("round.part_given", 60)
+    assert (given["round"], given["part"]) == (1, "extractor")
+    assert "stopped" in call("stop", "first")
+    shown = json.loads(call("show", "first", "--json"))
+    assert (shown["stage"], shown["round"]) == ("stopped", 1)
+    assert running.daemons["middle"].wait_for("killed", 60)["at"]
+    running.start_impatient("middle")
+    call("submit", signed(running, "second"))
+    assert "completed" in call("watch", "second").splitlines()[-1]
+
+    assert running.daemons["coordinator"].stop() == 0
+    running.start_impatient("coordinator")
+    running.daemons["coordinator"].wait_for("listening", 60)
+    call("resume", "first")
+    assert "completed" in call("watch", "first").splitlines()[-1]
+    running.stop()
+
+    for job in (first, second):
+        members = check_result(running, job, SILOS)
+        assert members == {round_: job.cohort(round_) for round_ in range(job.length)}
+    assert group_key(running, first, SILOS) != group_key(running, second, SILOS)
+    rows = json.loads((job_folder(running, second, "north") / "mix-theta.rows.json").read_text())
+    assert len(rows["delivered"]) == 3
+    words = [r for r in records_of(running, "north") if r.get("kind") == "padded" and r["job"] == "first"]
+    assert len({record["ctx"] for record in words}) == 2  # one a round: the word that was given before the stop stands
+    check_ledgers(running, SILOS)
+
+
+def test_a_keyed_job_fails_where_silos_decline_it_and_says_who_and_why(operator, document):
+    running, _ = operator
+    job = running.job(document("job", SILOS, "pfedsim", **PFEDSIM))
+    assert job.keyed
+    configure(running, SILOS, TIMING)
+    trust = 'trust = "non-colluding-coordinator"'
+    for silo, asked in (("north", 'trust = "none"'), ("east", f"{trust}\nmin_cohort = 4")):
+        policy = running.federation.folder / silo / "policy.toml"
+        text = policy.read_text()
+        assert text.count(trust) == 1
+        policy.write_text(text.replace(trust, asked))
+    for name in ("coordinator", *SILOS):
+        running.start_impatient(name)
+    ended = running.daemons["coordinator"].wait_for("job.ended", 60)
+    assert (ended["outcome"], ended["reason"]) == (
+        "failed",
+        "3 of 5 silos accepted, and the key that its silos share takes all of them (north: POLICY, east: POLICY)",
+    )
+    running.stop()
+    (north,), (east,) = (
+        [event["why"] for event in events(running, silo) if event["event"] == "job.declined"]
+        for silo in ("north", "east")
+    )
+    assert 'secure_aggregation.trust = "none"; set it to "non-colluding-coordinator"' in north
+    assert "rows of the job may be over min_cohort = 3 other silos, secure_aggregation.min_cohort = 4" in east
+    for silo in SILOS:
+        assert not [record for record in records_of(running, silo) if record["type"] == "egress.intent"]
