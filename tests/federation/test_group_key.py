@@ -16,6 +16,7 @@ from raw_silo import SECONDS, Caller, refused
 from staddle import log
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
+from staddle.coordinator.events import Stopped
 from staddle.files import canonical_json
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import group_messages as messages
@@ -297,13 +298,15 @@ def later_roster(world, without=None):
     return made
 
 
-@pytest.mark.parametrize("stage", ["admitting", "round"])
+@pytest.mark.parametrize("stage", ["admitting", "round", "stopped"])
 def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_taken_up(world, stage):
     async def scenario():
         silos = await greeted(world, here)
-        for each in silos[: 4 if stage == "round" else 1]:
+        for each in silos[: 1 if stage == "admitting" else 4]:
             await each.contribute()
             await each.answer("ACCEPT")
+        if stage == "stopped":
+            here.daemon.apply(here.daemon.runs[0], Stopped())
         assert here.daemon.runs[0].state.stage == stage
 
     async def after():
