@@ -481,6 +481,10 @@ class Gate:
         await self.secure_records.contributing(ctx, message)
         await self._client.contribute(message)
 
+    def contributed(self, job: Job) -> bool:
+        """Whether this silo gave anything for the key of this job, as its ledger has it."""
+        return self._ledger.contributed(job.digest)
+
     async def group_key(self, job: Job) -> tuple[Relayed, ...]:
         """What the job's other silos gave to its key, as the coordinator brings it; nothing while some are missing."""
         asked = group_messages.asked_to_wire(KeyAsked(self._session, job.name, bytes.fromhex(job.digest)))

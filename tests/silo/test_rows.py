@@ -20,6 +20,7 @@ from staddle.silo.outgoing_hidden import flat
 ME, OTHERS = SILOS[0], SILOS[1:]
 TERMS = Terms(min_cohort=3, min_honest=2, colluders=1)
 OWN = 1 << 30
+BEGUN = b'{"delivered":[],"memory":{"last":"","newest":{}}}'
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +74,9 @@ class Recipient:
         return asyncio.run(scenario())
 
     def memory(self):
-        """The bytes of all that it remembers."""
-        return {path.name: path.read_bytes() for path in sorted((self.folder / "job").glob("mix-*"))}
+        """The bytes of all that it remembers of rows that it opened."""
+        found = {path.name: path.read_bytes() for path in sorted((self.folder / "job").glob("mix-*"))}
+        return {name: data for name, data in found.items() if data != BEGUN}
 
 
 @pytest.fixture
@@ -479,6 +481,29 @@ def test_memory_that_was_changed_is_told(recipient):
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(LocalError, match=r"mix-extractor\.rows\.json"):
         recipient.take(frames)
+
+
+def test_memory_that_is_gone_opens_no_row(recipient):
+    """Else rows over the same uploads with other weights could be opened."""
+    made = recipient.coordinator
+    recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))]))
+    (recipient.folder / "job" / "mix-extractor.rows.json").unlink()
+    with pytest.raises(LocalError, match=r"mix-extractor\.rows\.json: gone, and with it"):
+        recipient.take(made.delivery(1, [made.row(ME, even(versions(0), OWN), OWN)]))
+    memory, job = recipient.sharing.memory, made.job
+    memory.check_begun(job, contributed=False)
+    with pytest.raises(LocalError, match=r"mix-extractor\.rows\.json: gone"):
+        memory.check_begun(job, contributed=True)
+    memory.begin(job)
+    memory.check_begun(job, contributed=True)
+
+
+def test_memory_of_rows_is_begun_once(recipient):
+    made = recipient.coordinator
+    recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))]))
+    before = recipient.memory()
+    recipient.sharing.memory.begin(made.job)
+    assert recipient.memory() == before
 
 
 def test_what_a_row_gives_is_what_the_part_has(recipient):
