@@ -60,6 +60,7 @@ participant of the last round that is the model it trained. Under differential p
 epochs, and the supervisor is clipped and noised too: θ's gradients pass through it.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -89,6 +90,7 @@ from .supervisors_fedsimsup import build_supervisor, supervisor_fault
 
 PAPER_C, PAPER_GAMMA, PAPER_ROUNDS = 40.0, 3 / 7, 1000
 FEWEST = 3  # participants whose mean an absent silo may get
+SHARE_TOLERANCE = 1e-6  # by which a share may miss its own: integers of 32 bits, and float64 of two machines
 PROPORTIONS_TOLERANCE = 1e-6  # by which a silo's label proportions may miss a sum of one
 
 Supervisor: TypeAlias = Literal["lenet", "cnn", "transformer"]
@@ -281,6 +283,31 @@ class FedSimSup(Method):
         c = PAPER_C if self.options.schedule == "paper" else scaled_c(rounds)
         return beta(round_, rounds, self.options.c or c, self.options.gamma or PAPER_GAMMA)
 
+    def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
+        """Eq. 7 to 10 again from the counts that the job declares.
+
+        Of the participants those are known that are like this silo: the others are in M and K alone, so that ``keep``
+        is known up to who of them took part.
+        """
+        if not self.declared:
+            return ""
+        alike = self.similarities(self.begin(), silo, [other for other in self.setting.silos if other != silo])
+        if strange := sorted(shares.keys() - alike.keys()):
+            return f"mixes {', '.join(strange)}, which have nothing in common with {silo!r}"
+        whole = sum(alike[giver] for giver in shares)
+        for giver, share in shares.items():
+            if abs(share - alike[giver] / whole) > SHARE_TOLERANCE:
+                return (
+                    f"gives {giver!r} a share of {share:.6f}, by the declared counts it has {alike[giver] / whole:.6f}"
+                )
+        counts = self.setting.counts
+        unlike = [count for other, count in counts.items() if other != silo and other not in alike]
+        means = mean_range([counts[giver] for giver in shares], unlike)
+        most, least = (1 - mean / (mean + counts[silo]) * self.decay(round_) for mean in means)  # Eq. 8, 9
+        if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
+            return ""
+        return f"says keep = {keep:.6f} of round {round_}, by the declared counts it is {least:.6f} to {most:.6f}"
+
     def _censused(self, state: CoordinatorState, cohort: tuple[str, ...], given: Tensors) -> CoordinatorState:
         index = torch.tensor([self.setting.silos.index(silo) for silo in cohort])
         sane = given["samples"] > 0
@@ -323,6 +350,18 @@ def beta(round_: int, rounds: int, c: float, gamma: float) -> float:
 def share_of_others(total: int, givers: int, own: int) -> float:
     """λ_i^t from M, K and m_i."""
     return total / (total + givers * own)  # Eq. 9
+
+
+def mean_range(counts: list[int], others: list[int]) -> tuple[float, float]:
+    """The least and the most that a mean can be over ``counts`` and any of the others."""
+    means = []
+    for ordered in (sorted(others), sorted(others, reverse=True)):
+        total = sum(counts)
+        means.append(total / len(counts))
+        for number, count in enumerate(ordered, len(counts) + 1):
+            total += count
+            means.append(total / number)
+    return min(means), max(means)
 
 
 def class_sums(units: Tensor, thetas: Tensor) -> tuple[Tensor, Tensor]:

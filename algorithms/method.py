@@ -285,6 +285,14 @@ class Method(ABC):
         """What this silo gets at the start of this round; by default the last value of each part of ``down``."""
         return tuple(Latest(part.name) for part in self.down(round_))
 
+    def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
+        """Why what a silo gets of a round's ``Post`` is not what this method posts; empty where it may be.
+
+        ``shares`` are of those mixed, by silo, and add up to 1. A silo asks, of what the job declares; by default that
+        says nothing.
+        """
+        return ""
+
     # For subclasses. What is said of parameters here holds for buffers too where the job's policy is "global".
 
     def crossing(self, modules: Mapping[str, nn.Module]) -> dict[str, tuple[TensorSpec, ...]]:

@@ -10,6 +10,7 @@ Until it is signed, a newer version of a padded upload takes its place: a silo t
 stands here is in the database first (table ``hidden``), and its file before that.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ from .secure_rows import NO_SESSION
 Place = tuple[int, str, str]  # round, part, silo
 
 CONTEXT_BYTES = 32
+MOST_VERSIONS = 100  # of a part in one round, while this process lives: each is a record of our ledger
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Hidden:
         }
         self._federation, self._roster = roster.federation, digest
         self._here = {(each.round, each.part, each.silo): _here(each) for each in stored}
+        self._taken: Counter[Place] = Counter()
 
     # What rounds await.
 
@@ -77,7 +80,9 @@ class Hidden:
             raise RefusedError(silo, "MANIFEST", why)
 
     def awaits(self, silo: str, round_: int, name: str, context: bytes) -> bool:
-        """Whether an upload of this part, bound to this context, is still to come."""
+        """Whether an upload of this part, bound to this context, is still to come; versions are not taken endlessly."""
+        if self._taken[round_, name, silo] >= MOST_VERSIONS:
+            return False
         here = self._here.get((round_, name, silo))
         if here is None:
             return True
@@ -104,7 +109,10 @@ class Hidden:
 
     def take(self, stored: StoredHidden) -> None:
         """An upload is here, and in the database."""
-        self._here[stored.round, stored.part, stored.silo] = _here(stored)
+        place = (stored.round, stored.part, stored.silo)
+        self._here[place] = _here(stored)
+        times = {other: number for other, number in self._taken.items() if other[0] == stored.round}
+        self._taken = Counter({**times, place: times.get(place, 0) + 1})
 
     def let_go(self, files: Iterable[str]) -> None:
         """Uploads are no longer in the database."""

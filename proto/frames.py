@@ -16,10 +16,13 @@ from . import tensor_pb2 as pb
 from .bounds import Bound, check_fields
 from .channel import MAX_MESSAGE_BYTES
 from .mix_messages import MOST_DOCUMENT
+from .secure_messages import MOST_HASHES
 
 MOST_FIELDS = 4  # of a frame, which has one
-BOUNDS = {  # manifest, with a shape in each of its headers, and with rows of a Mix; END
-    1: Bound(MOST_TENSORS + 16, 4096, {10: Bound(MOST_SILOS + 8, MOST_DOCUMENT, {4: Bound(4, 4096)})}),
+LETTER = Bound(MOST_HASHES + 4, 512)  # a sealed seed, and its proof
+ROW = Bound(MOST_SILOS + 8, MOST_DOCUMENT, {4: Bound(4, 4096, {2: LETTER})})  # of a Mix, with its uploads
+BOUNDS = {  # manifest, with a shape in each of its headers; END
+    1: Bound(MOST_TENSORS + 16, 4096, {10: ROW}),
     3: Bound(MOST_TENSORS + 128, MAX_MESSAGE_BYTES),
 }
 TAG = 0x12

@@ -77,6 +77,7 @@ class Ledger:
         self._rules = Rules(silo)
         self._sent: Counter[tuple[str, int]] = Counter()
         self._entered: set[str] = set()  # digests of jobs into a secure sum of which keys were given
+        self._contributed: set[str] = set()  # and of those to whose key something was given
         self._attempts: Counter[tuple[str, int, str]] = Counter()  # the last: the part of a message of its own
         self._unsettled: dict[int, list[Line]] = {}  # seq of an intent → it, and its digest if there is one
         self._past: list[VerifierKey] = []  # keys that signed before the one that does
@@ -297,6 +298,11 @@ class Ledger:
         with self._mutex:
             return job_digest in self._entered
 
+    def contributed(self, job_digest: str) -> bool:
+        """Whether something was given to the key that the silos of this job share, restarts included."""
+        with self._mutex:
+            return job_digest in self._contributed
+
     @property
     def open_intents(self) -> tuple[int, ...]:
         """Intents without outcome, such as a crash leaves: they count as left."""
@@ -379,6 +385,8 @@ class Ledger:
                 self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
                 if record["kind"] == "keys":
                     self._entered.add(record["job_digest"])
+                if record["kind"] == "contribution":
+                    self._contributed.add(record["job_digest"])
             case "egress.digest":
                 self._unsettled[record["ref"]].append(line)
             case "egress.outcome":

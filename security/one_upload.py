@@ -18,7 +18,7 @@ recipient's to check (mix_row.py), since the coordinator could add y_j in any pr
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -136,7 +136,7 @@ class Summand:
 
     upload: Upload
     weight: int
-    seed: bytes
+    seed: bytes = field(repr=False)
 
 
 def open_seed(line: Line, upload: Upload, letter: Letter, silo: str, own: bytes, signers: Signers) -> bytes:

@@ -22,6 +22,7 @@ from .config import SiloConfig
 from .delivery import Delivered
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
 from .group_keys import GroupKeys
+from .mix_memory import MixMemory
 from .session import (
     Asked,
     Barred,
@@ -167,6 +168,7 @@ class Agent:
         await self._gate.record_decision(job.name, job.digest, admitted.signer, None)
         await asyncio.to_thread(self._folder(job.name).accept, offer.signed)
         if job.keyed:
+            await asyncio.to_thread(self._mixed(job.name).begin, job)
             try:
                 await self._group_keys.contribute(job)
             except TurnedAwayError as error:
@@ -193,6 +195,7 @@ class Agent:
             self._folder(admitted.job.name).check_new(signed)
             if admitted.job.keyed:
                 self._group_keys.check_new(admitted.job)
+                self._mixed(admitted.job.name).check_begun(admitted.job, self._gate.contributed(admitted.job))
         except LocalError as error:
             raise RefusedError(self._roster.coordinator.id, "JOB_INVALID", str(error)) from error
         return admitted
@@ -212,6 +215,9 @@ class Agent:
 
     def _folder(self, job: str) -> JobFolder:
         return JobFolder(self._config.directory / "jobs" / job)
+
+    def _mixed(self, job: str) -> MixMemory:
+        return MixMemory(self._folder(job).path)
 
     # A round.
 

@@ -468,6 +468,10 @@ class Gate:
         """Whether this silo gave keys into a secure sum of this job, as its ledger has it."""
         return self._ledger.entered(job.digest)
 
+    def has_left(self, declared: Declared, round_: int, part: str) -> bool:
+        """Whether anything of a padded or rotated part has left in a round, as the ledger has it; all of it counts."""
+        return self._ledger.attempts(declared.digest, round_, part) > 0
+
     # The key of a job's silos.
 
     async def contribute(self, job: Job, ctx: bytes, contribution: Contribution, pieces: tuple[Sealed, ...]) -> None:
@@ -476,6 +480,10 @@ class Gate:
         message = contributed_to_wire(given)
         await self.secure_records.contributing(ctx, message)
         await self._client.contribute(message)
+
+    def contributed(self, job: Job) -> bool:
+        """Whether this silo gave anything for the key of this job, as its ledger has it."""
+        return self._ledger.contributed(job.digest)
 
     async def group_key(self, job: Job) -> tuple[Relayed, ...]:
         """What the job's other silos gave to its key, as the coordinator brings it; nothing while some are missing."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .. import log
 from ..algorithms.exchange import Mix, Part
+from ..errors import LocalError
 from ..proto import secure_pb2 as pb
 from ..proto.blind import use_of
 from ..proto.mix_messages import Padded, padded_to_wire, upload_from_wire
@@ -54,6 +55,10 @@ class Door(Protocol):
 
     async def padded(self, ctx: bytes, message: pb.PaddedGiven) -> None:
         """Give the word on a padded upload."""
+        ...
+
+    def has_left(self, declared: Declared, round_: int, part: str) -> bool:
+        """Whether anything of the part has left in this round, as the ledger has it."""
         ...
 
 
@@ -116,9 +121,13 @@ class HiddenUploads:
         return message
 
     def _begin(self, part: Part) -> Padding:
-        """A new version, remembered; RefusedError where one was signed in this round or a later one."""
+        """A new version, remembered; RefusedError where one was signed in this round or a later one.
+
+        LocalError where the memory of those before is lost.
+        """
         sharing = self._sharing
         memory = sharing.memory.versions(part.name)
+        self._check_kept(part, memory.round)
         version = Version(silo=sharing.silo, round=self._round, attempt=0, number=memory.number + 1)
         sharing.memory.save_versions(part.name, memory.began(version))
         return Padding(sharing.line(part), version, sharing.draw(SECRET_BYTES), sharing.key)
@@ -146,6 +155,16 @@ class HiddenUploads:
         sharing.memory.save_versions(part.name, sharing.memory.versions(part.name).signed())
         return message
 
+    def _check_kept(self, part: Part, newest: int) -> None:
+        """LocalError where the ledger has more of a part than its memory, whose newest round is given: it was lost."""
+        if newest < self._round and self._door.has_left(self._declared, self._round, part.name):
+            job = self._sharing.job.name
+            raise LocalError(
+                f"what this silo remembers of part {part.name!r} of job {job!r} ends with round {newest}, and the "
+                f"ledger has it in round {self._round}: its folder was lost or is an old one; restore the latest, "
+                "or have the job signed under a new name"
+            )
+
     # Rotated.
 
     async def _give_rotated(self, part: Part, payload: Payload) -> None:
@@ -165,6 +184,7 @@ class HiddenUploads:
         """
         (spec,) = part.tensors
         kept = self._sharing.memory.rotations(part.name)
+        self._check_kept(part, kept.memory.round)
         memory = kept.memory.used(self._round, 0, digest_of(vectors_of(part, payload[part.name][spec.name])))
         if memory != kept.memory:
             self._sharing.memory.save_rotations(part.name, Rotations(memory=memory, given=kept.given))

@@ -4,11 +4,13 @@
 
     mix-<part>.versions.json    the uploads that it began and signed: VersionMemory of security/mix_row.py
     mix-<part>.signed           its word on the last one that it signed, as it leaves but for the session
-    mix-<part>.rows.json        of which uploads the rows were made that it opened
+    mix-<part>.rows.json        of which uploads the rows were made that it opened; there from the start
     gram-<part>.json            the vectors that it rotated last, and the last upload of them that was accepted
 
 Each is durable before what it is about leaves, or is opened, so that neither a crash nor a restart leads to a second
-one. None holds a secret: seeds are in no file.
+one. None holds a secret: seeds are in no file. What is lost of uploads and vectors the ledger still has
+(hidden_uploads.py); of rows it has none, so their memory is begun before this silo gives to the job's key, and is there
+from then on.
 """
 
 from pathlib import Path
@@ -17,9 +19,12 @@ from typing import Annotated, TypeVar
 from google.protobuf.message import DecodeError
 from pydantic import Field
 
+from ..algorithms.exchange import Mix
+from ..algorithms.job import Job
 from ..errors import LocalError
 from ..files import Strict, canonical_json, parse_canonical, read_bytes, write_atomic
 from ..proto import secure_pb2 as pb
+from ..proto.blind import uploaded
 from ..security.identity import Hex32
 from ..security.mix_row import RowMemory, VersionMemory
 from ..security.rotation import RotationMemory
@@ -50,12 +55,41 @@ class MixMemory:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    # Rows.
+
+    def check_begun(self, job: Job, contributed: bool) -> None:
+        """LocalError where memory of rows is gone; ``contributed``: the ledger has that this silo gave to their key."""
+        for part in _mixed(job) if contributed else ():
+            self.rows(part)
+
+    def begin(self, job: Job) -> None:
+        """Before this silo gives to the job's key: nothing was opened yet. What is there stays."""
+        for part in _mixed(job):
+            if not (self._folder / _rows(part)).exists():
+                self.save_rows(part, OpenedRows())
+
+    def rows(self, part: str) -> OpenedRows:
+        """The rows of a part that were opened; LocalError also where that is gone, since they could come again."""
+        path = self._folder / _rows(part)
+        if not path.exists():
+            raise LocalError(
+                f"{path}: gone, and with it what this silo remembers of the rows that it opened: restore its folder, "
+                "or have the job signed under a new name"
+            )
+        return self._load(_rows(part), OpenedRows)
+
+    def save_rows(self, part: str, memory: OpenedRows) -> None:
+        """Before a seed is opened; durable before it returns, as all below."""
+        self._save(_rows(part), memory)
+
+    # Uploads.
+
     def versions(self, part: str) -> VersionMemory:
         """The uploads of a part so far."""
         return self._load(f"mix-{part}.versions.json", VersionMemory)
 
     def save_versions(self, part: str, memory: VersionMemory) -> None:
-        """Durable before it returns, as all below."""
+        """Before the first byte of the newest leaves, and before the word on it does."""
         self._save(f"mix-{part}.versions.json", memory)
 
     def signed(self, part: str) -> pb.PaddedGiven | None:
@@ -72,14 +106,6 @@ class MixMemory:
         """In place of the last one."""
         write_atomic(self._folder / f"mix-{part}.signed", message.SerializeToString(deterministic=True))
 
-    def rows(self, part: str) -> OpenedRows:
-        """The rows of a part that were opened."""
-        return self._load(f"mix-{part}.rows.json", OpenedRows)
-
-    def save_rows(self, part: str, memory: OpenedRows) -> None:
-        """Before a seed is opened."""
-        self._save(f"mix-{part}.rows.json", memory)
-
     def rotations(self, part: str) -> Rotations:
         """What was rotated of a part."""
         return self._load(f"gram-{part}.json", Rotations)
@@ -94,3 +120,13 @@ class MixMemory:
 
     def _save(self, name: str, memory: Strict) -> None:
         write_atomic(self._folder / name, canonical_json(memory.model_dump(mode="json")))
+
+
+def _rows(part: str) -> str:
+    return f"mix-{part}.rows.json"
+
+
+def _mixed(job: Job) -> list[str]:
+    """The parts of which rows come down."""
+    parts = (part for start in job.phase_starts for part in uploaded(job.up(start)) if isinstance(part.exchange, Mix))
+    return list(dict.fromkeys(part.name for part in parts))

@@ -19,7 +19,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange import DTYPES, Mix, Part
+from ..algorithms.exchange import DTYPES, MIX_BITS, Mix, Part
 from ..algorithms.job import Job
 from ..algorithms.method import KEEP
 from ..proto import secure_pb2 as pb
@@ -80,6 +80,7 @@ class Rows:
         self._sharing = sharing
         self._terms = terms
         self._own = own
+        self._round = round_
         self._expected = expected_rows(sharing.job, round_)
         self._mixed: tuple[Mixed, ...] = ()
         self._openings: Iterator[tuple[_Admitted, Opening]] = iter(())
@@ -154,11 +155,25 @@ class Rows:
             check(all(row != other.row for other in found), COORDINATOR, Code.SPEC, "brings a row twice")
             if expected.mailed:
                 check(not row.own_weight, COORDINATOR, Code.SPEC, "brings mail that has a part of its recipient in it")
+                self._check_posted(row, each.keep, found)
             else:
                 check(not each.keep, COORDINATOR, Code.SPEC, f"brings a row with keep = {each.keep}, which is no mail")
             check_uploads(row, [summand.upload for summand in each.summands])
             found.append(_Admitted(each, row, line, expected))
         return found, memory
+
+    def _check_posted(self, row: Row, keep: float, found: Sequence[_Admitted]) -> None:
+        """RefusedError unless it is of one round, later than that of the row before, and as the method posts it."""
+        posted, *more = {share.version.round for share in row.shares}
+        check(not more, COORDINATOR, Code.SPEC, f"brings mail over uploads of rounds {posted} and {more}")
+        before = found[-1].row.shares[0].version.round if found else -1
+        in_turn = before < posted < self._round
+        check(
+            in_turn, COORDINATOR, Code.SPEC, f"brings mail of round {posted} in {self._round}, after that of {before}"
+        )
+        shares = {silo: weight / (1 << MIX_BITS) for silo, weight in row.sent().items()}
+        fault = self._sharing.job.method().mail_fault(posted, self._sharing.silo, shares, keep)
+        check(not fault, COORDINATOR, Code.SPEC, f"brings mail that {fault}")
 
     def _summands(self, admitted: _Admitted) -> list[Summand]:
         sharing, pairs = self._sharing, zip(admitted.row.shares, admitted.mixed.summands, strict=True)

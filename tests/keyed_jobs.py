@@ -44,7 +44,9 @@ def keys_of(made, silo):
 
 def sharing_of(made, job, silo, folder, key=KEY):
     folder.mkdir(parents=True, exist_ok=True)
-    return Sharing.of(job, made.roster, keys_of(made, silo), key, folder)
+    sharing = Sharing.of(job, made.roster, keys_of(made, silo), key, folder)
+    sharing.memory.begin(job)  # as before the silo gives to the job's key
+    return sharing
 
 
 @dataclass

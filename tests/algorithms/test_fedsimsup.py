@@ -1,4 +1,6 @@
+import itertools
 import math
+import re
 import statistics
 from dataclasses import replace
 
@@ -543,6 +545,36 @@ def test_what_a_blind_job_declares_is_what_its_census_would_say(declared, simila
     assert found.coordinator.keys() == expected.coordinator.keys()
     assert all(torch.equal(found.coordinator[name], value) for name, value in expected.coordinator.items())
     assert all(state_to_bytes(found.states[s]) == state_to_bytes(expected.states[s]) for s in FIVE)
+
+
+@pytest.mark.parametrize("similarity", ["labels", "samples"])
+def test_a_silo_knows_what_is_posted_to_it_by_what_the_job_declares(make_job, similarity):
+    """Over all cohorts; where silos may have taken part that are like nobody here, keep is known within a range."""
+    by_class = {"a": [5, 1, 0], "b": [0, 9, 0], "c": [0, 2, 8], "d": [1, 1, 1], "e": [0, 0, 4]}
+    security = {"secure_aggregation": "required", "weights": "public"}
+    security["counts"] = {silo: sum(own) for silo, own in by_class.items()}
+    if similarity == "labels":
+        security["class_counts"] = by_class
+    fields = {"silos": list(FIVE), "participation": 0.8, "min_cohort": 3, "rounds": 10, "security": security}
+    method, ranges = make_job("fedsimsup", {"similarity": similarity}, **fields).method(), set()
+    for cohort in itertools.chain(itertools.combinations(FIVE, 3), itertools.combinations(FIVE, 4)):
+        for round_ in (1, 9):
+            for post in method.combine(method.begin(), round_, cohort, {}).posts:
+                shares = {silo: weight / sum(post.weights.values()) for silo, weight in post.weights.items()}
+                assert method.mail_fault(round_, post.silo, shares, post.keep) == ""
+                least, most = re.search(
+                    r"it is (\S+) to (\S+)$", method.mail_fault(round_, post.silo, shares, 1)
+                ).groups()
+                assert float(least) - 1e-6 <= post.keep <= float(most) + 1e-6
+                assert "says keep" in method.mail_fault(round_, post.silo, shares, float(least) - 1e-5)
+                assert "says keep" in method.mail_fault(round_, post.silo, shares, float(most) + 1e-5)
+                ranges.add(least != most)
+                for first, second in itertools.pairwise(shares):
+                    moved = {**shares, first: shares[first] + 1e-5, second: shares[second] - 1e-5}
+                    assert f"gives {first!r} a share" in method.mail_fault(round_, post.silo, moved, post.keep)
+    assert ranges == ({True, False} if similarity == "labels" else {False})
+    if similarity == "labels":
+        assert "mixes b, which have nothing in common" in method.mail_fault(1, "e", {"b": 0.5, "c": 0.5}, 0.5)
 
 
 def test_a_silo_for_which_no_row_is_made_is_as_one_like_nobody(declared):

@@ -16,6 +16,7 @@ from staddle.algorithms.exchange import PLAIN, Gift
 from staddle.algorithms.method import METRICS
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
+from staddle.coordinator import hidden
 from staddle.proto.blind import uploaded
 from staddle.proto.wire import given_items, to_wire
 from staddle.security import roster as rosters
@@ -247,6 +248,21 @@ def test_until_it_is_signed_a_newer_version_takes_its_place(play):
         bad.given = {extractor.name}
 
     play(with_rest(harm), whole=True)
+
+
+def test_versions_of_one_round_are_not_taken_without_end(play, monkeypatch):
+    """Each is a record of the coordinator's ledger; the last that was taken may still be signed."""
+    monkeypatch.setattr(hidden, "MOST_VERSIONS", 3)
+
+    async def harm(bad):
+        for _ in range(3):
+            extractor, _, word = await given(bad)
+        words, context, _ = bad.padded(extractor, 0)
+        more = bad.part_frames(extractor, 0, words, context)
+        await refused(bad.upload(more, wary=True), "ROUND_CLOSED", FAILED, "has all of part 'extractor'")
+        await bad.say_padded(bad.word(extractor, word))
+
+    play(harm)
 
 
 def test_masked_words_come_after_all_else(play):

@@ -152,6 +152,20 @@ def test_offered_again_and_again_it_gives_the_very_same_and_then_has_the_key(wor
     assert [record["kind"] for record in left] == ["contribution"] * 5
 
 
+def test_a_job_that_it_gave_to_is_not_taken_anew_once_its_memory_of_rows_is_gone(world, tmp_path):
+    """A folder that was lost, all of it or a file; a coordinator that offers the job again would find it empty."""
+    play(Keying(world, [offer(world)]), tmp_path)
+    memory = tmp_path / "jobs" / "first" / "mix-extractor.rows.json"
+    kept = memory.read_bytes()
+    memory.unlink()
+    hostile = play(Keying(world, [offer(world)]), tmp_path)
+    assert hostile.answers == [("DECLINE", 0, "JOB_INVALID")]
+    assert hostile.given == []
+    assert not memory.exists()
+    memory.write_bytes(kept)
+    assert play(Keying(world, [offer(world)]), tmp_path).answers == [("ACCEPT", 0, "UNSPECIFIED")]
+
+
 def test_a_refused_contribution_is_no_acceptance(world, tmp_path):
     hostile = play(Keying(world, [offer(world), offer(world)], refuse=["SECURE"]), tmp_path)
     assert hostile.answers == [("DECLINE", 0, "SECURE"), ("ACCEPT", 0, "UNSPECIFIED")]

@@ -58,8 +58,13 @@ def kept(running, job, silo):
 
 
 def opened_rows(running, job):
-    """Of which silos there is a memory of rows."""
-    return [silo for silo in SILOS if [*(running.federation.state(silo) / "jobs" / job.name).glob("mix-*.rows.json")]]
+    """Of which silos there is a memory of rows that were opened."""
+    return [
+        silo
+        for silo in SILOS
+        for path in (running.federation.state(silo) / "jobs" / job.name).glob("mix-*.rows.json")
+        if json.loads(path.read_bytes())["memory"]["last"]
+    ]
 
 
 def check_silo(running, job, silo, expected):

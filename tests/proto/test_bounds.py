@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from secure_wire import longest_given, longest_told
 
+from staddle.coordinator.rows import MOST_SUMMANDS
 from staddle.proto import secure_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.bounds import check_fields
 from staddle.proto.channel import MAX_MESSAGE_BYTES
 from staddle.proto.frames import MOST_TENSORS, decode
 from staddle.proto.secure_given import given_to_wire, read_given
-from staddle.proto.secure_messages import MOST_GROUPS
+from staddle.proto.secure_messages import MOST_GROUPS, MOST_HASHES
 from staddle.proto.secure_told import MOST_NOTES, MOST_SPEC_BYTES, read_told, told_to_wire
 
 
@@ -52,6 +53,18 @@ def test_the_most_tensors_are_read_and_one_more_of_each_is_not():
     for frame in frames(MOST_TENSORS + 128):
         with pytest.raises(DecodeError, match=r"more than \d+ fields in field"):
             decode(frame.SerializeToString())
+
+
+def test_the_most_rows_that_are_put_aside_are_read():
+    sealing = pb.Sealing(sender="s" * 64, ephemeral=bytes(32), commitment=bytes(32), root=bytes(32))
+    upload = pb.PaddedUpload(silo="s" * 64, round=2**31, number=2**53, sha256=bytes(32), tag=bytes(8), sealing=sealing)
+    upload.signature = bytes(64)
+    piece = pb.Sealed(recipient="r" * 64, sealed=bytes(48))
+    summand = pb.RowSummand(upload=upload, letter=pb.Letter(sealed=piece, proof=[bytes(32)] * MOST_HASHES))
+    rows = [pb.MixedRow(part="p" * 64, document=bytes(200 * 5), summands=[summand] * 5)] * (MOST_SUMMANDS // 5)
+    frame = tensor.Frame(manifest=tensor.Manifest(rows=rows))
+    assert len(data := frame.SerializeToString()) < MAX_MESSAGE_BYTES
+    assert decode(data) == frame
 
 
 # Others.
@@ -130,7 +143,27 @@ except DecodeError:
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from Linux")
+def in_letters():
+    """A manifest of rows whose letters have empty hashes: most of 4 MiB, no field of it beyond 4 KiB."""
+    summand = pb.RowSummand(letter=pb.Letter(proof=[b""] * 2000))
+    return tensor.Frame(manifest=tensor.Manifest(rows=[pb.MixedRow(summands=[summand] * 200)] * 5)).SerializeToString()
+
+
+needs_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from Linux")
+
+
+def measured(kind, data):
+    done = subprocess.run([sys.executable, "-c", MEASURED, kind], input=data, capture_output=True, check=True)
+    return int(done.stdout)
+
+
+@needs_linux
+def test_four_megabytes_of_empty_hashes_in_rows_cost_no_memory():
+    """Protobuf would make 45 MB of them."""
+    assert measured("frame", in_letters()) < 2000, "KiB"
+
+
+@needs_linux
 @pytest.mark.parametrize(
     ("kind", "body", "field"),
     [
@@ -147,5 +180,4 @@ except DecodeError:
 def test_four_megabytes_of_empty_entries_cost_no_memory(kind, body, field):
     """Protobuf would make 50 to 180 MB of them."""
     data = empties(body, field, MAX_MESSAGE_BYTES // 2 - 8)
-    done = subprocess.run([sys.executable, "-c", MEASURED, kind], input=data, capture_output=True, check=True)
-    assert int(done.stdout) < 2000, "KiB"
+    assert measured(kind, data) < 2000, "KiB"

@@ -90,8 +90,8 @@ def test_the_records_of_a_keyed_job_have_these_bytes(path):
     assert found.undigested == (14,)  # the padded upload that broke
     with open_ledger(path) as ledger:
         assert [ledger.sent(HASH, number) for number in (0, 1)] == [
-            PADDED_BYTES + ROTATED_BYTES + MASKED_BYTES,
-            2 * PADDED_BYTES - 64 + ROTATED_BYTES + MASKED_BYTES,
+            PADDED_BYTES + ROTATED_BYTES + MASKED_BYTES + 300 + 500,  # with what was given to the key, and the word
+            2 * PADDED_BYTES - 64 + ROTATED_BYTES + MASKED_BYTES + 500,
         ]
         assert [ledger.attempts(HASH, number, part) for part in ("extractor", "heads", "") for number in (0, 1)] == [
             *(1, 2),
@@ -99,6 +99,8 @@ def test_the_records_of_a_keyed_job_have_these_bytes(path):
             *(1, 1),
         ]
         assert ledger.attempts(HASH, 0, "other") == 0
+        assert ledger.contributed(HASH)
+        assert not ledger.contributed("00" * 32)
 
 
 def part(*releases, name="other"):

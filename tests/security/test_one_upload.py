@@ -296,3 +296,8 @@ def test_the_coordinator_holds_pieces_only():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 * o.PIECE
+
+
+def test_a_seed_that_was_opened_is_in_no_text():
+    summand = o.Summand(None, 1, b"not for logs".ljust(32))
+    assert "not for logs" not in repr(summand)

@@ -376,3 +376,14 @@ def test_a_word_that_is_refused_was_recorded_all_the_same(world):
     with pytest.raises(TurnedAwayError):
         world.run(lambda: world.gate.padded(bytes(32), message))
     assert records(world.path)[-1]["kind"] == "padded"
+
+
+def test_what_left_of_a_part_in_a_round_is_known_from_the_ledger(world):
+    world.give_padded()
+    world.give_rotated(round_=1)
+    found = [(part, round_) for part in world.parts for round_ in (0, 1) if has_left(world, round_, part)]
+    assert found == [("extractor", 0), ("rows", 1)]
+
+
+def has_left(world, round_, part):
+    return world.gate.has_left(world.declared, round_, part)

@@ -57,6 +57,20 @@ class Desk:
         assert not path.exists() or path.read_bytes() == data  # the same again, verbatim
         path.write_bytes(data)
 
+    def forget(self):
+        """All but what the silo's ledger has."""
+        for path in self.folder.iterdir():
+            if ".intent." not in path.name:
+                path.unlink()
+
+    def intend(self, round_, part):
+        (self.folder / f"{part}.intent.{round_}").touch()
+
+    def left(self, declared):
+        assert declared.digest == self.sharing.job.digest
+        found = (path.name.split(".") for path in self.folder.glob("*.intent.*"))
+        return {(int(round_), part) for part, _, round_ in found}
+
     def names(self, kind):
         return sorted(path.name for path in self.folder.glob(f"*.{kind}.*"))
 
@@ -86,6 +100,7 @@ class Door:
         part = next(part for part in declared.hidden(round_) if part.name == padding.line.group.name)
         items = tuple(item for item in declared.items(round_) if item.part == part.name)
         made = PaddedPart(part, exactly(items, {part.name: payload[part.name]}), padding)
+        self.desk.intend(round_, part.name)
         data = b"".join(bytes(chunk.payload) for chunk in made.outgoing.chunks())
         ctx = bytes.fromhex(made.outgoing.hidden.ctx)
         self.crossing(part.name, lambda: self.desk.upload(part.name, ctx, data))
@@ -96,11 +111,16 @@ class Door:
         part = next(part for part in declared.hidden(round_) if part.name == rotating.use.group)
         items = tuple(item for item in declared.items(round_) if item.part == part.name)
         outgoing = rotated(part, items, exactly(items, {part.name: payload[part.name]}), rotating)
+        self.desk.intend(round_, part.name)
         data = b"".join(bytes(chunk.payload) for chunk in outgoing.chunks())
         self.crossing(part.name, lambda: self.desk.upload(part.name, rotating.context, data))
 
     async def padded(self, ctx, message):
         self.crossing("word", lambda: self.desk.sign(ctx, message))
+
+    def has_left(self, declared, round_, part):
+        """The ledger, which outlives the process and the job's folder."""
+        return (round_, part) in self.desk.left(declared)
 
 
 class World:
@@ -242,7 +262,8 @@ def numbers(world):
 def test_a_killed_process_leaves_no_seed_and_no_word_of_another_round(world):
     world.give(world.begin(Door(world.desk)))
     first = {path.name: path.read_bytes() for path in (world.folder / "job").iterdir()}
-    assert set(first) == {"mix-extractor.versions.json", "mix-extractor.signed", "gram-rows.json"}
+    names = {"mix-extractor.rows.json", "mix-extractor.versions.json", "mix-extractor.signed", "gram-rows.json"}
+    assert set(first) == names
     assert not any(KEY in data or world.sharing.seed in data for data in first.values())
     for path in world.desk.folder.iterdir():
         path.unlink()
@@ -275,6 +296,28 @@ def test_other_vectors_are_not_rotated_for_the_same_round(world):
     with pytest.raises(LocalError, match="other vectors were rotated before"):
         world.give(world.begin(door), changed)
     assert door.order == ["word"]
+
+
+OF_PART = {"extractor": ("mix-extractor.versions.json", "mix-extractor.signed"), "rows": ("gram-rows.json",)}
+
+
+@pytest.mark.parametrize("part", OF_PART)
+@pytest.mark.parametrize("old", [True, False])
+def test_a_part_whose_memory_is_gone_or_old_is_not_hidden_anew_in_a_round_that_the_ledger_has(world, part, old):
+    """Else who asks for the round again gets a second seed for it, or other vectors under the same rotation."""
+    if old:
+        world.give(world.begin(Door(world.desk)))
+    kept = {path.name: path.read_bytes() for path in (world.folder / "job").iterdir()}
+    world.desk.forget()
+    world.give(world.begin(Door(world.desk), 1), world.payload(1))
+    for name in OF_PART[part]:
+        path = world.folder / "job" / name
+        path.write_bytes(kept[name]) if old else path.unlink()
+    door, ends = Door(world.desk), 0 if old else -1
+    changed = world.payload(1) | {part: world.payload(2)[part]}
+    with pytest.raises(LocalError, match=rf"{part}.* ends with round {ends}, and the ledger has it in round 1"):
+        world.give(world.begin(door, 1), changed)
+    assert door.order == ([] if part == "extractor" else ["word"])
 
 
 def test_a_round_that_is_over_is_not_gone_back_to(world):

@@ -20,6 +20,7 @@ from staddle.silo.outgoing_hidden import flat
 ME, OTHERS = SILOS[0], SILOS[1:]
 TERMS = Terms(min_cohort=3, min_honest=2, colluders=1)
 OWN = 1 << 30
+BEGUN = b'{"delivered":[],"memory":{"last":"","newest":{}}}'
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +30,15 @@ def keyed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def givers(keyed, tmp_path_factory):
-    """Everybody's uploads 0 to 3 to both jobs: made once, and only read."""
+    """Everybody's uploads 0 to 3 to both jobs, from round 1 on where they are mailed: made once, and only read."""
     found = {}
     for name, round_ in (("rows", 1), ("mail", 2)):
         job = keyed.jobs[name]
         part = next(iter(rows.expected_rows(job, round_).values())).part
         found[name] = Coordinator(keyed, job, part, tmp_path_factory.mktemp(name))
         for number in range(4):
-            found[name].give_all(number)
+            for silo in job.silos:
+                found[name].give(silo, number, number + (name == "mail"))
     return found
 
 
@@ -73,8 +75,9 @@ class Recipient:
         return asyncio.run(scenario())
 
     def memory(self):
-        """The bytes of all that it remembers."""
-        return {path.name: path.read_bytes() for path in sorted((self.folder / "job").glob("mix-*"))}
+        """The bytes of all that it remembers of rows that it opened."""
+        found = {path.name: path.read_bytes() for path in sorted((self.folder / "job").glob("mix-*"))}
+        return {name: data for name, data in found.items() if data != BEGUN}
 
 
 @pytest.fixture
@@ -179,11 +182,33 @@ def mailed(made, rows_and_keeps):
     return total, kept
 
 
+def mail_over(made, mixed):
+    return made.row(ME, even(mixed), keep=0.5)
+
+
+def mail_of_round_1(made):
+    """Newer uploads of a round of which there was mail."""
+    for silo in OTHERS:
+        made.give(silo, 10, 1)
+    return mail(made, 10)
+
+
+def unlike():
+    """Not as the method weighs silos that have the same counts."""
+    weights = even(versions(0))
+    (first, own), (second, other), *rest = weights.items()
+    moved = int(0.05 * WHOLE)
+    return {first: own + moved, second: other - moved, **dict(rest)}
+
+
 def mail(made, number):
     return made.row(ME, even(versions(number)), keep=0.5)
 
 
-def test_mail_is_put_together_in_the_order_of_its_rounds(addressee):
+def test_mail_is_put_together_in_the_order_of_its_rounds(addressee, monkeypatch):
+    monkeypatch.setattr(
+        "staddle.algorithms.fedsimsup.FedSimSup.mail_fault", lambda *_: ""
+    )  # other shares, to tell apart
     made = addressee.coordinator
     steps = [(even(versions(0)), 0.5), (even(versions(1)), 0.25), (even(versions(2, OTHERS[:3])), 0.75)]
     parcels = [made.row(ME, weights, keep=keep) for weights, keep in steps]
@@ -212,12 +237,22 @@ def test_mail_that_was_fetched_comes_again_and_grows(addressee):
         (lambda made: [mail(made, 0), mail(made, 0)], "SPEC", "brings a row twice"),
         (lambda made: [mail(made, 1), mail(made, 0)], "POLICY", "older uploads of silo-b, silo-c, silo-d, silo-e"),
         (lambda made: [made.row(ME, even(versions(0), OWN), OWN)], "SPEC", "mail that has a part of its recipient"),
-        (lambda made: [mail(made, number) for number in range(3)], "MANIFEST", "3 rows of a Mix, at most 2"),
+        (lambda made: [mail(made, number) for number in range(4)], "MANIFEST", "4 rows of a Mix, at most 3"),
+        (lambda made: [mail(made, 2)], "SPEC", "mail of round 3 in 3, after that of -1"),
+        (
+            lambda made: [mail(made, 0), mail_over(made, [*versions(0, OTHERS[:1]), *versions(1, OTHERS[1:])])],
+            "SPEC",
+            "mail over uploads of rounds ",
+        ),
+        (lambda made: [mail(made, 0), mail_of_round_1(made)], "SPEC", "mail of round 1 in 3, after that of 1"),
+        (lambda made: [made.row(ME, unlike(), keep=0.5)], "SPEC", "gives 'silo-b' a share of 0.300000, by the"),
+        (lambda made: [made.row(ME, even(versions(0)), keep=0.4)], "SPEC", "keep = 0.400000 of round 1, by the"),
+        (lambda made: [made.row(ME, even(versions(0)), keep=0.6)], "SPEC", "counts it is 0.500000 to 0.500000"),
     ],
 )
 def test_mail_that_breaks_a_rule_is_refused(addressee, change, code, said):
     made = addressee.coordinator
-    peer, found, why = refusal(addressee, made.delivery(2, change(made)), 2)
+    peer, found, why = refusal(addressee, made.delivery(3, change(made)), 3)
     assert (peer, found) == ("coordinator", code)
     assert said in why
 
@@ -479,6 +514,29 @@ def test_memory_that_was_changed_is_told(recipient):
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(LocalError, match=r"mix-extractor\.rows\.json"):
         recipient.take(frames)
+
+
+def test_memory_that_is_gone_opens_no_row(recipient):
+    """Else rows over the same uploads with other weights could be opened."""
+    made = recipient.coordinator
+    recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))]))
+    (recipient.folder / "job" / "mix-extractor.rows.json").unlink()
+    with pytest.raises(LocalError, match=r"mix-extractor\.rows\.json: gone, and with it"):
+        recipient.take(made.delivery(1, [made.row(ME, even(versions(0), OWN), OWN)]))
+    memory, job = recipient.sharing.memory, made.job
+    memory.check_begun(job, contributed=False)
+    with pytest.raises(LocalError, match=r"mix-extractor\.rows\.json: gone"):
+        memory.check_begun(job, contributed=True)
+    memory.begin(job)
+    memory.check_begun(job, contributed=True)
+
+
+def test_memory_of_rows_is_begun_once(recipient):
+    made = recipient.coordinator
+    recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))]))
+    before = recipient.memory()
+    recipient.sharing.memory.begin(made.job)
+    assert recipient.memory() == before
 
 
 def test_what_a_row_gives_is_what_the_part_has(recipient):
