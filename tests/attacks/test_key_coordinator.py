@@ -23,6 +23,7 @@ from staddle.proto.channel import ERROR_METADATA
 from staddle.security import group_key as g
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
+from staddle.security.pairwise import public_key
 from staddle.security.sealing import letters
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
@@ -46,7 +47,7 @@ def rounds():
     patch = pytest.MonkeyPatch()
 
     async def key_alone(agent, admitted, asked):
-        await agent._group_keys.key(admitted.job)
+        await agent._group_keys.keys(admitted.job)
         await agent._gate.answer(admitted.job.name, admitted.job.digest, asked.round, "FAILED", "TRAINING")
 
     patch.setattr(agents.Agent, "_round", key_alone)
@@ -96,7 +97,7 @@ class Keying(Hostile):
         self.refuse, self.bring = list(refuse), list(bring)
         self.given = []  # contributions
         self.calls |= {"group_key": 0}
-        self.secrets = {silo: (os.urandom(32), os.urandom(32)) for silo in OTHERS}
+        self.secrets = {silo: tuple(os.urandom(32) for _ in range(3)) for silo in OTHERS}
         self.begun = time.monotonic()
 
     async def contribute(self, request, context):
@@ -134,6 +135,14 @@ def files(folder):
     return {path.name: path.read_bytes() for path in (folder / "jobs" / "first").glob("group.*")}
 
 
+def check_kept(world, hostile, folder):
+    """The key, our prekey's private half, and the prekeys of the others; nothing of what the key was made of."""
+    ((name, kept),) = files(folder).items()
+    assert (name, kept[:64]) == (KEY, world.epoch.context() + hostile.key())
+    assert public_key(kept[64:96]) == hostile.given[0].contribution.prekey
+    assert kept[96:] == b"".join(public_key(hostile.secrets[silo][2]) for silo in OTHERS)
+
+
 def answers(hostile, kind):
     return [answer for answer in hostile.answers if answer[0] == kind]
 
@@ -147,7 +156,7 @@ def test_offered_again_and_again_it_gives_the_very_same_and_then_has_the_key(wor
     assert all(given == hostile.given[0] for given in hostile.given)
     assert answers(hostile, "ACCEPT") == [("ACCEPT", 0, "UNSPECIFIED")] * 5
     assert answers(hostile, "FAILED") == [ENDED]
-    assert files(tmp_path) == {KEY: world.epoch.context() + hostile.key()}
+    check_kept(world, hostile, tmp_path)
     left = [record for record in records(tmp_path) if record["type"] == "egress.protocol"]
     assert [record["kind"] for record in left] == ["contribution"] * 5
 
@@ -222,7 +231,7 @@ def test_after_wrong_answers_the_right_one_counts(world, tmp_path):
     tasks = [offer(world), *[round_of(world, 0)] * (len(WRONG) + 1)]
     hostile = play(Keying(world, tasks, bring=WRONG), tmp_path)
     assert answers(hostile, "FAILED") == [*[("FAILED", 0, "DELIVERY")] * len(WRONG), ENDED]
-    assert files(tmp_path) == {KEY: world.epoch.context() + hostile.key()}
+    check_kept(world, hostile, tmp_path)
 
 
 def test_bytes_that_are_no_answer_are_a_lost_coordinator(world, tmp_path):
@@ -261,19 +270,19 @@ def test_the_key_and_what_it_is_made_of_stay_at_home(world, tmp_path, caplog):
 
     async def looked_at(request, context):
         secret = await asyncio.to_thread((tmp_path / "jobs" / "first" / SECRET).read_bytes)
-        kept.extend((secret[32:64], secret[64:]))
+        kept.extend((secret[32:64], secret[64:96], secret[96:]))
         kept.append(request.SerializeToString())
         return await give(request, context)
 
     hostile.contribute = looked_at
     with log.followed(lambda event, fields: said.append(repr((event, fields)))):
         play(hostile, tmp_path)
-    secret, ephemeral, crossed = kept
-    key = files(tmp_path)[KEY][32:]
+    *secrets, crossed = kept
+    key = files(tmp_path)[KEY][32:64]
     text = "\n".join(said)
     ledger = b"".join(path.read_bytes() for path in tmp_path.rglob("*.jsonl")).decode()
     assert "job.accepted" in text
-    for each in (secret, ephemeral, key):
+    for each in (*secrets, key):
         assert each not in crossed
         assert each.hex() not in text + ledger
         assert repr(each)[2:-1] not in text
