@@ -12,13 +12,15 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
-from hostile import GARBAGE, SILO, Hostile, offer, play, records, round_of
+from hostile import GARBAGE, SILO, Hostile, finish, offer, play, records, round_of
 
 from staddle import log
 from staddle.algorithms.data import digits
 from staddle.commands import local_federation
+from staddle.proto import federation_pb2 as pb
 from staddle.proto import group_messages as messages
 from staddle.proto import secure_pb2 as secure
+from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import ERROR_METADATA
 from staddle.security import group_key as g
 from staddle.security import roster as rosters
@@ -247,6 +249,36 @@ def test_once_it_has_the_key_it_asks_no_more_and_gives_nothing_for_the_job_again
     assert hostile.calls["group_key"] == 1
     assert len(hostile.given) == 1
     assert hostile.answers[-1] == ("DECLINE", 0, "JOB_INVALID")
+
+
+@pytest.mark.parametrize("completed", [False, True])
+def test_once_the_end_is_told_its_keys_are_gone_and_the_same_end_has_the_same_answer(world, tmp_path, completed):
+    """Also where it could not take the results: there is nothing to open them with any more."""
+    end, damaged = finish(world, 2, completed=completed), lambda: [tensor.Frame(chunk=b"no manifest")]
+    tasks = [offer(world), round_of(world, 0), end, end, offer(world)]
+    hostile = play(Keying(world, tasks, fetch=[damaged]), tmp_path)
+    assert hostile.calls["fetch"] == completed
+    assert answers(hostile, "DONE") == [("DONE", 2, "DELIVERY" if completed else "UNSPECIFIED")] * 2
+    assert files(tmp_path) == {group_keys.ENDED: b""}
+    assert hostile.answers[-1] == ("DECLINE", 0, "JOB_INVALID")
+
+
+def test_keys_are_gone_before_the_end_is_confirmed(world, tmp_path):
+    """The coordinator may take the confirmation for the erasure."""
+    hostile, found = Keying(world, [offer(world), round_of(world, 0), finish(world, 2, completed=False)]), []
+    answer = hostile.answer
+
+    async def looking(request, context):
+        found.append((request.kind, set(await asyncio.to_thread(files, tmp_path))))
+        return await answer(request, context)
+
+    hostile.answer = looking
+    play(hostile, tmp_path)
+    assert found == [
+        (pb.ANSWER_KIND_ACCEPT, {SECRET}),
+        (pb.ANSWER_KIND_FAILED, {KEY}),
+        (pb.ANSWER_KIND_DONE, {group_keys.ENDED}),
+    ]
 
 
 def test_what_is_withheld_for_ever_is_asked_for_at_our_pace(world, tmp_path, monkeypatch):
