@@ -218,7 +218,6 @@ def far_too_many(hostile):
 
 WRONG = (
     without_one, doubled, with_swapped_letters, of_another_recipient, of_another_epoch, of_another_job, its_own_back,
-    far_too_many,
 )  # fmt: skip
 
 
@@ -236,9 +235,10 @@ def test_after_wrong_answers_the_right_one_counts(world, tmp_path):
     check_kept(world, hostile, tmp_path)
 
 
-def test_bytes_that_are_no_answer_are_a_lost_coordinator(world, tmp_path):
+@pytest.mark.parametrize("wrong", [lambda _: GARBAGE, far_too_many], ids=["garbage", "far too many"])
+def test_bytes_that_are_no_answer_are_a_lost_coordinator(world, tmp_path, wrong):
     tasks = [offer(world), round_of(world, 0), round_of(world, 0)]
-    hostile = play(Keying(world, tasks, bring=[lambda _: GARBAGE]), tmp_path)
+    hostile = play(Keying(world, tasks, bring=[wrong]), tmp_path)
     assert answers(hostile, "FAILED") == [ENDED]
     assert hostile.calls["hello"] == 2
 
