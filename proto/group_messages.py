@@ -1,8 +1,8 @@
 """The key of a job's silos in protobuf: what a silo gives to it, and what the others gave, as it is passed on.
 
 They are written and refused as the messages of a secure sum are (secure_messages.py); signatures, proofs and seals are
-for security/group_key.py to check. Among n silos a ``Contributed`` has at most 288 + 118 n bytes, a ``KeyAsked`` 166,
-fit for a control message (silo/control.py), and a ``KeyTold`` 704 (n - 1): below the 4 MiB of a message (channel.py).
+for security/group_key.py to check. Among n silos a ``Contributed`` has at most 322 + 118 n bytes, a ``KeyAsked`` 166,
+fit for a control message (silo/control.py), and a ``KeyTold`` 738 (n - 1): below the 4 MiB of a message (channel.py).
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ..security.group_key import Contribution, Relayed
 from ..security.merkle import HASH_BYTES
+from ..security.pairwise import KEY_BYTES
 from ..security.round_spec import MOST_SILOS
 from ..security.sealing import Sealed
 from ..security.secagg_fault import COORDINATOR, Code
@@ -65,14 +66,17 @@ def read_told(data: bytes, silos: int) -> pb.KeyTold:
 
 def contribution_to_wire(contribution: Contribution) -> pb.Contribution:
     """What a silo signs of it."""
-    return pb.Contribution(sealing=sealing_to_wire(contribution.sealing), signature=contribution.signature)
+    sealing = sealing_to_wire(contribution.sealing)
+    return pb.Contribution(sealing=sealing, prekey=contribution.prekey, signature=contribution.signature)
 
 
 def contribution_from_wire(peer: str, message: pb.Contribution) -> Contribution:
     """KEYS, or SHARES for its sealing."""
     sealing = sealing_from_wire(peer, message.sealing)
+    sent = Sender(peer, Code.KEYS)
+    prekey = sent.sized(message.prekey, KEY_BYTES, f"the prekey of {sealing.sender!r}")
     what = f"the signature of {sealing.sender!r} over what it gives to a key"
-    return Contribution(sealing, Sender(peer, Code.KEYS).sized(message.signature, SIGNATURE_BYTES, what))
+    return Contribution(sealing, prekey, sent.sized(message.signature, SIGNATURE_BYTES, what))
 
 
 def contributed_to_wire(contributed: Contributed) -> pb.Contributed:

@@ -173,12 +173,14 @@ class Letter(_message.Message):
     def __init__(self, sealed: _Optional[_Union[Sealed, _Mapping]] = ..., proof: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("sealing", "signature")
+    __slots__ = ("sealing", "prekey", "signature")
     SEALING_FIELD_NUMBER: _ClassVar[int]
+    PREKEY_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     sealing: Sealing
+    prekey: bytes
     signature: bytes
-    def __init__(self, sealing: _Optional[_Union[Sealing, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, sealing: _Optional[_Union[Sealing, _Mapping]] = ..., prekey: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Contributed(_message.Message):
     __slots__ = ("session", "job", "job_digest", "contribution", "pieces")

@@ -1,24 +1,28 @@
 """The key that all silos of a job share and the coordinator, which relays it, never has: SECURITY.md rule 13.
 
-Each silo gives 32 random bytes, sealed to every other one (sealing.py) and signed. What they make, in order of ids::
+Each silo gives 32 random bytes, sealed to every other one (sealing.py), and a prekey: a fresh X25519 key, public half,
+for what is sealed to it within the job. It signs both. What they make, in order of ids::
 
     ctx   SHA-256(framed(GROUP_CONTEXT, federation, roster digest, job digest, epoch))
-    all   SHA-256(framed(GROUP_ALL, sealing_1, …, sealing_n))
+    all   SHA-256(framed(GROUP_ALL, sealing_1, prekey_1, …, sealing_n, prekey_n))
     key   HKDF(secret_1 ‖ … ‖ secret_n, salt = ctx, info = framed(GROUP_KEY, all))
 
 One honest silo's bytes make the key unknown to the coordinator and uniform. It is of one job under one roster: silos
 of another job, or of a later roster, have nothing of it. Where a silo signed two contributions to one epoch, and the
 coordinator showed each to half of the others, their keys differ: then no tag fits and no row opens.
+
+The seeds of a Mix are sealed to prekeys (one_upload.py), and silos erase the private halves when the job ends: what was
+uploaded is opened by nobody then, whatever other key of theirs is taken later (SECURITY.md rules 10 and 11).
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import LocalError
 from . import roster as rosters
 from .labels import GROUP_ALL, GROUP_CONTEXT, GROUP_CONTRIBUTION, GROUP_KEY, GROUP_SEAL, framed
-from .pairwise import derive
+from .pairwise import KEY_BYTES, agree, derive, public_key
 from .sealing import Letter, Sealed, Sealing, check_sealed, is_secret, open_letter, seal_to_all
 from .secagg_fault import COORDINATOR, Code, check, passed_on
 from .signers import Sign, Signers
@@ -61,18 +65,21 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A silo's signed word on what it gives to an epoch."""
+    """A silo's signed word on what it gives to an epoch; ``prekey`` is a public X25519 key, 32 bytes."""
 
     sealing: Sealing
+    prekey: bytes
     signature: bytes
 
     def check(self, epoch: Epoch, signers: Signers) -> None:
         """RefusedError unless a silo of this epoch signed it for this epoch."""
         sender = self.sealing.sender
         check(sender in epoch.exchange_keys, sender, Code.KEYS, "is no silo of the job that this key is of")
-        signed = signers.by_silo(sender, GROUP_CONTRIBUTION, _payload(epoch, self.sealing), self.signature)
+        signed = signers.by_silo(sender, GROUP_CONTRIBUTION, _payload(epoch, self.sealing, self.prekey), self.signature)
         check(signed, sender, Code.KEYS, f"its signature does not fit what it gives to the key of epoch {epoch.number}")
         self.sealing.check()
+        check(len(self.prekey) == KEY_BYTES, sender, Code.KEYS, f"its prekey has {len(self.prekey)} bytes")
+        agree(bytes(KEY_BYTES), self.prekey, sender)  # with any private key: a point of low order gives zero with all
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +90,25 @@ class Relayed:
     letter: Letter
 
 
+@dataclass(frozen=True, slots=True)
+class JobKeys:
+    """What a silo has of the keys of a job: 32 bytes each."""
+
+    key: bytes = field(repr=False)  # that all its silos share
+    prekey: bytes = field(repr=False)  # the private half of this silo's
+    others: Mapping[str, bytes]  # the public prekeys of the others
+
+
 def contribute(
-    epoch: Epoch, silo: str, secret: bytes, ephemeral: bytes, sign: Sign
+    epoch: Epoch, silo: str, secret: bytes, ephemeral: bytes, prekey: bytes, sign: Sign
 ) -> tuple[Contribution, tuple[Sealed, ...]]:
-    """What a silo sends: two fresh seeds of 32 bytes, used for nothing else; it keeps ``secret`` and what it signed."""
+    """What a silo sends, made of three fresh seeds of 32 bytes, used for nothing else.
+
+    It keeps ``secret`` until it has the key, and ``prekey``, the private half, until the job ends.
+    """
     sealing, pieces = seal_to_all(epoch.context(), GROUP_SEAL, silo, secret, ephemeral, epoch.others(silo))
-    return Contribution(sealing, sign(GROUP_CONTRIBUTION, _payload(epoch, sealing))), pieces
+    public = public_key(prekey)
+    return Contribution(sealing, public, sign(GROUP_CONTRIBUTION, _payload(epoch, sealing, public))), pieces
 
 
 def check_contribution(epoch: Epoch, contribution: Contribution, pieces: Sequence[Sealed], signers: Signers) -> None:
@@ -128,10 +148,11 @@ def make_key(
         among = tuple(epoch.others(sealing.sender))
         secrets[sealing.sender] = open_letter(ctx, GROUP_SEAL, sealing, each.letter, among, seed)
     # (4) All of them make the key, in order of ids.
-    sealings = {silo: own.sealing, **{each.contribution.sealing.sender: each.contribution.sealing for each in relayed}}
-    everything = hashlib.sha256(framed(GROUP_ALL, *(sealings[name].encoded() for name in sorted(sealings)))).digest()
+    given = sorted((own, *(each.contribution for each in relayed)), key=lambda each: each.sealing.sender)
+    fields = [field for each in given for field in (each.sealing.encoded(), each.prekey)]
+    everything = hashlib.sha256(framed(GROUP_ALL, *fields)).digest()
     return derive(b"".join(secrets[name] for name in sorted(secrets)), ctx, framed(GROUP_KEY, everything))
 
 
-def _payload(epoch: Epoch, sealing: Sealing) -> bytes:
-    return framed(epoch.context(), sealing.encoded())
+def _payload(epoch: Epoch, sealing: Sealing, prekey: bytes) -> bytes:
+    return framed(epoch.context(), sealing.encoded(), prekey)

@@ -3,7 +3,7 @@
 In Z_2^64, with integer weights a_rj that add up to 2^32 for each recipient r (SECURITY.md rules 10 and 19)::
 
     silo j sends         y_j = q(x_j) + PRG(seed_j)            q(x) = rint(clip(x) 2^e), e = 62 - 32 - log2 clip
-    to each other silo   seed_j, sealed                        32 fresh bytes an upload: sealing.py
+    to each other silo   seed_j, sealed to its prekey          32 fresh bytes an upload: sealing.py, group_key.py
     coordinator          Y_r = Σ_{j ≠ r} a_rj y_j              over stored uploads, whenever r asks
     recipient r          Q_r = Y_r - Σ_j a_rj PRG(seed_j)      its tag must fit: tags.py
                          row = (Q_r + a_rr q(x_r)) 2^-(32+e)   its own part never leaves it
@@ -94,7 +94,7 @@ def make_upload(
     others: Mapping[str, bytes],
     sign: Sign,
 ) -> tuple[Upload, tuple[Sealed, ...]]:
-    """Once all is sent: the signed word on it, and the seed sealed to the X25519 keys of ``others``, by id.
+    """Once all is sent: the signed word on it, and the seed sealed to the prekeys of ``others``, by id.
 
     ``padded`` is ``tagger.padded(group_key, version.context(line), silo)``; ``ephemeral`` is a fresh seed of its own.
     """
@@ -140,9 +140,9 @@ class Summand:
 
 
 def open_seed(line: Line, upload: Upload, letter: Letter, silo: str, own: bytes, signers: Signers) -> bytes:
-    """At ``silo``, whose raw X25519 key is ``own``: the seed of another one's upload. RefusedError says whose fault.
+    """At ``silo``: the seed of another one's upload; ``own`` is the private half of the silo's prekey.
 
-    The steps run in order.
+    The steps run in order; RefusedError says whose fault it is.
     """
     # (1) The other silo signed this upload to this line; the coordinator could see that itself.
     with passed_on():

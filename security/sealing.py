@@ -1,4 +1,6 @@
-"""Thirty-two secret bytes, the same ones to every recipient, sealed to each by its X25519 key of the roster.
+"""Thirty-two secret bytes, the same ones to every recipient, sealed to each by an X25519 key of its own.
+
+That is its key of the roster, for what makes the key of a job, and its prekey for the rest of the job (group_key.py).
 
 The sender draws an ephemeral X25519 key E for this secret alone; for each recipient, whose key is R::
 
@@ -12,7 +14,8 @@ recipient needs its own letter alone, and all have the same secret, or know who 
     commitment   SHA-256(framed(SEALED_SECRET, label, ctx, sender, secret))
     leaf         framed(recipient, sealed)
 
-Whoever comes to know R's private key opens what was sealed to it: there is no forward secrecy before R is replaced.
+Whoever comes to know R's private key opens what was sealed to it: there is no forward secrecy before R is erased, as
+prekeys are when their job ends.
 """
 
 import hashlib

@@ -313,11 +313,14 @@ class Agent:
 
     async def _conclude(self, finished: Finished) -> Event:
         """Take the last results; confirm in any case, so that nobody waits for us."""
-        code = "UNSPECIFIED"
-        if not finished.completed or self._folder(finished.job).finished:
+        folder, code = self._folder(finished.job), "UNSPECIFIED"
+        ended = self._group_keys.ended(finished.job)  # told again: its keys are gone, and what we can take we have
+        if ended and finished.completed and not folder.finished:
+            code = "DELIVERY"
+        if ended or not finished.completed or folder.finished:
             await asyncio.sleep(PAUSE_SECONDS)
         try:
-            if finished.completed:
+            if finished.completed and not ended:
                 admitted = self._known(finished.job, finished.digest)
                 delivered = await self._final(admitted, finished)
                 await self._trainer.run(self._work(admitted).finish, finished.counted, delivered.tensors)
@@ -328,6 +331,7 @@ class Agent:
             code = _code(error)
             log.problem("job.finish_failed", job=finished.job, why=str(error))
             await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.to_thread(self._group_keys.end, finished.job)
         await self._gate.answer(finished.job, finished.digest, finished.round, "DONE", code)
         return Worked()
 

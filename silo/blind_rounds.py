@@ -101,8 +101,7 @@ class BlindRounds:
         return BlindRound(self._gate, party, frame, keeper, job, admitted.declared, training, before)
 
     async def _sharing(self, job: Job, folder: Path) -> Sharing:
-        key = await self._group_keys.key(job)
-        return Sharing.of(job, self._roster, self._keys, key, folder)
+        return Sharing.of(job, self._roster, self._keys, await self._group_keys.keys(job), folder)
 
     def settled(self, upload: Settled) -> None:
         """Take note of what became of an upload whose connection broke."""

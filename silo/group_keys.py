@@ -3,33 +3,44 @@
 Two files in the job's folder, 0600, for this silo's eyes alone; both begin with the context of their epoch (job and
 roster), 32 bytes, and go on in pieces of 32::
 
-    group.secret    what it gave, and the ephemeral key under which that was sealed; gone once the key is made
-    group.key       the key
+    group.secret    what it gave, the ephemeral key under which that was sealed, and the private half of its prekey;
+                    gone once the key is made
+    group.key       the key, the private half of its prekey, and the prekeys of the job's other silos, in order of ids
+    group.ended     empty: the job has ended here, and the other two are gone for good
 
 ``group.secret`` is durable before anything made of it leaves, so a process that starts anew gives the very same; the
-key is durable before ``group.secret`` goes, so one of the two is always there. To erase is to remove the file: what the
-disk keeps of it is the disk's affair.
+key is durable before ``group.secret`` goes, so one of the two is there until the job ends. Both go, durably, before the
+silo confirms the end. To erase is to remove the file: what the disk keeps of it is the disk's affair.
 """
 
 import asyncio
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from ..algorithms.job import Job
 from ..errors import LocalError, UnwritableError
 from ..files import read_bytes, sync_directory, unwritable, write_atomic
-from ..security.group_key import Contribution, Epoch, Relayed, contribute, make_key
+from ..security.group_key import Contribution, Epoch, JobKeys, Relayed, contribute, make_key
 from ..security.identity import Keys
+from ..security.pairwise import KEY_BYTES
 from ..security.roster import Roster
 from ..security.sealing import SECRET_BYTES, Sealed
 from ..security.signers import Signers
 from .egress import UnreachableError
 
-SECRET, KEY = "group.secret", "group.key"
+SECRET, KEY, ENDED = "group.secret", "group.key", "group.ended"
 PAUSE_SECONDS = 0.5  # before asking again: a coordinator does not set our pace
 MOST_ASKED = 20  # times in a row that it lacks contributions; then the agent greets again, and is told what to do
 PIECE = 32  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Secrets:
+    secret: bytes = field(repr=False)
+    ephemeral: bytes = field(repr=False)
+    prekey: bytes = field(repr=False)
 
 
 class Door(Protocol):
@@ -59,6 +70,11 @@ class GroupKeys:
         """LocalError where this silo cannot give to the key of a job that it is about to accept."""
         epoch = self._epoch(job)
         epoch.others(self._silo)
+        if self.ended(job.name):
+            raise LocalError(
+                f"{self._jobs / job.name}: a job of this name has ended here, and what this silo gave to its key is "
+                "gone; the operator must sign it again under a new name"
+            )
         if (path := self._jobs / job.name / KEY).exists():
             raise LocalError(
                 f"{path}: the key of a job of this name was made here, and what this silo gave to it is gone; the "
@@ -76,17 +92,32 @@ class GroupKeys:
         contribution, pieces = await asyncio.to_thread(self._contribution, job, epoch)
         await self._door.contribute(job, epoch.context(), contribution, pieces)
 
-    async def key(self, job: Job) -> bytes:
-        """The key, 32 bytes, from the folder, or made of what the coordinator brings, which is asked once.
+    async def keys(self, job: Job) -> JobKeys:
+        """From the folder, or made of what the coordinator brings, which is asked once.
 
         RefusedError says who brought or gave what is wrong. UnreachableError: some silos' parts are still missing.
         """
         epoch = self._epoch(job)
-        kept = await asyncio.to_thread(self._kept_key, job, epoch)
+        kept = await asyncio.to_thread(self._kept_keys, job, epoch)
         if kept is None:
             relayed = await self._all_relayed(job)
             kept = await asyncio.to_thread(self._made, job, epoch, relayed)
         return kept
+
+    def ended(self, job: str) -> bool:
+        """Whether a job's keys were erased, since it has ended."""
+        return (self._jobs / job / ENDED).exists()
+
+    def end(self, job: str) -> None:
+        """Erase a job's keys, durably: it has ended here, however it did, and nothing of it is opened any more.
+
+        UnwritableError where the disk does not do it. A job without keys is left as it is.
+        """
+        folder = self._jobs / job
+        if any((folder / name).exists() for name in (SECRET, KEY)):
+            write_atomic(folder / ENDED, b"")
+            self._erase(folder / KEY)
+            self._erase(folder / SECRET)
 
     async def _all_relayed(self, job: Job) -> tuple[Relayed, ...]:
         for _ in range(MOST_ASKED):
@@ -104,49 +135,56 @@ class GroupKeys:
     def _contribution(self, job: Job, epoch: Epoch) -> tuple[Contribution, tuple[Sealed, ...]]:
         kept = self._kept_secret(job, epoch)
         if kept is None:
-            kept = (os.urandom(SECRET_BYTES), os.urandom(SECRET_BYTES))
-            write_atomic(self._jobs / job.name / SECRET, epoch.context() + b"".join(kept))
-        return contribute(epoch, self._silo, *kept, self._keys.sign)
+            kept = _Secrets(os.urandom(SECRET_BYTES), os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+            pieces = (epoch.context(), kept.secret, kept.ephemeral, kept.prekey)
+            write_atomic(self._jobs / job.name / SECRET, b"".join(pieces))
+        return self._given(epoch, kept)
 
-    def _made(self, job: Job, epoch: Epoch, relayed: tuple[Relayed, ...]) -> bytes:
+    def _given(self, epoch: Epoch, kept: _Secrets) -> tuple[Contribution, tuple[Sealed, ...]]:
+        return contribute(epoch, self._silo, kept.secret, kept.ephemeral, kept.prekey, self._keys.sign)
+
+    def _made(self, job: Job, epoch: Epoch, relayed: tuple[Relayed, ...]) -> JobKeys:
         kept = self._kept_secret(job, epoch)
         if kept is None:
             raise LocalError(
                 f"{self._jobs / job.name / SECRET}: gone, or of another roster, and with it this silo's part in the "
                 "key of the job; restore it, or have the job signed under a new name"
             )
-        secret, ephemeral = kept
-        own, _ = contribute(epoch, self._silo, secret, ephemeral, self._keys.sign)
+        own, _ = self._given(epoch, kept)
         seed, signers = self._keys.exchange.private_bytes_raw(), Signers.of(self._roster, job.silos)
-        key = make_key(epoch, self._silo, seed, own, secret, relayed, signers)
-        write_atomic(self._jobs / job.name / KEY, epoch.context() + key)
-        self._erase_secret(job)
-        return key
+        key = make_key(epoch, self._silo, seed, own, kept.secret, relayed, signers)
+        prekeys = {each.contribution.sealing.sender: each.contribution.prekey for each in relayed}
+        others = {silo: prekeys[silo] for silo in sorted(prekeys)}
+        write_atomic(self._jobs / job.name / KEY, b"".join((epoch.context(), key, kept.prekey, *others.values())))
+        self._erase(self._jobs / job.name / SECRET)
+        return JobKeys(key, kept.prekey, others)
 
-    def _kept_key(self, job: Job, epoch: Epoch) -> bytes | None:
-        """The key that was made; LocalError where that was under another roster, or for another job of this name."""
+    def _kept_keys(self, job: Job, epoch: Epoch) -> JobKeys | None:
+        """Those that were made; LocalError where that was under another roster, or for another job of this name."""
         path = self._jobs / job.name / KEY
+        if self.ended(job.name):
+            raise LocalError(f"{path}: erased, since job {job.name!r} has ended here; sign it again under a new name")
         if not path.exists():
             return None
-        context, key = _pieces(path, 2)
+        others = sorted(epoch.others(self._silo))
+        context, key, prekey, *prekeys = _pieces(path, 3 + len(others))
         if context != epoch.context():
             raise LocalError(
                 f"{path}: of another roster or job than {job.name!r} is now, so no other silo has this key; the "
                 "operator must sign the job again under a new name"
             )
-        self._erase_secret(job)  # where the process died between the two
-        return key
+        self._erase(self._jobs / job.name / SECRET)  # where the process died between the two
+        return JobKeys(key, prekey, dict(zip(others, prekeys, strict=True)))
 
-    def _kept_secret(self, job: Job, epoch: Epoch) -> tuple[bytes, bytes] | None:
-        """Secret and ephemeral key; None also for those of another epoch: no key of this one is made of them."""
+    def _kept_secret(self, job: Job, epoch: Epoch) -> _Secrets | None:
+        """None also for those of another epoch: no key of this one is made of them."""
         path = self._jobs / job.name / SECRET
         if not path.exists():
             return None
-        context, secret, ephemeral = _pieces(path, 3)
-        return (secret, ephemeral) if context == epoch.context() else None
+        context, *secrets = _pieces(path, 4)
+        return _Secrets(*secrets) if context == epoch.context() else None
 
-    def _erase_secret(self, job: Job) -> None:
-        path = self._jobs / job.name / SECRET
+    def _erase(self, path: Path) -> None:
         if not path.exists():
             return
         try:

@@ -1,7 +1,7 @@
 """What a silo needs for the mixed and compared parts of one job: the key that its silos share, and who they are."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -10,7 +10,7 @@ from ..algorithms.exchange import Part
 from ..algorithms.job import Job
 from ..proto.blind import line_of, use_of
 from ..security import roster as rosters
-from ..security.group_key import Epoch
+from ..security.group_key import JobKeys
 from ..security.identity import Keys
 from ..security.mix_line import Line
 from ..security.roster import Roster
@@ -27,28 +27,27 @@ class Sharing:
     federation: str
     roster: str  # its digest, hex
     signers: Signers  # the coordinator, and the job's silos
-    others: dict[str, bytes]  # X25519 keys of the job's other silos
+    others: Mapping[str, bytes]  # prekeys of the job's other silos
     memory: MixMemory
     sign: Sign = field(repr=False)
-    seed: bytes = field(repr=False)  # our own raw X25519 key
+    seed: bytes = field(repr=False)  # the private half of our prekey
     key: bytes = field(repr=False)  # that the job's silos share
     draw: Callable[[int], bytes] = field(default=os.urandom, repr=False)
 
     @classmethod
-    def of(cls, job: Job, roster: Roster, keys: Keys, key: bytes, folder: Path) -> Self:
-        """``folder`` is that of the job; LocalError where this silo is none of the job's."""
-        others = Epoch.of(roster, job.silos, job.digest).others(keys.entry.id)
+    def of(cls, job: Job, roster: Roster, keys: Keys, shared: JobKeys, folder: Path) -> Self:
+        """``folder`` is that of the job, ``shared`` are its keys."""
         return cls(
             job,
             keys.entry.id,
             roster.federation,
             rosters.digest(roster),
             Signers.of(roster, job.silos),
-            others,
+            shared.others,
             MixMemory(folder),
             keys.sign,
-            keys.exchange.private_bytes_raw(),
-            key,
+            shared.prekey,
+            shared.key,
         )
 
     def line(self, part: Part) -> Line:

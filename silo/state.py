@@ -8,7 +8,8 @@
     <directory>/jobs/<job>/outbox-<n>.safetensors   what the last of them gives; sent again, not trained again
     <directory>/jobs/<job>/model.safetensors        the model that the silo keeps in the end
     <directory>/jobs/<job>/report.json              accuracy by round, for the silo's own eyes
-    <directory>/jobs/<job>/group.*                  the key that it shares with the job's silos: group_keys.py
+    <directory>/jobs/<job>/group.*                  keys that it shares with the job's silos, until the job ends:
+                                                    group_keys.py
     <directory>/split.key                           secret of the train/test split
 
 Every file is replaced as a whole. The outbox is written before the state: a crash between the two costs a training.

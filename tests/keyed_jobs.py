@@ -13,10 +13,12 @@ from staddle.proto.stream import Digester, recut
 from staddle.proto.wire import delivered_items, tensor_bytes, to_wire
 from staddle.security import roster as rosters
 from staddle.security import sealing, tags
+from staddle.security.group_key import JobKeys
 from staddle.security.identity import load_keys
 from staddle.security.mix_line import Version
 from staddle.security.mix_row import Share, make_row
 from staddle.security.one_upload import Upload, hidden_pieces, make_upload, mixed_pieces, tagger_of
+from staddle.security.pairwise import public_key
 from staddle.silo.outgoing_hidden import flat
 from staddle.silo.sharing import Sharing
 
@@ -44,9 +46,15 @@ def keys_of(made, silo):
 
 def sharing_of(made, job, silo, folder, key=KEY):
     folder.mkdir(parents=True, exist_ok=True)
-    sharing = Sharing.of(job, made.roster, keys_of(made, silo), key, folder)
+    sharing = Sharing.of(job, made.roster, keys_of(made, silo), job_keys(job, silo, key), folder)
     sharing.memory.begin(job)  # as before the silo gives to the job's key
     return sharing
+
+
+def job_keys(job, silo, key=KEY):
+    """What a silo would have of the keys of the job, of fixed prekeys."""
+    prekeys = {each: hashlib.sha256(f"prekey of {each}".encode()).digest() for each in job.silos}
+    return JobKeys(key, prekeys[silo], {each: public_key(prekeys[each]) for each in prekeys if each != silo})
 
 
 @dataclass

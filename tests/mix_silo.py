@@ -63,7 +63,7 @@ class MixSilo(BlindSilo):
         return line_of(self.job, part, self.whole_roster.federation, rosters.digest(self.whole_roster))
 
     async def contribute(self):
-        made = contribute(self.epoch, self.silo, os.urandom(32), os.urandom(32), self.keys.sign)
+        made = contribute(self.epoch, self.silo, *(os.urandom(32) for _ in range(3)), self.keys.sign)
         message = contributed_to_wire(Contributed(self.session, self.job.name, self.digest, *made))
         await self.stub.Contribute(message, timeout=SECONDS)
 

@@ -12,17 +12,20 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
-from hostile import GARBAGE, SILO, Hostile, offer, play, records, round_of
+from hostile import GARBAGE, SILO, Hostile, finish, offer, play, records, round_of
 
 from staddle import log
 from staddle.algorithms.data import digits
 from staddle.commands import local_federation
+from staddle.proto import federation_pb2 as pb
 from staddle.proto import group_messages as messages
 from staddle.proto import secure_pb2 as secure
+from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import ERROR_METADATA
 from staddle.security import group_key as g
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
+from staddle.security.pairwise import public_key
 from staddle.security.sealing import letters
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
@@ -46,7 +49,7 @@ def rounds():
     patch = pytest.MonkeyPatch()
 
     async def key_alone(agent, admitted, asked):
-        await agent._group_keys.key(admitted.job)
+        await agent._group_keys.keys(admitted.job)
         await agent._gate.answer(admitted.job.name, admitted.job.digest, asked.round, "FAILED", "TRAINING")
 
     patch.setattr(agents.Agent, "_round", key_alone)
@@ -96,7 +99,7 @@ class Keying(Hostile):
         self.refuse, self.bring = list(refuse), list(bring)
         self.given = []  # contributions
         self.calls |= {"group_key": 0}
-        self.secrets = {silo: (os.urandom(32), os.urandom(32)) for silo in OTHERS}
+        self.secrets = {silo: tuple(os.urandom(32) for _ in range(3)) for silo in OTHERS}
         self.begun = time.monotonic()
 
     async def contribute(self, request, context):
@@ -134,6 +137,14 @@ def files(folder):
     return {path.name: path.read_bytes() for path in (folder / "jobs" / "first").glob("group.*")}
 
 
+def check_kept(world, hostile, folder):
+    """The key, our prekey's private half, and the prekeys of the others; nothing of what the key was made of."""
+    ((name, kept),) = files(folder).items()
+    assert (name, kept[:64]) == (KEY, world.epoch.context() + hostile.key())
+    assert public_key(kept[64:96]) == hostile.given[0].contribution.prekey
+    assert kept[96:] == b"".join(public_key(hostile.secrets[silo][2]) for silo in OTHERS)
+
+
 def answers(hostile, kind):
     return [answer for answer in hostile.answers if answer[0] == kind]
 
@@ -147,7 +158,7 @@ def test_offered_again_and_again_it_gives_the_very_same_and_then_has_the_key(wor
     assert all(given == hostile.given[0] for given in hostile.given)
     assert answers(hostile, "ACCEPT") == [("ACCEPT", 0, "UNSPECIFIED")] * 5
     assert answers(hostile, "FAILED") == [ENDED]
-    assert files(tmp_path) == {KEY: world.epoch.context() + hostile.key()}
+    check_kept(world, hostile, tmp_path)
     left = [record for record in records(tmp_path) if record["type"] == "egress.protocol"]
     assert [record["kind"] for record in left] == ["contribution"] * 5
 
@@ -221,7 +232,6 @@ def far_too_many(hostile):
 
 WRONG = (
     without_one, doubled, with_swapped_letters, of_another_recipient, of_another_epoch, of_another_job, its_own_back,
-    far_too_many,
 )  # fmt: skip
 
 
@@ -236,12 +246,13 @@ def test_after_wrong_answers_the_right_one_counts(world, tmp_path):
     tasks = [offer(world), *[round_of(world, 0)] * (len(WRONG) + 1)]
     hostile = play(Keying(world, tasks, bring=WRONG), tmp_path)
     assert answers(hostile, "FAILED") == [*[("FAILED", 0, "DELIVERY")] * len(WRONG), ENDED]
-    assert files(tmp_path) == {KEY: world.epoch.context() + hostile.key()}
+    check_kept(world, hostile, tmp_path)
 
 
-def test_bytes_that_are_no_answer_are_a_lost_coordinator(world, tmp_path):
+@pytest.mark.parametrize("wrong", [lambda _: GARBAGE, far_too_many], ids=["garbage", "far too many"])
+def test_bytes_that_are_no_answer_are_a_lost_coordinator(world, tmp_path, wrong):
     tasks = [offer(world), round_of(world, 0), round_of(world, 0)]
-    hostile = play(Keying(world, tasks, bring=[lambda _: GARBAGE]), tmp_path)
+    hostile = play(Keying(world, tasks, bring=[wrong]), tmp_path)
     assert answers(hostile, "FAILED") == [ENDED]
     assert hostile.calls["hello"] == 2
 
@@ -252,6 +263,36 @@ def test_once_it_has_the_key_it_asks_no_more_and_gives_nothing_for_the_job_again
     assert hostile.calls["group_key"] == 1
     assert len(hostile.given) == 1
     assert hostile.answers[-1] == ("DECLINE", 0, "JOB_INVALID")
+
+
+@pytest.mark.parametrize("completed", [False, True])
+def test_once_the_end_is_told_its_keys_are_gone_and_the_same_end_has_the_same_answer(world, tmp_path, completed):
+    """Also where it could not take the results: there is nothing to open them with any more."""
+    end, damaged = finish(world, 2, completed=completed), lambda: [tensor.Frame(chunk=b"no manifest")]
+    tasks = [offer(world), round_of(world, 0), end, end, offer(world)]
+    hostile = play(Keying(world, tasks, fetch=[damaged]), tmp_path)
+    assert hostile.calls["fetch"] == completed
+    assert answers(hostile, "DONE") == [("DONE", 2, "DELIVERY" if completed else "UNSPECIFIED")] * 2
+    assert files(tmp_path) == {group_keys.ENDED: b""}
+    assert hostile.answers[-1] == ("DECLINE", 0, "JOB_INVALID")
+
+
+def test_keys_are_gone_before_the_end_is_confirmed(world, tmp_path):
+    """The coordinator may take the confirmation for the erasure."""
+    hostile, found = Keying(world, [offer(world), round_of(world, 0), finish(world, 2, completed=False)]), []
+    answer = hostile.answer
+
+    async def looking(request, context):
+        found.append((request.kind, set(await asyncio.to_thread(files, tmp_path))))
+        return await answer(request, context)
+
+    hostile.answer = looking
+    play(hostile, tmp_path)
+    assert found == [
+        (pb.ANSWER_KIND_ACCEPT, {SECRET}),
+        (pb.ANSWER_KIND_FAILED, {KEY}),
+        (pb.ANSWER_KIND_DONE, {group_keys.ENDED}),
+    ]
 
 
 def test_what_is_withheld_for_ever_is_asked_for_at_our_pace(world, tmp_path, monkeypatch):
@@ -275,19 +316,19 @@ def test_the_key_and_what_it_is_made_of_stay_at_home(world, tmp_path, caplog):
 
     async def looked_at(request, context):
         secret = await asyncio.to_thread((tmp_path / "jobs" / "first" / SECRET).read_bytes)
-        kept.extend((secret[32:64], secret[64:]))
+        kept.extend((secret[32:64], secret[64:96], secret[96:]))
         kept.append(request.SerializeToString())
         return await give(request, context)
 
     hostile.contribute = looked_at
     with log.followed(lambda event, fields: said.append(repr((event, fields)))):
         play(hostile, tmp_path)
-    secret, ephemeral, crossed = kept
-    key = files(tmp_path)[KEY][32:]
+    *secrets, crossed = kept
+    key = files(tmp_path)[KEY][32:64]
     text = "\n".join(said)
     ledger = b"".join(path.read_bytes() for path in tmp_path.rglob("*.jsonl")).decode()
     assert "job.accepted" in text
-    for each in (secret, ephemeral, key):
+    for each in (*secrets, key):
         assert each not in crossed
         assert each.hex() not in text + ledger
         assert repr(each)[2:-1] not in text

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hostile import SILO, Hostile, offer, play, records, round_of
-from keyed_jobs import KEY, WHOLE, Coordinator, even
+from keyed_jobs import WHOLE, Coordinator, even, job_keys
 from recording_gate import Made
 
 from staddle.algorithms.data import digits
@@ -32,11 +32,11 @@ def hurried(monkeypatch):
     async def contribute(keys, job):
         pass
 
-    async def key(keys, job):
-        return KEY
+    async def keys(keys, job):
+        return job_keys(job, SILO)
 
     monkeypatch.setattr(group_keys.GroupKeys, "contribute", contribute)
-    monkeypatch.setattr(group_keys.GroupKeys, "key", key)
+    monkeypatch.setattr(group_keys.GroupKeys, "keys", keys)
 
 
 @pytest.fixture(scope="module")

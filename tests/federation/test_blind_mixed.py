@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from key_watch import keys_watched
 
 from staddle.algorithms.data import digits, split
 from staddle.algorithms.exchange import PLAIN
@@ -15,7 +16,7 @@ from staddle.security import roster as rosters
 from staddle.security.head import own_log_key
 from staddle.security.ledger_audit import ledger_folder, verify
 from staddle.security.reconcile import reconcile
-from staddle.silo.group_keys import KEY
+from staddle.silo.group_keys import ENDED
 from staddle.silo.state import split_key
 
 SILOS = ("north", "east", "south", "west", "middle")
@@ -48,11 +49,6 @@ def documents(document, counts, by_class):
     ]
 
 
-def group_key(running, job, silo):
-    """Behind the context of its epoch."""
-    return (running.federation.state(silo) / "jobs" / job.name / KEY).read_bytes()[32:]
-
-
 def kept(running, job, silo):
     return state_from_bytes((running.federation.state(silo) / "jobs" / job.name / "model.safetensors").read_bytes())
 
@@ -83,15 +79,19 @@ def test_blind_jobs_that_mix_and_compare_give_what_the_oracle_computes(start, do
     for each in documents(document, counts, by_class):
         running.job(each)
     coordinator = running.start_coordinator()
-    for silo in SILOS:
-        running.write_silo(silo)
-        running.start_silo(silo)
-    for job in running.jobs:
-        ended = coordinator.wait_for("job.ended", 120)
-        assert (ended["job"], ended["outcome"], ended["reason"]) == (job.name, "completed", "")
+    with keys_watched(running.federation, SILOS) as seen:
+        for silo in SILOS:
+            running.write_silo(silo)
+            running.start_silo(silo)
+        for job in running.jobs:
+            ended = coordinator.wait_for("job.ended", 120)
+            assert (ended["job"], ended["outcome"], ended["reason"]) == (job.name, "completed", "")
+            for silo in SILOS:  # whoever seizes a silo now finds no key of the job
+                folder = running.federation.state(silo) / "jobs" / job.name
+                assert [path.name for path in folder.glob("*group*")] == [ENDED]
     running.stop()
     for job in running.jobs:
-        (key,) = {group_key(running, job, silo) for silo in SILOS}
+        (key,) = {kept[32:64] for silo in SILOS for kept in seen[job.name, silo]}  # behind the context of its epoch
         expected = simulate(job, shards, exchanges=simulated(job, key))
         alone = simulate(job, shards, exchanges=PLAIN) if job.name == "mixed" else None
         for silo in SILOS:

@@ -82,9 +82,12 @@ def test_the_coordinator_sees_sums_alone(start, document, tmp_path):
         assert unexplained(calls[silo], ledger, roster) == []
     check_fields(calls)
     given_by = gifts(running)
-    for job in running.jobs:
-        for round_ in range(job.length):
-            check_sum(running, calls, given_by, (job.name, round_), tmp_path)
+    opened = {
+        (job.name, round_): check_sum(calls, given_by, (job.name, round_), tmp_path)
+        for job in running.jobs
+        for round_ in range(job.length)
+    }
+    assert all(sums_of(running, silo) == opened for silo in SILOS)
     for silo in SILOS:
         check_words(calls[silo], given_by, silo)
         check_plaintext(running, calls[silo], given_by, silo)
@@ -104,23 +107,28 @@ def recorded(start, document):
     for method, options in METHODS.items():
         changes = {"rounds": ROUNDS, "min_cohort": 3, "security": SECURITY, "options": options}
         running.job(document(method, SILOS, method, **changes))
+    return running, tapped(running, SILOS)
+
+
+def tapped(running, silos):
+    """All jobs of a federation, done; calls by silo."""
     running.start_coordinator()
     folder = running.federation.folder
-    keys = {silo: load_keys(folder / silo / "keys") for silo in SILOS}
+    keys = {silo: load_keys(folder / silo / "keys") for silo in silos}
     coordinator = load_keys(folder / "coordinator" / "keys")
     with Tap(running.address, rosters.load(folder / "roster.json"), coordinator, keys) as tap:
         running.address = tap.address
-        for silo in SILOS:
+        for silo in silos:
             running.write_silo(silo)
             running.start_silo(silo)
         for job in running.jobs:
             ended = running.daemons["coordinator"].wait_for("job.ended", 120)
             assert (ended["job"], ended["outcome"]) == (job.name, "completed")
-        tap.wait_for(lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in SILOS))
-        for silo in SILOS:  # before the coordinator, which they would look for
+        tap.wait_for(lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in silos))
+        for silo in silos:  # before the coordinator, which they would look for
             running.daemons[silo].stop()
         running.stop()
-    return running, tap.calls
+    return tap.calls
 
 
 def gifts(running):
@@ -220,25 +228,32 @@ def check_fields(calls):
         assert fields | zero == set(SEEN[call].split()), call
 
 
-def check_sum(running, calls, given_by, place, folder):
-    """What the coordinator opened, and said the digest of, is the sum of what silos gave, and nothing but that."""
-    spec = spec_of(calls["north"], place)
-    assert spec.cohort == tuple(sorted(SILOS))
+def sums_of(running, silo):
+    """Digests of the sums that were opened, as the silo's ledger has them."""
+    records = (entry.record for entry in entries(ledger_folder(running.federation.state(silo))))
+    return {(r.job, r.round): r.sha256 for r in records if isinstance(r, SumOpened)}
+
+
+def check_sum(calls, given_by, place, folder, cohort=SILOS):
+    """What the coordinator opened, and said the digest of, is the sum of what silos gave, and nothing but that.
+
+    The digest, in hex.
+    """
+    spec = spec_of(calls[cohort[0]], place)
+    assert spec.cohort == tuple(sorted(cohort))
     accumulator = Accumulator(spec)
-    for silo in SILOS:
+    for silo in cohort:
         accumulator.add(unmasked(spec, silo, given_by[place, silo]))
     tensors = {}
     opened = accumulator.open((), spec.cohort)
-    for (part, _), own, each in zip(given_by[place, "north"], spec.groups, opened, strict=True):
+    for (part, _), own, each in zip(given_by[place, cohort[0]], spec.groups, opened, strict=True):
         tensors |= {f"{part.name}/{name}": value.clone() for name, value in folded(part, own, each).items()}
     store = JobStore(folder / place[0], lambda _: (), {})
     store.write(opened_sum(place[1]), tensors, {SURVIVORS: json.dumps(list(spec.cohort))})
     digest = hashlib.sha256(store.sum_file(place[1]).read_bytes()).digest()
-    for silo in SILOS:
+    for silo in cohort:
         assert told(calls[silo], "result")[place].sha256 == digest
-        records = [entry.record for entry in entries(ledger_folder(running.federation.state(silo)))]
-        sums = {(r.job, r.round): r.sha256 for r in records if isinstance(r, SumOpened)}
-        assert sums[place] == digest.hex()
+    return digest.hex()
 
 
 # What it may not see.

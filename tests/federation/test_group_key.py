@@ -26,6 +26,7 @@ from staddle.security import policy as policies
 from staddle.security import roster as rosters
 from staddle.security.identity import Role, create_keys, load_keys
 from staddle.security.ledger import Ledger
+from staddle.security.pairwise import public_key
 from staddle.security.sealing import Sealed, Tree
 from staddle.security.signers import Signers
 from staddle.silo.egress import Gate, open_client
@@ -76,10 +77,11 @@ class Keyed(Caller):
     def __init__(self, address, world, silo, job=None):
         super().__init__(address, world.keys[silo], world.roster, job or world.job)
         self.keys, self.world = world.keys[silo], world
-        self.secret, self.ephemeral = os.urandom(32), os.urandom(32)
+        self.secret, self.ephemeral, self.prekey = (os.urandom(32) for _ in range(3))
 
     def made(self, epoch=None):
-        return g.contribute(epoch or self.world.epoch, self.silo, self.secret, self.ephemeral, self.keys.sign)
+        seeds = self.secret, self.ephemeral, self.prekey
+        return g.contribute(epoch or self.world.epoch, self.silo, *seeds, self.keys.sign)
 
     def message(self, contribution, pieces):
         given = messages.Contributed(self.session, self.job.name, self.digest, contribution, pieces)
@@ -161,7 +163,8 @@ def test_an_acceptance_without_a_contribution_is_refused_and_the_same_contributi
 def signed(silo, contribution, epoch, **fields):
     """A silo that signs what it should not."""
     sealing = replace(contribution.sealing, **fields)
-    return g.Contribution(sealing, silo.keys.sign(g.GROUP_CONTRIBUTION, g._payload(epoch, sealing)))
+    payload = g._payload(epoch, sealing, contribution.prekey)
+    return replace(contribution, sealing=sealing, signature=silo.keys.sign(g.GROUP_CONTRIBUTION, payload))
 
 
 def another_name(silo, given, pieces):
@@ -174,7 +177,12 @@ def a_bad_signature(_, given, pieces):
 
 def anothers_signature(silo, given, pieces):
     sign = silo.world.keys["east"].sign
-    return replace(given, signature=sign(g.GROUP_CONTRIBUTION, g._payload(silo.world.epoch, given.sealing))), pieces
+    payload = g._payload(silo.world.epoch, given.sealing, given.prekey)
+    return replace(given, signature=sign(g.GROUP_CONTRIBUTION, payload)), pieces
+
+
+def another_prekey(_, given, pieces):
+    return replace(given, prekey=given.sealing.ephemeral), pieces
 
 
 def of_another_job(silo, *_):
@@ -216,6 +224,7 @@ HARM = {
     a_piece_short: "SHARES: sealed 2 pieces",
     to_a_stranger: "SHARES: sealed 3 pieces",
     pieces_that_it_did_not_sign: "SHARES: its pieces do not lead to the root",
+    another_prekey: "KEYS: its signature does not fit",
     garbage: "KEYS: its signature does not fit",
 }
 
@@ -253,7 +262,7 @@ def test_who_is_no_silo_of_the_job_or_comes_too_late_gives_nothing(world):
         other = Keyed(here.address, world, "north", world.plain)
         other.session = north.session
         made = g.contribute(
-            g.Epoch.of(world.roster, SILOS, world.plain.digest), "north", bytes(32), bytes(32), north.keys.sign
+            g.Epoch.of(world.roster, SILOS, world.plain.digest), "north", *[bytes(32)] * 3, north.keys.sign
         )
         await refused(other.contribute(*made), "SECURE", FAILED, "ORDER", "job 'plain', which needs none")
         while here.daemon.runs[0].state.stage == "admitting":
@@ -409,7 +418,7 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
                 await keys.contribute(world.job)
                 await gate.answer("job", world.job.digest, 0, "ACCEPT")
             secrets = {name: (world.folder / "silos" / name / "jobs/job" / SECRET).read_bytes() for name in SILOS}
-            made = {name: await keys.key(world.job) for name, (_, keys) in at.items()}
+            made = {name: await keys.keys(world.job) for name, (_, keys) in at.items()}
             return secrets, made, repr(at)
 
     events = []
@@ -417,12 +426,14 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
         secrets, made, printed = asyncio.run(scenario())
         assert here.broken == []
     files = {name: (world.folder / "silos" / name / "jobs" / "job" / KEY).read_bytes() for name in SILOS}
-    (file,) = set(files.values())
-    assert file == world.epoch.context() + made["north"]
-    assert len(set(made.values())) == 1
+    for name, file in files.items():
+        own = made[name]
+        assert file == b"".join((world.epoch.context(), own.key, own.prekey, *own.others.values()))
+        assert own.others == {other: public_key(made[other].prekey) for other in sorted(SILOS) if other != name}
+    assert len({own.key for own in made.values()}) == 1
     crossed = b"".join(client.bytes for client in clients.values())
-    hidden = [made["north"], *(kept[at : at + 32] for kept in secrets.values() for at in (32, 64))]
-    said = "\n".join((printed, *events))
+    hidden = [made["north"].key, *(kept[at : at + 32] for kept in secrets.values() for at in (32, 64, 96))]
+    said = "\n".join((printed, repr(made), *events))
     assert "round.opened" in said
     ledgers = b"".join(path.read_bytes() for path in (world.folder / "silos").rglob("seg-*.jsonl")).decode()
     for each in hidden:

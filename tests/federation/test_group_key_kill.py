@@ -5,12 +5,14 @@ import socket
 import sqlite3
 
 import pytest
+from key_watch import keys_watched
 
 from staddle.commands import local_federation
 from staddle.proto import secure_pb2 as secure
 from staddle.security import group_key as g
 from staddle.security import roster as rosters
-from staddle.silo.group_keys import KEY
+from staddle.security.pairwise import public_key
+from staddle.silo.group_keys import ENDED
 
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
@@ -40,6 +42,8 @@ STEPS = {
         "sync group.key.*.tmp",
         "rename group.key",
         "remove group.secret",
+        "rename group.ended",
+        "remove group.key",
     ),
     "east": ("sync seg-00000001.jsonl egress.protocol job 0 contribution",),
     "coordinator": ("before COMMIT of job contribution", "after COMMIT of job contribution"),
@@ -58,24 +62,32 @@ def test_killed_around_every_durable_step_all_have_one_key(start, document):
     local_federation.write_coordinator(running.federation, ["job"], TIMING, running.address)
     for silo in SILOS:
         running.write_silo(silo)
-    for name in ("coordinator", *SILOS):
-        running.start_impatient(name, PLANS.get(name, "never"))
-    for silo in SILOS:
-        assert running.daemons[silo].wait_for("job.finished", 150)["completed"]
+    with keys_watched(running.federation, SILOS) as seen:
+        for name in ("coordinator", *SILOS):
+            running.start_impatient(name, PLANS.get(name, "never"))
+        assert running.daemons["coordinator"].wait_for("job.ended", 100)["outcome"] == "completed"
     running.stop()
 
     for name, steps in STEPS.items():
         died = [at for line in events(running, name) if line["event"] == "killed" for at in line["at"]]
         assert set(steps) <= set(died), died
-    files = {}
+    epoch = g.Epoch.of(rosters.load(running.federation.folder / "roster.json"), SILOS, job.digest)
+    keys, prekeys = set(), {}
     for silo in SILOS:
         folder = running.federation.state(silo) / "jobs" / "job"
-        files[silo] = (folder / KEY).read_bytes()
-        assert [path.name for path in folder.glob("*group*")] == [KEY]
-    epoch = g.Epoch.of(rosters.load(running.federation.folder / "roster.json"), SILOS, job.digest)
-    (file,) = set(files.values())
-    assert (file[:32], len(file)) == (epoch.context(), 64)
-    assert not [path for path in running.federation.folder.rglob("*.log") if file[32:].hex() in path.read_text()]
+        assert [path.name for path in folder.glob("*group*")] == [ENDED]  # all that was secret is gone
+        assert (folder / "model.safetensors").exists()
+        (file,) = seen["job", silo]
+        assert (file[:32], len(file)) == (epoch.context(), 6 * 32)
+        keys.add(file[32:64])
+        prekeys[silo] = public_key(file[64:96])
+        others = [file[at : at + 32] for at in range(96, len(file), 32)]
+        prekeys |= {(silo, of): other for of, other in zip(sorted({*SILOS} - {silo}), others, strict=True)}
+        logs = "".join(path.read_text() for path in running.federation.folder.rglob("*.log"))
+        assert not [at for at in range(32, len(file), 32) if file[at : at + 32].hex() in logs]
+    assert len(keys) == 1
+    assert all(prekeys[name] == prekeys[name[1]] for name in prekeys if isinstance(name, tuple))
+    assert len(set(prekeys.values())) == len(SILOS)
     with sqlite3.connect(running.federation.coordinator_config.parent / "state" / "coordinator.sqlite") as rows:
         kept = dict(rows.execute("SELECT silo, body FROM contributions").fetchall())
     assert set(kept) == set(SILOS)

@@ -3,24 +3,24 @@
 import pytest
 import torch
 from federation.test_blind_kill import SILOS, begin, check_ledgers, events, finished, records_of
+from key_watch import keys_watched
 
 from staddle.algorithms.data import split
 from staddle.algorithms.local_round import state_from_bytes
 from staddle.algorithms.simulation import simulate
 from staddle.proto.blind import simulated
-from staddle.silo.group_keys import KEY
 from staddle.silo.state import split_key
 
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 
 
-def check_models(running):
+def check_models(running, seen):
     """The model of the oracle at every silo, bit for bit."""
     torch.set_num_threads(1)
     (job,) = running.jobs
     states = {silo: running.federation.state(silo) for silo in SILOS}
     shards = {silo: split(running.data[silo], split_key(states[silo]), 0.25) for silo in SILOS}
-    (key,) = {(states[silo] / "jobs" / job.name / KEY).read_bytes()[-32:] for silo in SILOS}
+    (key,) = {kept[32:64] for silo in SILOS for kept in seen[job.name, silo]}
     expected = simulate(job, shards, exchanges=simulated(job, key))
     for silo in SILOS:
         found = state_from_bytes((states[silo] / "jobs" / job.name / "model.safetensors").read_bytes())
@@ -50,9 +50,10 @@ def check_one_word_a_round(running, silo):
 def test_silos_that_die_at_every_step_of_what_they_hide_and_open_end_with_the_same_models(start, document):
     running = start(*SILOS)
     plans = {"north": "every:mix-", "east": "every:gram-"}
-    begin(running, document, plans, method="pfedsim", options={"rho": 0}, rounds=3, security=SECURITY)
-    finished(running)
-    died = check_all(running, plans)
+    with keys_watched(running.federation, SILOS) as seen:
+        begin(running, document, plans, method="pfedsim", options={"rho": 0}, rounds=3, security=SECURITY)
+        finished(running)
+    died = check_all(running, plans, seen)
     for name in ("versions.json", "signed", "rows.json"):
         assert {f"rename mix-extractor.{name}", f"sync mix-extractor.{name}.*.tmp"} <= set(died["north"]), died
     assert {"rename gram-rows.json"} <= set(died["east"]), died
@@ -66,16 +67,17 @@ def test_silos_that_die_at_every_step_of_what_they_hide_and_open_end_with_the_sa
 )
 def test_killed_again_and_again_all_end_with_the_same_models(start, document, plans, fewest):
     running = start(*SILOS)
-    begin(running, document, plans, method="pfedsim", options={"rho": 0}, rounds=2, security=SECURITY)
-    finished(running)
-    died = check_all(running, plans)
+    with keys_watched(running.federation, SILOS) as seen:
+        begin(running, document, plans, method="pfedsim", options={"rho": 0}, rounds=2, security=SECURITY)
+        finished(running)
+    died = check_all(running, plans, seen)
     assert sum(map(len, died.values())) >= fewest
 
 
-def check_all(running, plans):
+def check_all(running, plans, seen):
     """Where each daemon died."""
     running.stop()
-    check_models(running)
+    check_models(running, seen)
     for silo in SILOS:
         check_one_word_a_round(running, silo)
     check_ledgers(running)

@@ -20,7 +20,7 @@ from staddle.silo.control import MAX_CONTROL_BYTES
 
 NS = (4, 10, 100, MOST_SILOS)
 sealed = st.builds(Sealed, ids, st.binary(min_size=SEALED_BYTES, max_size=SEALED_BYTES))
-contributions = st.builds(Contribution, st.builds(Sealing, ids, hashes, hashes, hashes), signatures)
+contributions = st.builds(Contribution, st.builds(Sealing, ids, hashes, hashes, hashes), hashes, signatures)
 contributeds = st.builds(
     m.Contributed, sessions, ids, hashes, contributions, some(sealed, lambda piece: piece.recipient)
 )
@@ -30,7 +30,7 @@ relayeds = some(
 
 
 def contribution(silo):
-    return Contribution(Sealing(silo, HASH, HASH, HASH), SIGNATURE)
+    return Contribution(Sealing(silo, HASH, HASH, HASH), HASH, SIGNATURE)
 
 
 def longest_contributed(n):

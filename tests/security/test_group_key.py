@@ -27,7 +27,7 @@ def contributions(over=None, *, seed=0, tamper=lambda *made: made):
     over, draw, made = over or epoch(), Drawn(seed), {}
     for silo in over.exchange_keys:
         secret = draw(32)
-        given, pieces = g.contribute(over, silo, secret, draw(32), signer(silo))
+        given, pieces = g.contribute(over, silo, secret, draw(32), draw(32), signer(silo))
         made[silo] = tamper(given, secret, pieces)
     return made
 
@@ -66,9 +66,8 @@ def test_all_silos_make_one_key_and_the_coordinator_could_check_all(n):
 
 def test_the_key_is_that_of_the_docstring():
     made = contributions()
-    everything = hashlib.sha256(
-        framed(b"staddle/group/all/1", *(given.sealing.encoded() for given, _, _ in made.values()))
-    ).digest()
+    fields = [field for given, _, _ in made.values() for field in (given.sealing.encoded(), given.prekey)]
+    everything = hashlib.sha256(framed(b"staddle/group/all/1", *fields)).digest()
     secrets = b"".join(secret for _, secret, _ in made.values())
     digests = (bytes.fromhex("aa" * 32), bytes.fromhex("bb" * 32))
     ctx = hashlib.sha256(framed(b"staddle/group/context/1", b"lung", *digests, bytes(7) + b"\x07"))
@@ -115,6 +114,25 @@ def test_1_a_missing_doubled_or_strange_contribution_is_the_coordinators():
         assert text in why
 
 
+def test_2_a_prekey_that_was_changed_or_is_none_is_blamed_on_who_passed_it_on():
+    made = contributions()
+    first = relayed(made, FOUR[0])[0]
+    others = {**made, FOUR[1]: (replace(first.contribution, prekey=public_key(bytes(32))), *made[FOUR[1]][1:])}
+    low = {**made, FOUR[1]: (signed_again(first.contribution, made[FOUR[1]][2], bytes(32)), *made[FOUR[1]][1:])}
+    for wrong, text in ((others, "does not fit what it gives"), (low, "low order")):
+        peer, code, why = refused(lambda wrong=wrong: key(wrong, FOUR[0]))
+        assert (peer, code) == ("coordinator", "KEYS")
+        assert text in why
+
+
+def test_another_prekey_makes_another_key():
+    """So a silo that signed two, one for each half, breaks what it is in, and no seed opens at a stranger."""
+    made = contributions()
+    other = signed_again(made[FOUR[1]][0], made[FOUR[1]][2], public_key(bytes(32)))
+    assert other.prekey != made[FOUR[1]][0].prekey
+    assert key({**made, FOUR[1]: (other, *made[FOUR[1]][1:])}, FOUR[0]) != key(made, FOUR[0])
+
+
 @pytest.mark.parametrize("field", ["ephemeral", "commitment", "root"])
 def test_2_a_contribution_that_was_changed_is_blamed_on_who_passed_it_on(field):
     made = contributions()
@@ -155,10 +173,12 @@ def test_3_letters_that_were_changed_or_are_for_another_silo():
         assert refused(lambda wrong=wrong: key(made, FOUR[0], brought=wrong))[:2] == ("coordinator", "SHARES")
 
 
-def signed_again(given, pieces, **fields):
+def signed_again(given, pieces, prekey=None, **fields):
     """A silo that signs what it should not."""
     made = replace(given.sealing, root=sealing.Tree(p.leaf() for p in pieces).root(), **fields)
-    return g.Contribution(made, signer(made.sender)(g.GROUP_CONTRIBUTION, g._payload(epoch(), made)))
+    prekey = given.prekey if prekey is None else prekey
+    payload = g._payload(epoch(), made, prekey)
+    return g.Contribution(made, prekey, signer(made.sender)(g.GROUP_CONTRIBUTION, payload))
 
 
 def test_3_what_does_not_open_or_fit_is_its_senders():
@@ -166,7 +186,7 @@ def test_3_what_does_not_open_or_fit_is_its_senders():
     given, secret, pieces = made[FOUR[1]]
     garbage = (sealing.Sealed(FOUR[0], bytes(48)), *pieces[1:])
     short = (sealing.Sealed(FOUR[0], bytes(3)), *pieces[1:])
-    other, others = g.contribute(epoch(), FOUR[1], bytes(32), bytes(31) + b"\x07", signer(FOUR[1]))
+    other, others = g.contribute(epoch(), FOUR[1], bytes(32), bytes(31) + b"\x07", bytes(32), signer(FOUR[1]))
     assert other.sealing.commitment != given.sealing.commitment
     for contribution, sealed, text in (
         (signed_again(given, garbage), garbage, "does not open"),
@@ -194,8 +214,8 @@ def test_2_fields_of_a_wrong_size_are_passed_on_by_the_coordinator():
     for field in ("ephemeral", "commitment", "root"):
         signed = signed_again(given, pieces)
         wrong = replace(signed.sealing, **{field: bytes(31)})
-        payload = g._payload(epoch(), wrong)
-        wrong = g.Contribution(wrong, signer(FOUR[1])(g.GROUP_CONTRIBUTION, payload))
+        payload = g._payload(epoch(), wrong, given.prekey)
+        wrong = g.Contribution(wrong, given.prekey, signer(FOUR[1])(g.GROUP_CONTRIBUTION, payload))
         peer, _, why = refused(lambda w=wrong: key({**made, FOUR[1]: (w, secret, pieces)}, FOUR[0]))
         assert (peer, "passed on from 'silo-01'" in why) == ("coordinator", True)
 
@@ -215,6 +235,13 @@ def test_the_coordinator_refuses_pieces_that_are_not_all():
     ):
         wrong = refused(lambda c=contribution, s=sealed: g.check_contribution(over, c, s, signers(FOUR)))
         assert wrong[:2] == (FOUR[1], "SHARES")
+    for contribution in (
+        signed_again(given, pieces, prekey=bytes(31)),
+        signed_again(given, pieces, prekey=bytes(32)),  # of low order: nobody could seal to it
+        replace(given, prekey=public_key(bytes(32))),
+    ):
+        wrong = refused(lambda c=contribution: g.check_contribution(over, c, pieces, signers(FOUR)))
+        assert wrong[:2] == (FOUR[1], "KEYS")
     stranger = contributions(epoch(names(5)))[names(5)[4]]
     assert refused(lambda: g.check_contribution(over, stranger[0], stranger[2], signers(names(5))))[:2] == (
         "silo-04",
@@ -225,11 +252,11 @@ def test_the_coordinator_refuses_pieces_that_are_not_all():
 def test_wrong_calls_are_told():
     draw = Drawn(0)
     for call in (
-        lambda: g.contribute(epoch(), "nobody", draw(32), draw(32), signer("nobody")),
-        lambda: g.contribute(epoch(), FOUR[0], draw(31), draw(32), signer(FOUR[0])),
+        lambda: g.contribute(epoch(), "nobody", draw(32), draw(32), draw(32), signer("nobody")),
+        lambda: g.contribute(epoch(), FOUR[0], draw(31), draw(32), draw(32), signer(FOUR[0])),
         lambda: key({**contributions(), FOUR[0]: (*contributions(seed=1)[FOUR[0]][:1], bytes(32), ())}, FOUR[0]),
         lambda: key({**contributions(), FOUR[0]: contributions()[FOUR[1]]}, FOUR[0]),
-        lambda: g.contribute(epoch(FOUR[:1]), FOUR[0], draw(32), draw(32), signer(FOUR[0])),
+        lambda: g.contribute(epoch(FOUR[:1]), FOUR[0], draw(32), draw(32), draw(32), signer(FOUR[0])),
     ):
         with pytest.raises(LocalError):
             call()

@@ -8,15 +8,16 @@ import pytest
 from keyed_jobs import SILOS, make_keyed
 
 from staddle import files
-from staddle.errors import LocalError, RefusedError
+from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.security import group_key as g
 from staddle.security import roster as rosters
 from staddle.security import sealing
 from staddle.security.identity import load_keys
+from staddle.security.pairwise import public_key
 from staddle.security.signers import Signers
 from staddle.silo import group_keys
 from staddle.silo.egress import UnreachableError
-from staddle.silo.group_keys import KEY, SECRET, GroupKeys
+from staddle.silo.group_keys import ENDED, KEY, SECRET, GroupKeys
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +87,7 @@ class Silos:
             asyncio.run(self.at[silo].contribute(self.job))
 
     def key(self, silo):
-        return asyncio.run(self.at[silo].key(self.job))
+        return asyncio.run(self.at[silo].keys(self.job)).key
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_what_it_gave_is_0600_before_it_leaves_and_gone_once_the_key_is_there(si
         key = silos.key(silo)
         assert {path.name for path in silos.path(silo).iterdir()} == {KEY}
         assert silos.path(silo, KEY).stat().st_mode & 0o777 == 0o600
-        assert silos.path(silo, KEY).read_bytes()[32:] == key
+        assert silos.path(silo, KEY).read_bytes()[32:64] == key
 
 
 def test_a_process_that_starts_anew_gives_the_very_same_and_has_the_same_key(silos, made):
@@ -143,11 +144,8 @@ def test_a_process_that_starts_anew_gives_the_very_same_and_has_the_same_key(sil
     assert silos.post.asked == asked
 
 
-@pytest.mark.parametrize("step", range(7))
-def test_whatever_durable_step_it_dies_before_the_key_is_the_same(silos, made, monkeypatch, step):
-    """Sync, rename and sync of the folder, for the key; then removal of the secret, and sync of the folder."""
-    silos.contribute()
-    expected = silos.key(SILOS[1])
+def dying_at(patch, step):
+    """The process dies before the durable step of this number; the sync of a folder is two."""
     left = step
 
     def dying(real):
@@ -160,17 +158,25 @@ def test_whatever_durable_step_it_dies_before_the_key_is_the_same(silos, made, m
 
         return run
 
+    for owner, name in (
+        (os, "fsync"),
+        (files.Path, "replace"),
+        (files.Path, "unlink"),
+        (files, "sync_directory"),
+        (group_keys, "sync_directory"),
+    ):
+        patch.setattr(owner, name, dying(getattr(owner, name)))
+
+
+@pytest.mark.parametrize("step", range(7))
+def test_whatever_durable_step_it_dies_before_the_key_is_the_same(silos, made, monkeypatch, step):
+    """Sync, rename and sync of the folder, for the key; then removal of the secret, and sync of the folder."""
+    silos.contribute()
+    expected = silos.key(SILOS[1])
     relayed = asyncio.run(silos.post.door(SILOS[0]).group_key(silos.job))
     keys = silos.at[SILOS[0]]
     with monkeypatch.context() as patch:
-        for owner, name in (
-            (os, "fsync"),
-            (files.Path, "replace"),
-            (files.Path, "unlink"),
-            (files, "sync_directory"),
-            (group_keys, "sync_directory"),
-        ):
-            patch.setattr(owner, name, dying(getattr(owner, name)))
+        dying_at(patch, step)
         with pytest.raises(KeyboardInterrupt):
             keys._made(silos.job, keys._epoch(silos.job), relayed)
     assert silos.path(SILOS[0], SECRET).exists() or silos.path(SILOS[0], KEY).exists()
@@ -213,9 +219,8 @@ def swapped(_, relayed):
 def of_another_epoch(silos, _):
     """All contributions anew, to the second epoch of the same job and roster."""
     epoch = g.Epoch.of(silos.made.roster, silos.job.silos, silos.job.digest, 1)
-    made = {
-        other: g.contribute(epoch, other, os.urandom(32), os.urandom(32), silos.keys[other].sign) for other in SILOS
-    }
+    seeds = [os.urandom(32) for _ in range(3)]
+    made = {other: g.contribute(epoch, other, *seeds, silos.keys[other].sign) for other in SILOS}
     return tuple(
         g.Relayed(given, sealing.letters(pieces)[SILOS[0]])
         for other, (given, pieces) in made.items()
@@ -258,8 +263,8 @@ def test_a_silo_that_seals_garbage_to_one_is_named(silos):
     root = sealing.Tree(piece.leaf() for piece in garbage).root()
     lying = replace(given.sealing, root=root)
     epoch = g.Epoch.of(silos.made.roster, silos.job.silos, silos.job.digest)
-    signature = silos.keys["silo-b"].sign(g.GROUP_CONTRIBUTION, g._payload(epoch, lying))
-    silos.post.given["silo-b"] = [(ctx, g.Contribution(lying, signature), garbage)]
+    signature = silos.keys["silo-b"].sign(g.GROUP_CONTRIBUTION, g._payload(epoch, lying, given.prekey))
+    silos.post.given["silo-b"] = [(ctx, g.Contribution(lying, given.prekey, signature), garbage)]
     with pytest.raises(RefusedError, match="what it sealed for 'silo-a' does not open") as caught:
         silos.key("silo-a")
     assert (caught.value.peer, caught.value.code) == ("silo-b", "SHARES")
@@ -273,7 +278,7 @@ def test_under_another_roster_it_gives_anew_until_there_is_a_key(silos, made):
     later.check_new(silos.job)
     asyncio.run(later.contribute(silos.job))
     after = silos.path(SILOS[0], SECRET).read_bytes()
-    assert not {before[at : at + 32] for at in (0, 32, 64)} & {after[at : at + 32] for at in (0, 32, 64)}
+    assert not {before[at : at + 32] for at in (0, 32, 64, 96)} & {after[at : at + 32] for at in (0, 32, 64, 96)}
     with pytest.raises(LocalError, match="gone, or of another roster"):
         silos.key(SILOS[0])
 
@@ -283,11 +288,78 @@ def test_a_key_of_another_roster_is_none_and_its_job_is_not_begun_again(silos, m
     silos.key(SILOS[0])
     later = silos.begun(SILOS[0], other_roster(made))
     with pytest.raises(LocalError, match="of another roster or job than 'rows' is now"):
-        asyncio.run(later.key(silos.job))
+        asyncio.run(later.keys(silos.job))
     for at in (later, silos.at[SILOS[0]]):
         with pytest.raises(LocalError, match="the key of a job of this name was made here"):
             at.check_new(silos.job)
     silos.at[SILOS[1]].check_new(silos.job)
+
+
+# The end of a job.
+
+
+def test_each_has_the_prekeys_of_the_others_before_and_after_a_restart(silos, made):
+    silos.contribute()
+    for _ in range(2):
+        found = {silo: asyncio.run(silos.at[silo].keys(silos.job)) for silo in SILOS}
+        assert len({own.prekey for own in found.values()}) == len(SILOS)
+        for silo, own in found.items():
+            assert own.others == {other: public_key(found[other].prekey) for other in SILOS if other != silo}
+        silos.at = {silo: silos.begun(silo, made.roster) for silo in SILOS}
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["with its key", "before there is a key"])
+def test_the_end_of_a_job_erases_its_keys_and_it_is_not_begun_again(silos, made, early):
+    silos.contribute()
+    if not early:
+        silos.key(SILOS[0])
+    silos.at[SILOS[0]].end(silos.job.name)
+    assert {path.name: path.read_bytes() for path in silos.path(SILOS[0]).iterdir()} == {ENDED: b""}
+    for at in (silos.at[SILOS[0]], silos.begun(SILOS[0], made.roster), silos.begun(SILOS[0], other_roster(made))):
+        assert at.ended(silos.job.name)
+        at.end(silos.job.name)
+        with pytest.raises(LocalError, match="erased, since job 'rows' has ended here"):
+            asyncio.run(at.keys(silos.job))
+        with pytest.raises(LocalError, match="a job of this name has ended here"):
+            at.check_new(silos.job)
+    assert not silos.at[SILOS[1]].ended(silos.job.name)
+
+
+def test_a_job_without_keys_ends_without_a_file(silos):
+    silos.at[SILOS[0]].end(silos.job.name)
+    silos.at[SILOS[0]].end("unheard-of")
+    assert list(silos.path(SILOS[0]).iterdir()) == []
+    assert not silos.at[SILOS[0]].ended(silos.job.name)
+
+
+@pytest.mark.parametrize("step", range(10))
+def test_whatever_durable_step_it_dies_before_the_end_is_taken_up_again(silos, made, monkeypatch, step):
+    """Sync, rename and sync of the folder, for the mark; then removal and sync of the folder, for each file."""
+    silos.contribute()
+    secret = silos.path(SILOS[0], SECRET).read_bytes()
+    silos.key(SILOS[0])
+    silos.path(SILOS[0], SECRET).write_bytes(secret)  # as if it had died before this one was erased
+    with monkeypatch.context() as patch:
+        dying_at(patch, step)
+        with pytest.raises(KeyboardInterrupt):
+            silos.at[SILOS[0]].end(silos.job.name)
+    left = {path.name for path in silos.path(SILOS[0]).iterdir()} & {KEY, SECRET}
+    assert left == ({KEY, SECRET} if step < 5 else {SECRET} if step < 8 else set())
+    again = silos.begun(SILOS[0], made.roster)
+    assert again.ended(silos.job.name) == (step >= 2)
+    again.end(silos.job.name)
+    assert {path.name for path in silos.path(SILOS[0]).iterdir() if not path.name.endswith(".tmp")} == {ENDED}
+
+
+def test_keys_that_the_disk_does_not_give_up_are_told(silos, monkeypatch):
+    silos.contribute()
+    monkeypatch.setattr(files.Path, "unlink", refusing)
+    with pytest.raises(UnwritableError, match="secret: cannot remove it"):
+        silos.at[SILOS[0]].end(silos.job.name)
+
+
+def refusing(*_):
+    raise PermissionError(1, "not permitted")
 
 
 @pytest.mark.parametrize("name", [SECRET, KEY])

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import pytest
 import torch
-from keyed_jobs import KEY, SILOS, make_keyed, sharing_of
+from keyed_jobs import KEY, SILOS, keys_of, make_keyed, sharing_of
 
 from staddle.algorithms.exchange import Mix
 from staddle.errors import LocalError, RefusedError
@@ -180,6 +180,9 @@ def test_each_part_leaves_in_order_and_the_padded_one_is_signed(world):
         other = sharing_of(world.keyed, world.job, silo, world.folder / silo)
         letter = letters(padded.pieces)[silo]
         assert len(open_seed(line, padded.upload, letter, silo, other.seed, other.signers)) == 32
+        lasting = keys_of(world.keyed, silo).exchange.private_bytes_raw()  # all that there is of the silo after the job
+        with pytest.raises(RefusedError, match="does not open"):
+            open_seed(line, padded.upload, letter, silo, lasting, other.signers)
 
 
 @pytest.mark.parametrize("after", [False, True])
