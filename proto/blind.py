@@ -115,7 +115,7 @@ def bounds(job: Job) -> Bounds:
 
 
 def row_terms(job: Job) -> Terms:
-    """By what rules the coordinator makes rows of a Mix; silos whose policy asks for more decline the job."""
+    """By what rules the coordinator opens sums and makes rows of a Mix; who asks for more gives no part to them."""
     return Terms(min_cohort=job.min_cohort, colluders=job.security.colluders)
 
 

@@ -80,7 +80,7 @@ class BlindRounds:
         if expected_rows(job, round_):
             rows = Rows(await self._sharing(job, folder), round_, asked_of_rows(job, self._policy), own)
         if sums_down(job, round_):
-            sums = Sums(await self._sharing(job, folder), round_, round_terms(job, self._policy.terms))
+            sums = Sums(await self._sharing(job, folder), round_)
         return await self._gate.fetch(job, round_, rows, sums)
 
     async def _enter(self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local) -> BlindRound:

@@ -16,13 +16,13 @@ from torch import Tensor
 from ..algorithms.job import Job
 from ..errors import RefusedError
 from ..proto import secure_pb2 as pb
-from ..proto.blind import SumDown, round_frame, sums_down
+from ..proto.blind import SumDown, round_frame, round_terms, row_terms, sums_down
 from ..proto.sum_messages import sums_from_wire
 from ..security.blind_sum import folded
 from ..security.fixedpoint import WORD, Words
 from ..security.labels import SECAGG_CONTEXT, framed
 from ..security.open_sum import Claim, check_claim, group_bytes, open_group
-from ..security.round_spec import Frame, RoundSpec, Terms
+from ..security.round_spec import Frame, RoundSpec
 from ..security.secagg_fault import COORDINATOR, Code, check
 from .sharing import Sharing
 
@@ -50,11 +50,9 @@ class _Coming:
 class Sums:
     """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
 
-    def __init__(self, sharing: Sharing, round_: int, terms: Terms) -> None:
-        """``terms`` are what this silo asks of the job's sums."""
+    def __init__(self, sharing: Sharing, round_: int) -> None:
         self.refused: Refusal | None = None
         self._sharing = sharing
-        self._terms = terms
         self._down = {part.name: part for part in sharing.job.down(round_)}
         self._expected = {each.part.name: each for each in sums_down(sharing.job, round_)}
         self._claims: dict[str, Claim] = {}
@@ -107,9 +105,11 @@ class Sums:
         return round_frame(sharing.job, round_, sharing.federation, sharing.roster, NO_MODEL)
 
     def _checked(self, place: SumDown, claim: Claim) -> RoundSpec:
-        spec = check_claim(claim, self._frame(place.round), self._terms, self._sharing.signers)
+        job = self._sharing.job
+        terms = round_terms(job, row_terms(job))  # by which it was opened; this silo need not have been in it
+        spec = check_claim(claim, self._frame(place.round), terms, self._sharing.signers)
         # Beyond that, its cohort was drawn for that round.
-        drawn = set(spec.cohort) <= set(self._sharing.job.cohort(place.round))
+        drawn = set(spec.cohort) <= set(job.cohort(place.round))
         check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")
         return spec
 

@@ -10,13 +10,11 @@ from open_sums import Summed, delivery, make_tagged
 from recording_gate import World, records
 
 from staddle.errors import RefusedError
-from staddle.proto.blind import model_digest, round_terms, sums_down
+from staddle.proto.blind import model_digest, sums_down
 from staddle.security.labels import SECAGG_CONTEXT, SECAGG_SPEC, framed
-from staddle.security.round_spec import Terms
 from staddle.silo.sums import Sums
 
 ME = SILOS[0]
-TERMS = Terms(min_cohort=3, min_honest=2, colluders=1)
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +36,13 @@ class Recipient:
         self.tagged, self.folder = tagged, folder
         self.world = World(tagged, folder, tagged.policy(tagged.jobs["simple"]))
 
-    def take(self, job, round_, frames, key=KEY, terms=TERMS):
+    def take(self, job, round_, frames, key=KEY):
         async def scenario():
             self.world.client.delivery = frames
             if not self.world.gate._session:
                 await self.world.gate.hello()
             sharing = sharing_of(self.tagged, job, ME, self.folder / "job", key)
-            taking = Sums(sharing, round_, round_terms(job, terms)) if sums_down(job, round_) else None
+            taking = Sums(sharing, round_) if sums_down(job, round_) else None
             return await self.world.gate.fetch(job, round_, None, taking)
 
         return asyncio.run(scenario())
@@ -203,12 +201,6 @@ def test_the_sum_of_silos_that_were_not_drawn_is_refused(recipient, tagged):
     made = Summed(tagged, job, 0)
     with pytest.raises(RefusedError, match="not all were drawn for its round"):
         recipient.take(job, 1, delivery(job, 1, [made.down("extractor")]))
-
-
-def test_a_policy_that_asks_for_more_survivors_refuses_the_sum(recipient, tagged):
-    made = Summed(tagged, tagged.jobs["simple"], 0, SILOS[:4])
-    with pytest.raises(RefusedError, match="4 survivors are fewer than 5"):
-        recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), terms=Terms(5, 2, 1))
 
 
 def folds(made):
