@@ -114,6 +114,7 @@ class FedSSA(Method):
     version = 1
     loadable = ("extractor",)
     options_model = FedSSAOptions
+    publishes_sums = False  # rows that too few silos hold stay as they were
     options: FedSSAOptions
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:

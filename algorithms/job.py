@@ -42,7 +42,7 @@ from ..errors import LocalError
 from ..files import Strict, canonical_json, read_toml, validate
 from .catalog import METHODS, configure, method_class, method_options
 from .exchange import Part
-from .job_security import KEYED, Name, SecurityTable, classes_fault, cohort_fault, sums_fault, unblind
+from .job_security import KEYED, Name, SecurityTable, classes_fault, cohort_fault, sums_fault, tags_fault, unblind
 from .method import METRICS, Method, Optimiser, Setting, specs_of_buffers
 from .models import ModelOptions, build, input_shape, sketch
 from .schema import explain_difference, method_digest, model_digest, phases, plain
@@ -239,15 +239,16 @@ class Job:
         others = len(self.silos) - 1
         fault = classes_fault(self.security, self.silos, self.model.classes, self._method.compares_labels)
         fault = fault or sums_fault(self.security, schema, varying, others, self.min_cohort, self._summing)
+        fault = fault or tags_fault(self.security, schema, self._method.publishes_sums)
         if fault:
             raise LocalError(f"{where}: {fault}")
         return schema
 
     @cached_property
     def keyed(self) -> bool:
-        """Whether it is blind and mixes or compares, which takes a key that all of its silos share."""
+        """Whether it is blind and mixes or compares, or has tags, which takes a key that all of its silos share."""
         exchanges = {part["exchange"] for phase in self._schema for part in phase["up"]}
-        return self.security.required and not exchanges.isdisjoint(KEYED)
+        return self.security.required and (self.security.tags or not exchanges.isdisjoint(KEYED))
 
     @cached_property
     def weighing(self) -> Mapping[str, int]:

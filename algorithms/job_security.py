@@ -11,6 +11,7 @@ Under "required" nobody can open what a silo gives, only sums over the silos of 
 between rounds must not enter sums over varying sets of silos: two such sums tell it (SECURITY.md rule 1). So private
 weights, and whatever is more than a weighted mean, take the same silos in every round. What is mixed crosses under pads
 that the other silos take off, what is compared crosses rotated: both take a key that all silos of the job share.
+With such a key, or with ``tags = true``, silos also see whether the coordinator altered what comes down of a sum.
 
 What a method wants to know of the silos beforehand, and would ask of each, a blind job declares: how many training
 records there are, and with ``class_counts = { clinic-a = [200, 210], … }`` of which class.
@@ -56,6 +57,8 @@ class SecurityTable(Strict):
     """The same class by class, for methods that compare the silos' labels."""
     colluders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 1
     """Silos that may be in league with the coordinator."""
+    tags: Annotated[bool, Field(strict=True)] = False
+    """Whether silos tag what they sum, by a key that they share, and check that no result was altered on its way."""
 
     @model_validator(mode="after")
     def _fit(self) -> "SecurityTable":
@@ -195,6 +198,19 @@ def sums_fault(
     if idle and security.weights == "public" and not any(map(_counts_rows, parts)):
         return f"security.{idle} does nothing: this job's weights stand in counts; take it out"
     return ""
+
+
+def tags_fault(security: SecurityTable, schema: Sequence[Mapping[str, Any]], publishes_sums: bool) -> str:
+    """Why tags would check nothing in a job; empty if they do, or it has none.
+
+    ``publishes_sums``: as ``Method.publishes_sums``. Metrics are summed, and do not come down.
+    """
+    if not security.tags:
+        return ""
+    given = {part["name"] for phase in schema for part in phase["up"] if part["exchange"].startswith("sum.")}
+    if publishes_sums and any(part["name"] in given for phase in schema for part in phase["down"]):
+        return ""
+    return "security.tags does nothing: no sum comes down to silos as it was opened; take it out"
 
 
 def unblind(schema: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:

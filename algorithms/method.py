@@ -200,6 +200,8 @@ class Method(ABC):
     """Parts that come down to each silo in a value of its own, whatever the others get."""
     census: ClassVar[bool] = False
     """Whether round 0 asks every silo for facts alone, before anything trains."""
+    publishes_sums: ClassVar[bool] = True
+    """Whether ``combine`` publishes, in each round, what is summed as its Sum gave it, under the part's own name."""
 
     options: Strict
     """Checked options, an instance of ``options_model``; subclasses narrow the annotation."""

@@ -26,6 +26,7 @@ from staddle.security.masks import Term
 from staddle.security.round_spec import Frame, RoundSpec, Terms, specify
 from staddle.security.secagg_memory import Memory
 from staddle.security.signers import Sign, Signers
+from staddle.security.tags import Tagger
 
 LEAST, MOST = 100, 400  # records of a silo
 MODES = {
@@ -75,13 +76,18 @@ def frame_of(elements: int, silos: int, mode: str) -> Frame:
 
 
 def mask(
-    spec: RoundSpec, silo: str, tensors: dict[str, torch.Tensor], terms: Iterable[Term], hashing: Clock | None = None
+    spec: RoundSpec,
+    silo: str,
+    tensors: dict[str, torch.Tensor],
+    terms: Iterable[Term],
+    hashing: Clock | None = None,
+    tagger: Tagger | None = None,
 ) -> bytes:
     """What a silo does between its training and its header: the digest of what it sent."""
     gifts = [given(part_of(spec.groups[0].elements), spec.groups[0], tensors)]
     check_given(spec, gifts)
     digest, clock = hashlib.sha256(), hashing or Clock()
-    for words in masked_chunks(spec, silo, gifts, tuple(terms)):
+    for words in masked_chunks(spec, silo, gifts, tuple(terms), tagger):
         with clock.of("SHA-256"):
             digest.update(words)
     return digest.digest()
@@ -122,6 +128,8 @@ class OurRound:
             if silo == self.me:
                 with self.clock.of("mask"):
                     mask(self.spec, silo, tensors, upload.terms, self.clock)
+                with self.clock.of("mask, tagged"):
+                    mask(self.spec, silo, tensors, upload.terms, tagger=self._tagger())
                 for mode in [mode for mode in MODES if mode != "public"]:
                     other = specify(frame_of(self.spec.groups[0].elements, len(self.spec.cohort), mode), told, 0)
                     with self.clock.of(f"mask, {mode}"):
@@ -140,6 +148,9 @@ class OurRound:
         self._finish(state, given_headers, whole, "")
         self._finish(state, [c.Failed(self.lost, "TIMEOUT"), *given_headers[1:]], without, " after a dropout")
         return self._bytes_sent()
+
+    def _tagger(self) -> Tagger:
+        return Tagger(bytes(32), self.spec.context(), len(self.spec.groups))
 
     def _setup(self) -> tuple[coordinator.CoordinatorState, list[c.TellShares]]:
         """Steps 0 and 1, up to what the silos are told of one another's shares."""
@@ -176,6 +187,11 @@ class OurRound:
                 state, effects = coordinator.advance(state, c.RevealGiven(each.reveal))
             left: Any = effects[-1]
             (opened,) = sums.open(left.terms, left.survivors)
+        with clock.of(f"check of the tag{name}"):
+            tagger = self._tagger()
+            for index, words in sums.numbers():
+                tagger.add(index, words)
+        with clock.of(f"open{name}"):
             folded(part_of(opened.elements), self.spec.groups[0], opened)
         self.states = states
 

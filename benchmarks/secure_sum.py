@@ -5,7 +5,8 @@ network, CPU seconds of all its threads, least and median of the repeats:
 
 - *silo*: setup (keys and shares: the specification's check, both key pairs, dealing, opening what others dealt); mask
   (from the model's tensors to the SHA-256 of the masked chunks: clip, weight, quantise, mask); unmask (the survivors'
-  headers and signatures checked, signing, revealing). Masks are also made with private weights, in both rings.
+  headers and signatures checked, signing, revealing). Masks are also made with private weights, in both rings, and with
+  linear tags; these are checked in the open sum.
 - *coordinator*: its state machine's checks of all messages; fold (n uploads added up); open (shares joined, the masks
   that are left taken off, the mean). Then both again where one silo is lost after it dealt.
 - bytes that one silo sends, protobuf messages included; and by how much the resident set grows at its peak while a silo
@@ -39,7 +40,9 @@ ROWS = {  # what is printed, and the clock's name for it
     "silo: mask": "mask",
     "silo: of it SHA-256": "SHA-256",
     **{f"silo: mask, {mode}": f"mask, {mode}" for mode in MODES if mode != "public"},
+    "silo: mask, tagged": "mask, tagged",
     "silo: unmask": "unmask",
+    "silo: check of the result's tag": "check of the tag",
     "coordinator: messages": "messages",
     "coordinator: fold": "fold",
     "coordinator: open": "open",

@@ -133,9 +133,10 @@ def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
         ]
     if keyed := [f"{job.name!r}" for job in blind if job.keyed]:
         why = (
-            f"What {', '.join(keyed)} mixes or compares is hidden from the coordinator by a key that all of the job's "
-            "silos have. If the coordinator and any one of them put together what they have, they read what each silo "
-            'gives. Keep this line only if you trust that they do not; "none" declines such jobs.'
+            f"What {', '.join(keyed)} mixes or compares, and the tags by which silos check sums, are hidden from the "
+            "coordinator by a key that all of the job's silos have. If the coordinator and any one of them put what "
+            "they have together, they read what each silo gives there, and can alter sums. Keep this line only if you "
+            'trust that they do not; "none" declines such jobs.'
         )
         lines += [*_comment(why), f'trust = "{TRUSTED}"']
     return ["", "[secure_aggregation]", *lines] if lines else []

@@ -126,8 +126,12 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
         yield from _wrapped(said, "")
     if job.keyed:
         trust = policy.file.secure_aggregation.trust
-        said = "what it mixes and compares is hidden by a key that the job's silos share: the coordinator together with"
-        yield from _wrapped(f"{said} any one of them reads it; here trust = {trust!r}", "")
+        forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}
+        hidden, it = (
+            ("what it mixes and compares is", "it") if forms - {MASKED} else ("the tags of its sums are", "them")
+        )
+        said = f"{hidden} hidden by a key that the job's silos share: the coordinator together with any one of them"
+        yield from _wrapped(f"{said} reads {it}; here trust = {trust!r}", "")
     for outflow in outflows:
         yield ""
         yield f"{_rounds(outflow)}:"

@@ -27,7 +27,7 @@ from ..security.mix_row import RowMemory
 from .round import JobState
 from .secure_rows import Row
 
-Room: TypeAlias = Literal["result", "version", "mail"]
+Room: TypeAlias = Literal["result", "version", "mail", "words"]
 Place: TypeAlias = tuple[Room, str, str]  # room, part, silo ("" for a result)
 Files: TypeAlias = Mapping[Place, str]  # place → file name in the job's folder
 

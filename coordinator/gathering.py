@@ -12,18 +12,19 @@ from torch import Tensor
 
 from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
-from ..proto.blind import model_digest, round_frame, round_terms, summed
+from ..proto.blind import model_digest, round_frame, round_terms, summed, sums_published
 from ..proto.wire import Item, delivered_items, tensor_bytes
 from ..security import roster as rosters
 from ..security.identity import Keys
-from ..security.masks import Term
+from ..security.labels import SECAGG_SPEC
 from ..security.round_spec import RoundSpec, Terms, specify
+from ..security.secagg_coordinator_events import Open
 from ..security.signers import Signers
 from .config import Timing
 from .database import Database
 from .events import Event, Failed, Gather, SumFailed, Summed
 from .jobrun import Delivery, JobRun
-from .opening import open_sum
+from .opening import Keeping, open_sum
 from .secure_rows import Entry, dumped
 from .summing import Summing
 from .summing_shell import Setting
@@ -114,10 +115,11 @@ class Gathering:
         if summed(job.up(self.round)) == (METRICS,):  # whatever comes down is no part of it
             return model_digest(job, self.round, (), ())
         for silo in effect.cohort:
+            sums = [(each.part, each.sha256) for each in self._run.sums(self.round, silo)]
             delivery = await self._run.delivery(self.round, silo)
             items = delivered_items([part for part in job.down(self.round) if part.name in delivery.tensors])
             digests = await asyncio.to_thread(_digests, items, delivery, hashed)
-            found.add(model_digest(job, self.round, items, digests))
+            found.add(model_digest(job, self.round, items, digests, sums))
             if len(found) > 1:
                 raise LocalError(
                     f"method {job.method_name!r} delivers different values to silos in round {self.round}; it cannot "
@@ -147,10 +149,12 @@ class Gathering:
         """Remove a silo's masked words."""
         self._run.store.discard(self.round, silo)
 
-    def open(self, attempt: int, spec: RoundSpec, terms: tuple[Term, ...], survivors: tuple[str, ...]) -> None:
+    def open(self, attempt: int, spec: RoundSpec, opening: Open) -> None:
         """Add up the survivors' words and take these masks off, in the thread of the folds."""
-        run, parts = self._run, summed(self._run.job.up(self.round))
-        work = partial(open_sum, run.store, parts, spec, terms, survivors)
+        run, job = self._run, self._run.job
+        signature = self._means.keys.sign(SECAGG_SPEC, spec.payload())
+        keep = Keeping(sums_published(job, self.round), signature)
+        work = partial(open_sum, run.store, summed(job.up(self.round)), spec, opening, keep)
         self._host.start(self._host.in_turn(run, self.round, work), partial(self._opened, attempt))
 
     def _opened(self, attempt: int, task: "asyncio.Task[bytes]") -> None:

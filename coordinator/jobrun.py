@@ -10,21 +10,23 @@ from torch import Tensor
 from ..algorithms import aggregation
 from ..algorithms.exchange import PLAIN, Exchanges, Gram, Part
 from ..algorithms.job import Job
-from ..algorithms.method import CoordinatorState
+from ..algorithms.method import CoordinatorState, Latest
 from ..errors import LocalError, RefusedError
-from ..proto.blind import uploaded
+from ..proto.blind import bounds, sums_down, sums_published, uploaded
 from ..proto.mix_messages import Padded
 from ..proto.secure_told import Told
 from ..proto.wire import Item, given_items
 from ..security import roster as rosters
+from ..security.blind_sum import group
 from ..security.mix_row import RowMemory
 from ..security.signers import Sign
 from . import heap
 from .database import Place, StoredJob
+from .kept_words import KeptSum, kept_sum
 from .mixing import Mixing, name_of, part_bytes
 from .opening import OpenedSums, masked_bytes
 from .rows import Memories, Planned
-from .store import JobStore, Spool, Upload, masked_words, opened_sum
+from .store import JobStore, Spool, Upload, masked_words, opened_sum, summed_words
 from .summing import Summing
 
 
@@ -58,7 +60,8 @@ class JobRun:
         self.state = stored.state
         self.store = JobStore(folder, lambda round_: given_items(job.up(round_)), stored.files)
         self.mixing = Mixing(job, roster, sign, stored, self.store) if job.keyed else None
-        self.store.clean(_kept(stored), self.mixing.needed if self.mixing is not None else ())
+        published = sums_published(job, stored.state.round) if stored.state.round < job.length else ()
+        self.store.clean(_kept(stored, published), self.mixing.needed if self.mixing is not None else ())
         self.exchanges: Exchanges = PLAIN
         self.summing: Summing | None = None  # of the open round of a blind job, once it was begun
         self.summed: Summing | None = None  # of the round before: silos may still ask what came of it
@@ -153,6 +156,21 @@ class JobRun:
             )
         return Delivery(tensors, self.store.digests(tensors))
 
+    def sums(self, round_: int, silo: str) -> list[KeptSum]:
+        """The open sums that a silo gets in words beside it, in wire order."""
+        places = {each.part.name: each for each in sums_down(self.job, round_)}
+        if not places:
+            return []
+        given = self._method.deliveries(self._method_state, round_, silo)
+        latest = {delivery.part for delivery in given if isinstance(delivery, Latest)}
+        found = []
+        for name, place in places.items():
+            path = self.store.words(name)
+            if path is not None and name in latest:
+                own = group(place.part, bounds(self.job))
+                found.append(kept_sum(name, path, own.body * (own.ring // 8)))
+        return found
+
     def rows(self, round_: int, silo: str) -> tuple[list[Planned], Memories]:
         """The rows that a silo gets beside it, and what is to be remembered of them before they leave."""
         if self.mixing is None:
@@ -197,7 +215,8 @@ class JobRun:
             read, archive = self.store.reader(members, round_), self.store.folding(round_)
         else:
             read = self.store.rotated(members, round_, [part for part in up if isinstance(part.exchange, Gram)])
-            archive = self.store.folding(round_, self.mixing.posting(round_, memories))
+            posting = self.mixing.posting(round_, memories)
+            archive = self.store.folding(round_, posting, sums_published(self.job, round_))
         method, metrics = aggregation.close_round(
             self._method, self.exchanges, self._method_state, round_, members, up, read, archive
         )
@@ -225,10 +244,11 @@ class JobRun:
             self.store.discard_hidden(round_)
 
 
-def _kept(stored: StoredJob) -> list[str]:
-    """Names of the files that the open round may need."""
+def _kept(stored: StoredJob, published: Sequence[str]) -> list[str]:
+    """Names of the files that the open round may need; ``published`` are the parts of which words are kept."""
     state = stored.state
     if state.blind:
         parts = [each.file for each in stored.hidden if each.round == state.round]
-        return [opened_sum(state.round), *(masked_words(state.round, silo) for silo in state.cohort), *parts]
+        words = [summed_words(state.round, part) for part in published]
+        return [opened_sum(state.round), *(masked_words(state.round, silo) for silo in state.cohort), *parts, *words]
     return [f"{state.round}.{silo}.upload" for silo in state.given]

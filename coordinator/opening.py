@@ -9,6 +9,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
@@ -21,32 +22,52 @@ from ..errors import LocalError
 from ..proto.blind import round_frame
 from ..security.blind_sum import folded
 from ..security.masked_sum import Accumulator, chunks, upload_bytes
-from ..security.masks import Term
+from ..security.open_sum import Claim, tag_of
 from ..security.round_spec import RoundSpec, specify
-from .store import JobStore, opened_sum
+from ..security.secagg_coordinator_events import Open
+from .kept_words import kept_words
+from .store import JobStore, opened_sum, summed_words
 
 SURVIVORS = "survivors"
-NOTHING = "0" * 64  # in place of digests where only sizes are asked for
+NO_DIGEST = "0" * 64  # in place of digests where only sizes are asked for
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Parts of a sum whose words are kept for silos, and the coordinator's signature over its specification."""
+
+    parts: Sequence[str] = ()
+    signature: bytes = b""
+
+
+NOTHING_KEPT = Keeping()
 
 
 def masked_bytes(job: Job, round_: int) -> int:
     """How long a silo's masked words are in a round; LocalError for a job whose sums cannot be."""
-    frame = round_frame(job, round_, "none", NOTHING, NOTHING)
+    frame = round_frame(job, round_, "none", NO_DIGEST, NO_DIGEST)
     return upload_bytes(specify(frame, job.cohort(round_), 0))
 
 
 def open_sum(
-    store: JobStore, parts: Sequence[Part], spec: RoundSpec, terms: Sequence[Term], survivors: Sequence[str]
+    store: JobStore, parts: Sequence[Part], spec: RoundSpec, opening: Open, keep: Keeping = NOTHING_KEPT
 ) -> bytes:
     """Add up the survivors' words, take the masks off, write what is left; SHA-256 of the file, which is durable.
 
-    RefusedError (SUM) where canaries do not come out, OSError where the disk does not take it: then there is no file.
+    The words that are kept are durable before it. RefusedError (SUM) where canaries do not come out, OSError where the
+    disk does not take it: then there is no file of the sum, and what there is of words is written again.
     """
+    survivors = opening.survivors
     accumulator = Accumulator(spec)
     for silo in survivors:
         with store.masked(spec.round, silo).open("rb") as file:
             accumulator.add(_pieces(file, spec))
-    sums = list(reversed(accumulator.open(terms, survivors)))
+    sums = list(reversed(accumulator.open(opening.terms, survivors)))
+    for index, part in enumerate(parts):
+        if part.name in keep.parts:
+            claim = Claim(spec.payload(), keep.signature, survivors, tag_of(opening.tags, index, len(spec.groups)))
+            numbers = (words for group, words in accumulator.numbers() if group == index)
+            store.write_aside(summed_words(spec.round, part.name), kept_words(claim, numbers))
     del accumulator  # a sum's words go once it is folded, and the fold once it is copied: never three of them
     tensors: dict[str, Tensor] = {}
     for part, group in zip(parts, spec.groups, strict=True):

@@ -4,7 +4,8 @@ With n silos in the job::
 
     uploads     n · what a silo gives in a round: as they come, and until the fold; masked, and their sum, if blind
     versions    2 n · the same, where a Mix needs the last upload of each silo: those that count, and those before them
-    published   3 · every part that is folded or delivered: being written, last, and the one before, which may be read
+    published   3 · every part that is folded or delivered: being written, last, and the one before, which may be read;
+                the words of what silos get in words, the same
     mail        3 n · every part that is put aside for silos that are away
 
 Where a Mix is blind, a version is 8 bytes a number; what is put aside is made when it is fetched, and until then the
@@ -20,14 +21,16 @@ from ..algorithms.exchange import Mix, Part, Sum, walk_tensors
 from ..algorithms.job import Job
 from ..algorithms.method import KEEP, METRICS
 from ..errors import LocalError
-from ..proto.blind import summed, uploaded
+from ..proto.blind import bounds, summed, sums_published, uploaded
 from ..proto.wire import delivered_items, given_items
+from ..security.blind_sum import group
 from ..security.preflight import size
 from .mixing import part_bytes
 from .opening import masked_bytes
 
 GENERATIONS = 3  # of a file that each round replaces
 HEADER_BYTES = 512  # of one tensor in a file, besides its name
+SPEC_BYTES = 1024  # behind the words of a sum: more than a specification has for each silo and group, and by itself
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Room:
 
 def room(job: Job) -> Room:
     """The most that a job's tensors take at a time."""
-    silos, given, mixed = len(job.silos), 0, 0
+    silos, given, mixed, words = len(job.silos), 0, 0, 0
     aside = any(KEEP in part.tensors for start in (*job.phase_starts, job.length) for part in job.down(start))
     versions = max(2 * silos, job.length * job.cohort_size) if aside else 2 * silos
     published: dict[str, int] = {}
@@ -69,17 +72,28 @@ def room(job: Job) -> Room:
             hidden = sum(part_bytes(part) for part in mixes)
             mixed = max(mixed, versions * hidden if job.keyed else 2 * silos * upload)
         _largest(published, [part for part in up if isinstance(part.exchange, Sum) and part.name != METRICS.name])
+        words = max(words, words_bytes(job, start))
     for start in (*job.phase_starts, job.length):
         down = job.down(start)
         _largest(mail, [part for part in down if KEEP in part.tensors and not job.keyed])
         _largest(published, [part for part in down if KEEP not in part.tensors])
-    files, letters = sum(published.values()), sum(mail.values())
+    files, letters = sum(published.values()) + words, sum(mail.values())
     return Room(given, mixed, GENERATIONS * files, GENERATIONS * silos * letters)
 
 
 def opened_bytes(up: Sequence[Part]) -> int:
     """The file of the open sum of these parts: what they fold to, with the total weights."""
     return sum(HEADER_BYTES + len(part.name) + len(spec.name) + 8 * spec.elements for part, spec in walk_tensors(up))
+
+
+def words_bytes(job: Job, round_: int) -> int:
+    """The files of the words that silos get of the sums of a round."""
+    parts = {part.name: part for part in summed(job.up(round_))}
+    groups = [group(parts[name], bounds(job)) for name in sums_published(job, round_)]
+    if not groups:
+        return 0
+    tail = SPEC_BYTES * (len(summed(job.up(round_))) + len(job.silos))
+    return sum(own.body * (own.ring // 8) + tail for own in groups)
 
 
 def check_room(job: Job, most: int | None) -> Room:

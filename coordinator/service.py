@@ -22,6 +22,7 @@ from ..proto.mix_messages import mixed_to_wire
 from ..proto.secure_given import asked_from_wire
 from ..proto.secure_told import told_to_wire
 from ..proto.stream import Digester, chunks, recut
+from ..proto.sum_messages import sum_to_wire
 from ..proto.wire import delivered_items, tensor_bytes, to_wire
 from ..security import roster as rosters
 from ..security.attestation import CHALLENGE_BYTES
@@ -152,10 +153,11 @@ class Service:
         if found is None or found[0] is not run or _round(found[1]) != request.round:
             raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r}: round {request.round} is not open to it")
         self._daemon.receiving.check_delivery(run.job, silo, request.round)
-        rows = self._daemon.rows(run, request.round, silo)
+        sums, rows = run.sums(request.round, silo), self._daemon.rows(run, request.round, silo)
         delivery = await run.delivery(request.round, silo)
         items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery.tensors])
-        sizes = [*(item.spec.nbytes for item in items), *(run.keyed.nbytes(planned) for planned, _ in rows)]
+        words = [*(each.nbytes for each in sums), *(run.keyed.nbytes(planned) for planned, _ in rows)]
+        sizes = [*(item.spec.nbytes for item in items), *words]
         size = sum(sizes)
         manifest = tensor.Manifest(
             job=run.job.name,
@@ -164,15 +166,18 @@ class Service:
             size=size,
             tensors=to_wire(items),
             rows=await asyncio.to_thread(_wired, rows) if rows else (),
+            sums=[sum_to_wire(each.part, each.claim) for each in sums],
         )
         try:
             async with asyncio.timeout(transfer_seconds(size)):
                 await context.write(tensor.Frame(manifest=manifest))
                 places = {place: (item.part, item.spec.name) for place, item in enumerate(items)}
                 known = {place: delivery.digests[key] for place, key in places.items() if key in delivery.digests}
+                known |= {len(items) + place: each.sha256 for place, each in enumerate(sums)}
                 digester = Digester(sizes, known)
                 tensors = [delivery.tensors[part][name] for part, name in places.values()]
-                async for chunk in _chunks(tensors, [run.keyed.words(planned) for planned, _ in rows]):
+                behind = [*(each.words(silo) for each in sums), *(run.keyed.words(planned) for planned, _ in rows)]
+                async for chunk in _chunks(tensors, behind):
                     digester.update(chunk.payload)
                     self._daemon.saw(silo)
                     await context.write(chunk)  # waits while the silo is busy: back-pressure
@@ -180,7 +185,7 @@ class Service:
                 if sizes:  # before the end: what the silo has whole stands in our ledger
                     self._daemon.delivered(run, silo, request.round, size, digests)
                 await context.write(tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)))
-            told = {"rows": len(rows)} if rows else {}
+            told = {name: len(each) for name, each in (("sums", sums), ("rows", rows)) if each}
             log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **told)
         except TimeoutError:
             raise RefusedError(silo, "LIMIT", "the delivery was read slower than its size allows") from None
@@ -288,13 +293,13 @@ def _wired(rows: list[tuple[Planned, dict[str, bytes]]]) -> list[secure.MixedRow
     return [mixed_to_wire(mixed(planned, signed)) for planned, signed in rows]
 
 
-async def _chunks(tensors: list[Tensor], rows: list[Iterator[memoryview]]) -> AsyncIterator[Chunk]:
-    """The bytes of tensors, then the words of rows; a row is added up in a thread, while it is sent."""
-    if not rows:
+async def _chunks(tensors: list[Tensor], words: list[Iterator[memoryview]]) -> AsyncIterator[Chunk]:
+    """The bytes of tensors, then words; these are read, or a row is added up, in a thread, while they are sent."""
+    if not words:
         for chunk in chunks(tensors):
             yield chunk
         return
-    made = recut(chain(map(tensor_bytes, tensors), *rows))
+    made = recut(chain(map(tensor_bytes, tensors), *words))
     while (chunk_ := await asyncio.to_thread(next, made, None)) is not None:
         yield chunk_
 

@@ -12,6 +12,7 @@
                                                              the last version, or a row that was put aside is of them
     <directory>/jobs/<job>/<round>.<silo>.<part>.rotated     the vectors of a Gram that is blind; they go after the fold
     <directory>/jobs/<job>/<round>.<part>.safetensors        what a round published
+    <directory>/jobs/<job>/<round>.<part>.words              the words of the sum that it published, which silos get
     <directory>/jobs/<job>/<round>.<part>.<silo>.safetensors what a round put aside for a silo that was away
     <directory>/jobs/<job>/<round>.<part>.<silo>.rows        the same where it is blind: rows, not their words
     <directory>/jobs/<job>/result.safetensors                what the method's coordinator half knows in the end
@@ -29,7 +30,7 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -49,7 +50,7 @@ from .database import Files, Place
 MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
 RESULT = "result.safetensors"
 ROWS = ".rows"
-SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, ".safetensors")  # of all that is kept
+SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, ".words", ".safetensors")  # of all that is kept
 SILOS = "silos"  # in the header of a result: the job's silos as a JSON list, in the order of its rows
 
 
@@ -226,12 +227,22 @@ class JobStore:
     # What the last committed round left: the reading half of an archive.
 
     def latest(self, part: str) -> dict[str, Tensor] | None:
-        """The published value of a part, or None; the same tensors for everybody who asks."""
+        """The published value of a part, or None; the same tensors for everybody who asks.
+
+        None, too, of a part that silos get in words.
+        """
+        if self.words(part) is not None:
+            return None
         with self._loading:
             name = self._files.get(("result", part, ""))
             if part not in self._loaded and name is not None:
                 self._loaded[part] = safetensors.torch.load_file(self._folder / name)
             return self._loaded.get(part)
+
+    def words(self, part: str) -> Path | None:
+        """Where the words of the published value of a part lie; None of one that has none."""
+        name = self._files.get(("words", part, ""))
+        return None if name is None else self._folder / name
 
     def digests(self, delivered: Mapping[str, Mapping[str, Tensor]]) -> dict[tuple[str, str], bytes]:
         """SHA-256 by (part, name) of those tensors of a delivery that are published values with a known digest."""
@@ -279,13 +290,15 @@ class JobStore:
 
     # A fold, and its commit.
 
-    def folding(self, round_: int, rows: Callable[[Post, bool], bytes | None] | None = None) -> "Folding":
-        """An archive whose changes lie beside what is committed.
+    def folding(
+        self, round_: int, rows: Callable[[Post, bool], bytes | None] | None = None, words: Collection[str] = ()
+    ) -> "Folding":
+        """An archive whose changes lie beside what is committed; ``words``: parts of which this round's are kept.
 
         ``rows`` of a job whose versions are padded words: what is then put aside for a post, beside what lies there
         unless that is cleared; None where nothing is.
         """
-        return Folding(self, round_, rows)
+        return Folding(self, round_, rows, words)
 
     def keep_result(self, state: CoordinatorState, silos: Sequence[str]) -> None:
         """Keep what the method's coordinator half knows, and whose rows they are; no file where it knows nothing."""
@@ -338,13 +351,14 @@ class JobStore:
             if path.name not in wanted and path.suffix in (*SUFFIXES, ".tmp"):
                 path.unlink()
 
-    def write_rows(self, name: str, data: bytes) -> None:
-        """Write a file of rows and make it durable; OSError where the disk does not take it."""
+    def write_aside(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write a file of rows or words and make it durable; OSError where the disk does not take it."""
         path = self._folder / name
         temporary = path.with_name(f".{name}.tmp")
         temporary.unlink(missing_ok=True)
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
+            for piece in pieces:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -375,12 +389,19 @@ class Folding:
     It reads what is committed, so folding a round again after a crash or a full disk gives the same.
     """
 
-    def __init__(self, store: JobStore, round_: int, rows: Callable[[Post, bool], bytes | None] | None = None) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        round_: int,
+        rows: Callable[[Post, bool], bytes | None] | None = None,
+        words: Collection[str] = (),
+    ) -> None:
         self.changes: dict[Place, str | None] = {}
         self.digests: dict[str, dict[str, bytes]] = {}  # of what was published
         self._store = store
         self._round = round_
         self._rows = rows
+        self._words = words
 
     def latest(self, part: str) -> dict[str, Tensor] | None:
         """The published value before this round."""
@@ -388,6 +409,8 @@ class Folding:
 
     def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace the published value of a part; the disk writes while its tensors are hashed."""
+        if part in self._words:
+            self.changes["words", part, ""] = summed_words(self._round, part)
         with ThreadPoolExecutor(1) as beside:
             hashing = beside.submit(_digests, tensors)
             self._write(("result", part, ""), f"{self._round}.{part}.safetensors", tensors)
@@ -419,7 +442,7 @@ class Folding:
             return True
         rows = None if self._rows is None else self._rows(post, place in self.changes)
         if rows is not None:
-            self._store.write_rows(f"{name}{ROWS}", rows)
+            self._store.write_aside(f"{name}{ROWS}", (rows,))
             self.changes[place] = f"{name}{ROWS}"
         return rows is not None
 
@@ -460,6 +483,11 @@ def rotated_vectors(round_: int, silo: str, part: str) -> str:
 def opened_sum(round_: int) -> str:
     """Name of a file; no part is named so."""
     return f"{round_}.@sum.safetensors"
+
+
+def summed_words(round_: int, part: str) -> str:
+    """Name of a file; its part is no silo's upload, whose suffix differs."""
+    return f"{round_}.{part}.words"
 
 
 def _upload(round_: int, silo: str) -> str:

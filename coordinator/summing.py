@@ -212,7 +212,7 @@ class Summing:
             for silo, code in state.failed.items():
                 self._shell.dropped(silo, code)
         if state.stage == "opening" and self._opening is not None:
-            self._shell.open(self.attempt, state.spec, self._opening.terms, self._opening.survivors)
+            self._shell.open(self.attempt, state.spec, self._opening)
         self._conclude()
 
     # How it takes effect.
@@ -299,7 +299,7 @@ class Summing:
     def _open(self, effect: c.Open) -> None:
         self._opening = effect
         if self._live:
-            self._shell.open(self.attempt, self.spec, effect.terms, effect.survivors)
+            self._shell.open(self.attempt, self.spec, effect)
 
     def _end(self, effect: c.End) -> None:
         state = self._states[-1]

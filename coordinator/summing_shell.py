@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..security.masks import Term
 from ..security.round_spec import RoundSpec, Terms
+from ..security.secagg_coordinator_events import Open
 from ..security.signers import Sign, Signers
 from .secure_rows import Entry
 
@@ -29,7 +29,7 @@ class Shell(Protocol):
     def discard(self, silo: str) -> None:
         """Remove a silo's masked words."""
 
-    def open(self, attempt: int, spec: RoundSpec, terms: tuple[Term, ...], survivors: tuple[str, ...]) -> None:
+    def open(self, attempt: int, spec: RoundSpec, opening: Open) -> None:
         """Add up the survivors' words and take these masks off; then ``opened`` or ``unopened``."""
 
     def dropped(self, silo: str, code: str) -> None:

@@ -4,11 +4,15 @@ A round of a job with ``secure_aggregation = "required"`` is one secure sum over
 is a group of that sum, in the order in which the parts cross (security/blind_sum.py). Every part of a ``Mix`` or a
 ``Gram`` is an upload of its own, before that of the masked words: padded words (security/one_upload.py), or rotated
 vectors (security/rotation.py). They are bound to lines and uses that ``line_of`` and ``use_of`` make.
+
+In a keyed job uploads carry linear tags, and what is published as it was summed comes down in words (``sums_down``), so
+that silos check it (security/open_sum.py).
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ..algorithms.exchange import Gram, Mix, Part, Sum
 from ..algorithms.job import Job
@@ -22,6 +26,7 @@ from ..security.round_spec import Frame, Terms
 from .wire import Item
 
 PURPOSE = "update"
+WORDS = b"@words"  # in place of a tensor's name; "@" cannot start one
 RECIPIENT = "coordinator"
 
 
@@ -33,6 +38,47 @@ def summed(parts: Sequence[Part]) -> tuple[Part, ...]:
 def uploaded(parts: Sequence[Part]) -> tuple[Part, ...]:
     """The parts of a round that are uploads of their own, in the order in which they leave."""
     return tuple(part for part in parts if isinstance(part.exchange, Mix | Gram))
+
+
+@dataclass(frozen=True)
+class SumDown:
+    """A part that comes down as the words of an open sum: the part as it was summed, in which round, as which group."""
+
+    part: Part
+    round: int
+    group: int
+
+
+def sums_down(job: Job, round_: int) -> tuple[SumDown, ...]:
+    """What can come down so at the start of a round, in wire order: the sums of the rounds before it, in a keyed job.
+
+    Each round that sums a part publishes it, or is the last one, so it is known of which round the newest is.
+    """
+    starts = (*job.phase_starts, job.length)
+    phases = [(start, min(end, round_)) for start, end in pairwise(starts) if start < round_]
+    found = []
+    for part in in_words(job, round_):
+        for start, end in reversed(phases):
+            names = [each.name for each in summed(job.up(start))]
+            if part in names:
+                group_ = names.index(part)
+                found.append(SumDown(summed(job.up(start))[group_], end - 1, group_))
+                break
+    return tuple(found)
+
+
+def in_words(job: Job, round_: int) -> tuple[str, ...]:
+    """Parts of a round's delivery that never come as tensors: in a keyed job, what is summed and published as it is."""
+    if not (job.keyed and job.method().publishes_sums):
+        return ()
+    given = {part.name for start in job.phase_starts for part in summed(job.up(start))}
+    return tuple(part.name for part in job.down(round_) if part.name in given)
+
+
+def sums_published(job: Job, round_: int) -> tuple[str, ...]:
+    """Parts of a round's sum whose words are kept for silos: those that come down in a later round."""
+    later = {name for start in (*job.phase_starts, job.length) for name in in_words(job, start)}
+    return tuple(part.name for part in summed(job.up(round_)) if part.name in later)
 
 
 def line_of(job: Job, part: Part, federation: str, roster: str) -> Line:
@@ -69,7 +115,7 @@ def bounds(job: Job) -> Bounds:
 
 
 def row_terms(job: Job) -> Terms:
-    """By what rules the coordinator makes rows of a Mix; silos whose policy asks for more decline the job."""
+    """By what rules the coordinator opens sums and makes rows of a Mix; who asks for more gives no part to them."""
     return Terms(min_cohort=job.min_cohort, colluders=job.security.colluders)
 
 
@@ -82,8 +128,12 @@ def simulated(job: Job, group_key: bytes = SOME_KEY) -> Quantised:
     return Quantised(bounds(job), job.security.counts, row_terms(job), group_key, job.digest)
 
 
-def model_digest(job: Job, round_: int, items: Sequence[Item], tensors: Sequence[bytes]) -> str:
+def model_digest(
+    job: Job, round_: int, items: Sequence[Item], tensors: Sequence[bytes], sums: Sequence[tuple[str, bytes]] = ()
+) -> str:
     """SHA-256, in hex, of what a silo received for a round: names and digests of its tensors, in wire order.
+
+    ``sums`` are the names of parts that came as the words of open sums, and the digests of these.
 
     It is of what comes down to all silos alike, results of sums and what a method makes of them, and leaves out rows
     and other values of one silo. What was summed once is never summed again (security/secagg_memory.py), so the round
@@ -93,7 +143,8 @@ def model_digest(job: Job, round_: int, items: Sequence[Item], tensors: Sequence
     every = zip(items, tensors, strict=True)
     pairs = [] if alone else [(item, digest) for item, digest in every if item.part not in own]
     named = [piece for item, digest in pairs for piece in (*_names(item), digest)]
-    when = [] if pairs else [round_.to_bytes(8)]
+    named += [piece for part, digest in sums if part in shared for piece in (part.encode(), WORDS, digest)]
+    when = [] if named else [round_.to_bytes(8)]
     return hashlib.sha256(framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)).hexdigest()
 
 
@@ -131,5 +182,6 @@ def round_frame(job: Job, round_: int, federation: str, roster: str, model: str)
         groups=tuple(group(part, bounds(job)) for part in summed(job.up(round_))),
         min_cohort=job.min_cohort,
         colluders=job.security.colluders,
+        tagged=job.keyed,
         counts=tuple(sorted(declared.items())),
     )

@@ -280,6 +280,20 @@ class RowSummand(_message.Message):
     letter: Letter
     def __init__(self, upload: _Optional[_Union[PaddedUpload, _Mapping]] = ..., letter: _Optional[_Union[Letter, _Mapping]] = ...) -> None: ...
 
+class OpenSum(_message.Message):
+    __slots__ = ("part", "document", "signature", "survivors", "tag")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    part: str
+    document: bytes
+    signature: bytes
+    survivors: _containers.RepeatedScalarFieldContainer[str]
+    tag: bytes
+    def __init__(self, part: _Optional[str] = ..., document: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., survivors: _Optional[_Iterable[str]] = ..., tag: _Optional[bytes] = ...) -> None: ...
+
 class KeyBundle(_message.Message):
     __slots__ = ("silo", "seal", "mask", "signature")
     SILO_FIELD_NUMBER: _ClassVar[int]

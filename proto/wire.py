@@ -49,10 +49,10 @@ def to_wire(items: Sequence[Item]) -> list[pb.TensorHeader]:
     ]
 
 
-def check_manifest(peer: str, manifest: pb.Manifest, expected: Sequence[Item], rows: int = 0) -> None:
+def check_manifest(peer: str, manifest: pb.Manifest, expected: Sequence[Item], words: int = 0) -> None:
     """Refuse a manifest that is not exactly what the signed schema declares; the text names the first difference.
 
-    ``rows`` are the bytes that follow the tensors, of rows of a Mix.
+    ``words`` are the bytes that follow the tensors, of open sums and of rows of a Mix.
     """
     for place, (found, wanted) in enumerate(zip(manifest.tensors, to_wire(expected), strict=False)):
         if found != wanted:
@@ -65,9 +65,9 @@ def check_manifest(peer: str, manifest: pb.Manifest, expected: Sequence[Item], r
     if len(manifest.tensors) < len(expected):
         missing = to_wire(expected)[len(manifest.tensors)]
         raise RefusedError(peer, "MANIFEST", f"tensor {_show(missing)} is missing from the manifest")
-    total = sum(item.spec.nbytes for item in expected) + rows
+    total = sum(item.spec.nbytes for item in expected) + words
     if manifest.size != total:
-        what = "tensors and rows" if rows else "tensors"
+        what = "tensors and words" if words else "tensors"
         raise RefusedError(peer, "MANIFEST", f"declared {manifest.size} bytes, the {what} have {total}")
 
 

@@ -224,28 +224,37 @@ class Accumulator:
             if (found != canaries(ctx, chunk, group.ring) * found.dtype.type(len(survivors))).any():
                 why = f"canaries of chunk {chunk.number} of group {group.name!r} do not come out; the sum is discarded"
                 raise RefusedError(COORDINATOR, Code.SUM, why)
-        return tuple(self._opened(index, group, survivors) for index, group in enumerate(self.spec.groups))
+        return tuple(
+            opened_group(self.spec, index, survivors, self._bodies(index)) for index in range(len(self.spec.groups))
+        )
 
     def numbers(self) -> Iterator[tuple[int, Words]]:
         """Once open: the integers of the sum by group, piece by piece; what silos check tags against."""
         for chunk in self._chunks:
             yield chunk.group, self._words[chunk.group][chunk.first : chunk.first + chunk.body]
 
-    def _opened(self, index: int, group: Group, survivors: Sequence[str]) -> Opened:
-        pieces, weights = [], np.empty(group.body - group.elements)
+    def _bodies(self, index: int) -> Iterator[tuple[int, Words]]:
+        """The integers of a group, piece by piece, each with the place of its first one."""
         for chunk in self._chunks:
             if chunk.group == index:
-                body = self._words[index][chunk.first : chunk.first + chunk.body]
-                split = min(max(group.elements - chunk.start, 0), chunk.body)
-                pieces.append((chunk.start, body[:split]))
-                if split < chunk.body:
-                    at = chunk.start + split - group.elements
-                    exponent = weight_exponent(group.ring, len(self.spec.cohort))
-                    weights[at : at + chunk.body - split] = dequantise(body[split:], group.ring, exponent)
-        unit, weight = 1.0, np.array([len(survivors)], np.float64)
-        if group.weights == "private":
-            unit, weight = float(group.weight_most), weights * group.weight_most
-        elif group.weights == "public":
-            counted = sum(self.spec.counts[self.spec.cohort.index(silo)] for silo in survivors)
-            unit, weight = float(sum(self.spec.counts)), np.array([counted], np.float64)
-        return Opened(group.elements, group.ring, group.scale_exponent, unit, weight, tuple(pieces))
+                yield chunk.start, self._words[index][chunk.first : chunk.first + chunk.body]
+
+
+def opened_group(spec: RoundSpec, index: int, survivors: Sequence[str], bodies: Iterable[tuple[int, Words]]) -> Opened:
+    """The sum of a group over the survivors, of its integers in order: pieces, each with the place of its first one."""
+    group = spec.groups[index]
+    pieces, weights = [], np.empty(group.body - group.elements)
+    for start, body in bodies:
+        split = min(max(group.elements - start, 0), body.size)
+        pieces.append((start, body[:split]))
+        if split < body.size:
+            at = start + split - group.elements
+            exponent = weight_exponent(group.ring, len(spec.cohort))
+            weights[at : at + body.size - split] = dequantise(body[split:], group.ring, exponent)
+    unit, weight = 1.0, np.array([len(survivors)], np.float64)
+    if group.weights == "private":
+        unit, weight = float(group.weight_most), weights * group.weight_most
+    elif group.weights == "public":
+        counted = sum(spec.counts[spec.cohort.index(silo)] for silo in survivors)
+        unit, weight = float(sum(spec.counts)), np.array([counted], np.float64)
+    return Opened(group.elements, group.ring, group.scale_exponent, unit, weight, tuple(pieces))

@@ -165,6 +165,18 @@ def specify(frame: Frame, cohort: Sequence[str], attempt: int) -> RoundSpec:
 
 def receive(document: bytes, signature: bytes, frame: Frame, terms: Terms, signers: Signers, silo: str) -> RoundSpec:
     """Check a specification as ``silo`` received it; the steps run in order. RefusedError says what is wrong."""
+    spec = signed_spec(document, signature, signers)  # (1) to (3)
+    # (4) We are one of its cohort.
+    check(silo in spec.cohort, COORDINATOR, Code.SPEC, f"asks {silo!r} into a cohort that does not name it")
+    # (5) The cohort is as large as our policy asks, for as many colluders as it asks.
+    check_cohort(spec, terms)
+    # (6) Everything else is what we would have written.
+    check_frame(spec, frame)
+    return spec
+
+
+def signed_spec(document: bytes, signature: bytes, signers: Signers) -> RoundSpec:
+    """A specification that the coordinator signed, over silos of ``signers``; RefusedError for anything else."""
     # (1) It is a specification, in its one spelling.
     try:
         spec = parse_canonical(document, RoundSpec, "specification of a secure sum")
@@ -173,13 +185,14 @@ def receive(document: bytes, signature: bytes, frame: Frame, terms: Terms, signe
     # (2) The coordinator signed it.
     signed = signers.by_coordinator(SECAGG_SPEC, spec.payload(), signature)
     check(signed, COORDINATOR, Code.SPEC, "its signature does not fit the specification of the secure sum")
-    # (3) Its cohort are silos of the roster, and we are one of them.
+    # (3) Its cohort are silos that we know.
     strangers = [member for member in spec.cohort if member not in signers.silos]
     check(not strangers, COORDINATOR, Code.SPEC, f"the cohort names {', '.join(strangers)}, no silo of the roster")
-    check(silo in spec.cohort, COORDINATOR, Code.SPEC, f"asks {silo!r} into a cohort that does not name it")
-    # (4) The cohort is as large as our policy asks, for as many colluders as it asks.
-    check_cohort(spec, terms)
-    # (5) Everything else is what we would have written.
+    return spec
+
+
+def check_frame(spec: RoundSpec, frame: Frame) -> None:
+    """RefusedError unless a specification is what this silo would have written for the same cohort and attempt."""
     try:
         own = specify(frame, spec.cohort, spec.attempt)
     except LocalError as error:
@@ -192,7 +205,6 @@ def receive(document: bytes, signature: bytes, frame: Frame, terms: Terms, signe
             Code.SPEC,
             f"specifies {name} {_shown(theirs)}, this silo expects {_shown(ours)}",
         )
-    return spec
 
 
 def check_cohort(spec: RoundSpec, terms: Terms) -> None:

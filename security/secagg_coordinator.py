@@ -295,7 +295,7 @@ def _open(state: CoordinatorState) -> Step:
         for survivor in state.u3:
             shared = agree(secret, state.bundles[survivor].mask, survivor)
             terms.append(pair_term(survivor, dealer, pair_key(shared, ctx, survivor, dealer, spec.prg, state.h_u2)))
-    return replace(state, stage="opening"), (Open(tuple(terms), state.u3),)
+    return replace(state, stage="opening"), (Open(tuple(terms), state.u3, _tags(state)),)
 
 
 def _tags(state: CoordinatorState) -> bytes:

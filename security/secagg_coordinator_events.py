@@ -186,6 +186,7 @@ class Open:
 
     terms: tuple[Term, ...]
     survivors: tuple[str, ...]
+    tags: bytes = b""  # of all survivors together, where there are some
 
 
 @dataclass(frozen=True)

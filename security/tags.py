@@ -68,8 +68,17 @@ class Tagger:
         check(tags is not None, COORDINATOR, Code.SUM, f"brings tags of {len(combined)} bytes that are none")
         pads = [(self._pads(group_key, each.ctx, each.silo), each.weight) for each in summed]
         for index, tag in enumerate(tags or ()):
-            found = (tag - sum(pad[index] * weight for pad, weight in pads)) % PRIME
-            check(found == self.sums[index], COORDINATOR, Code.SUM, f"brings a sum of group {index} that was altered")
+            self._compare(index, tag, [(pad[index], weight) for pad, weight in pads])
+
+    def check_group(self, group: int, tag: bytes, group_key: bytes, ctx: bytes, survivors: Sequence[str]) -> None:
+        """RefusedError unless one group, which alone was taken in, is the sum of what the survivors tagged."""
+        tags = decoded(tag, 1)
+        check(tags is not None, COORDINATOR, Code.SUM, f"brings a tag of {len(tag)} bytes that is none")
+        self._compare(group, (tags or [0])[0], [(self._pads(group_key, ctx, silo)[group], 1) for silo in survivors])
+
+    def _compare(self, group: int, tag: int, pads: Sequence[tuple[int, int]]) -> None:
+        found = (tag - sum(pad * weight for pad, weight in pads)) % PRIME
+        check(found == self.sums[group], COORDINATOR, Code.SUM, f"brings a sum of group {group} that was altered")
 
     def _pads(self, group_key: bytes, ctx: bytes, silo: str) -> list[int]:
         """Uniform mod p but for 2^-64, one a group."""

@@ -186,15 +186,17 @@ def _rings(job: Job) -> Iterator[str]:
 
 
 def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]:
-    """What only jobs that mix or compare are asked: all of their silos can open what one gives (rules 10 and 12)."""
+    """What only jobs with a key are asked: all of their silos can open what is hidden by it (rules 8, 10 and 12)."""
     asked, terms, coordinator = policy.file.secure_aggregation, policy.terms, roster.coordinator
     parts = dict.fromkeys(part.name for start in job.phase_starts for part in uploaded(job.up(start)))
+    names = ", ".join(parts) or "the tags of its sums"
+    instead = "for a method that only sums, without tags" if parts else "to have it signed without security.tags"
     # (6) This silo trusts that the coordinator is in league with no silo of the job.
     if asked.trust != TRUSTED:
         yield (
-            f"{', '.join(parts)} would be hidden from {coordinator.id} by a key that every silo of the job has, "
+            f"{names} would be hidden from {coordinator.id} by a key that every silo of the job has, "
             f'secure_aggregation.trust = "{asked.trust}"; set it to "{TRUSTED}" if you trust that the coordinator is '
-            "in league with none of them, or ask for a method that only sums"
+            f"in league with none of them, or ask {instead}"
         )
     # (7) And there is no reason to think that it is: whoever runs it runs no silo.
     runs = {coordinator.organisation, coordinator.host_operator}
@@ -202,9 +204,11 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     if both:
         yield (
             f"whoever runs {coordinator.id} ({' and '.join(sorted(runs))}) also runs {', '.join(both)}, and so can "
-            f"open {', '.join(parts)} of every silo, whatever trust says; another organisation must run the one or "
-            "the other, or the job take a method that only sums"
+            f"open {names} of every silo, whatever trust says; another organisation must run the one or the other, or "
+            f"ask {instead}"
         )
+    if not parts:
+        return
     # (8) Rows are made of as many silos as the policy asks of a sum, and enough of them are in league with nobody.
     if job.min_cohort < terms.min_cohort:
         yield (

@@ -102,8 +102,12 @@ class BlindRound:
         declared: Declared,
         training: "asyncio.Task[Payload]",
         before: Before | None = None,
+        key: bytes = b"",
     ) -> None:
-        """``before`` gives the parts that leave one by one; None where there are none."""
+        """``before`` gives the parts that leave one by one; None where there are none.
+
+        ``key`` is what the silos of a keyed job share: uploads are tagged by it.
+        """
         self.job = job
         self.round = frame.round
         self.summed = False
@@ -114,6 +118,7 @@ class BlindRound:
         self._declared = declared
         self._training = training
         self._before = before
+        self._key = key
         self._had = self._entered = self._idle = 0
         self._state: SiloState | None = None
         self._todo: deque[Doing] = deque()
@@ -290,7 +295,7 @@ class BlindRound:
         if self._before is not None:
             await self._before.give(payload)
         members = tuple(dealing.dealer for dealing in state.dealings)
-        masking = Masking(state.spec, state.silo, upload.terms, members, self._declared.records.train)
+        masking = Masking(state.spec, state.silo, upload.terms, members, self._declared.records.train, self._key)
         if self._uploaded == attempt.ctx:
             streamed = await asyncio.to_thread(streamed_of, self._declared, self.round, payload, masking)
         else:

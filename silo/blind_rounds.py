@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithms.job import Job
-from ..proto.blind import model_digest, round_frame, round_terms, uploaded
+from ..proto.blind import model_digest, round_frame, round_terms, sums_down, uploaded
 from ..security import roster as rosters
 from ..security.identity import Keys
 from ..security.policy import Policy
@@ -25,6 +25,7 @@ from .outcomes import Settled
 from .rows import Own, Rows, expected_rows
 from .secure_memory import MemoryFiles
 from .sharing import Sharing
+from .sums import Sums
 
 Train = Callable[[Delivered], Coroutine[Any, Any, Payload]]
 
@@ -78,27 +79,30 @@ class BlindRounds:
                 await self.leave()
 
     async def fetch(self, job: Job, round_: int, folder: Path, own: Own) -> Delivered:
-        """What comes down for a round of a blind job, the final delivery too; rows are opened."""
-        rows = None
+        """What comes down for a round of a blind job, the final delivery too; sums are checked, and rows are opened."""
+        rows, sums = None, None
         if expected_rows(job, round_):
-            sharing = await self._sharing(job, folder)
-            rows = Rows(sharing, round_, asked_of_rows(job, self._policy), own)
-        return await self._gate.fetch(job, round_, rows)
+            rows = Rows(await self._sharing(job, folder), round_, asked_of_rows(job, self._policy), own)
+        if sums_down(job, round_):
+            sums = Sums(await self._sharing(job, folder), round_)
+        return await self._gate.fetch(job, round_, rows, sums)
 
     async def _enter(self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local) -> BlindRound:
         job = admitted.job
-        before = None
-        if uploaded(job.up(round_)):
+        before, key = None, b""
+        if job.keyed:
             sharing = await self._sharing(job, local.folder)
-            before = HiddenUploads(self._gate, sharing, admitted.declared, round_, cohort, self._accepted)
+            key = sharing.key
+            if uploaded(job.up(round_)):
+                before = HiddenUploads(self._gate, sharing, admitted.declared, round_, cohort, self._accepted)
         delivered = await self.fetch(job, round_, local.folder, local.own)
-        model = model_digest(job, round_, delivered.items, delivered.digests)
+        model = model_digest(job, round_, delivered.items, delivered.digests, delivered.sums)
         frame = round_frame(job, round_, self._roster.federation, rosters.digest(self._roster), model)
         terms = round_terms(job, self._policy.terms)
         party = Party(self._silo, Signers.of(self._roster), terms, self._keys.sign, os.urandom)
         training = asyncio.create_task(local.train(delivered))
         keeper = MemoryFiles(local.folder, lambda: self._gate.entered(job))
-        return BlindRound(self._gate, party, frame, keeper, job, admitted.declared, training, before)
+        return BlindRound(self._gate, party, frame, keeper, job, admitted.declared, training, before, key)
 
     async def _sharing(self, job: Job, folder: Path) -> Sharing:
         return Sharing.of(job, self._roster, self._keys, await self._group_keys.keys(job), folder)

@@ -1,6 +1,7 @@
 """What the coordinator delivers at the start of a round: checked against the job, and recorded as ingress.
 
-Rows of a Mix come behind the plain tensors and are opened as they come (rows.py).
+Open sums come behind the plain tensors and are checked (sums.py); rows of a Mix come last and are opened as they come
+(rows.py).
 
 Nothing leaves from here: the gate hands in the frames of the call that it made.
 """
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..algorithms.job import Job
 from ..errors import RefusedError
 from ..proto import tensor_pb2 as tensor
+from ..proto.blind import in_words
 from ..proto.channel import FETCH
 from ..proto.frames import Frame
 from ..proto.stream import Digests, Inbound
@@ -22,38 +24,49 @@ from ..security.ledger import Ledger
 from ..security.records import Payload, Peer
 from .payload import Buffer, announced, unpack
 from .rows import Rows, expected_rows, largest_rows
+from .sums import Sums, largest_sums
 
 
 @dataclass(frozen=True)
 class Delivered:
     """What came down: tensors by part and name; of the plain ones what they were declared as, and the SHA-256 of each.
 
-    Both in wire order.
+    ``sums`` are the parts that came as words of open sums, with the SHA-256 of these. All in wire order.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     items: Sequence[Item]
     digests: Sequence[bytes]
+    sums: Sequence[tuple[str, bytes]] = ()
 
 
 def largest(job: Job, round_: int) -> int:
     """Bytes of the largest delivery that a round can have."""
-    in_rows = expected_rows(job, round_)
-    plain = [part for part in job.down(round_) if part.name not in in_rows]
-    return sum(item.spec.nbytes for item in delivered_items(plain)) + largest_rows(job, round_)
+    otherwise = {*expected_rows(job, round_), *in_words(job, round_)}
+    plain = sum(
+        item.spec.nbytes for item in delivered_items([part for part in job.down(round_) if part.name not in otherwise])
+    )
+    return plain + largest_sums(job, round_) + largest_rows(job, round_)
 
 
 async def take(
-    ledger: Ledger, sender: Peer, job: Job, round_: int, frames: AsyncIterator[Frame], rows: Rows | None = None
+    ledger: Ledger,
+    sender: Peer,
+    job: Job,
+    round_: int,
+    frames: AsyncIterator[Frame],
+    rows: Rows | None = None,
+    sums: Sums | None = None,
 ) -> Delivered:
     """Take a delivery in; RefusedError for anything that the job's schema does not have in this round.
 
-    ``rows`` opens those of a Mix as their words come, off the loop; without it there may be none.
+    ``rows`` opens those of a Mix as their words come, and ``sums`` checks open sums, off the loop; without the one or
+    the other there may be none.
     """
-    taking = _Taking(sender.id, job, round_, rows)
+    taking = _Taking(sender.id, job, round_, rows, sums)
     inbound = Inbound(sender.id, taking.check, taking.write)
     async for frame in frames:
-        if rows is None:
+        if rows is None and sums is None:
             inbound.feed(frame)
         else:
             await asyncio.to_thread(inbound.feed, frame)
@@ -61,45 +74,61 @@ async def take(
     delivered = taking.delivered()
     if delivered:
         await asyncio.to_thread(_record, ledger, sender, job, round_, taking.size, digests)
-    return Delivered(delivered, taking.items, digests.tensors[: len(taking.items)])
+    plain, behind = digests.tensors[: len(taking.items)], digests.tensors[len(taking.items) :]
+    named = tuple(zip(sums.parts, behind, strict=False)) if sums is not None else ()  # behind them, those of rows
+    return Delivered(delivered, taking.items, plain, named)
 
 
 class _Taking:
-    """What comes: the plain tensors first, then the words of the rows."""
+    """What comes: the plain tensors first, then the words of open sums, then those of the rows."""
 
-    def __init__(self, sender: str, job: Job, round_: int, rows: Rows | None) -> None:
+    def __init__(self, sender: str, job: Job, round_: int, rows: Rows | None, sums: Sums | None) -> None:
         self.items: Sequence[Item] = ()
         self.size = 0
-        self._sender, self._job, self._round, self._rows = sender, job, round_, rows
+        self._sender, self._job, self._round, self._rows, self._sums = sender, job, round_, rows, sums
         self._buffer = Buffer()
         self._left = 0  # bytes of plain tensors
+        self._summed = 0  # bytes of the words of sums
 
     def check(self, manifest: tensor.Manifest) -> Sequence[int]:
         """The sizes of what is hashed. Nothing is allocated before all of the manifest is what it may be."""
         words: list[int] = []
+        summed: list[int] = []
+        if self._sums is not None:
+            summed = self._sums.announced(self._sender, manifest.sums)
+        elif manifest.sums:
+            raise RefusedError(self._sender, "MANIFEST", f"delivers {len(manifest.sums)} sums where there are none")
         if self._rows is not None:
             words = self._rows.announced(self._sender, manifest.rows)
         elif manifest.rows:
             raise RefusedError(self._sender, "MANIFEST", f"delivers {len(manifest.rows)} rows where there are none")
-        self.items = announced(self._sender, self._job, self._round, manifest, words)
+        self.items = announced(self._sender, self._job, self._round, manifest, [*summed, *words])
+        if self._sums is not None:
+            self._sums.admit()
         if self._rows is not None:
             self._rows.admit()
-        self.size, self._left = manifest.size, manifest.size - sum(words)
+        self.size, self._summed = manifest.size, sum(summed)
+        self._left = manifest.size - self._summed - sum(words)
         self._buffer.reserve(self._left)
-        return [*(item.spec.nbytes for item in self.items), *words]
+        return [*(item.spec.nbytes for item in self.items), *summed, *words]
 
     def write(self, chunk: memoryview) -> None:
-        """Bytes of either."""
+        """Bytes of any of them."""
         plain, behind = chunk[: self._left], chunk[self._left :]
         self._left -= len(plain)
         self._buffer.write(plain)
+        summed, behind = behind[: self._summed], behind[self._summed :]
+        self._summed -= len(summed)
+        if self._sums is not None and summed:
+            self._sums.write(summed)
         if self._rows is not None and behind:
             self._rows.write(behind)
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
         """Once all is there."""
         plain = unpack(self._sender, self.items, self._buffer.bytes)
-        return plain if self._rows is None else {**plain, **self._rows.delivered()}
+        found = [each.delivered() for each in (self._sums, self._rows) if each is not None]
+        return {name: tensors for delivered in (plain, *found) for name, tensors in delivered.items()}
 
 
 def _record(ledger: Ledger, sender: Peer, job: Job, round_: int, size: int, digests: Digests) -> None:

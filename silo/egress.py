@@ -33,7 +33,7 @@ from torch import Tensor
 from .. import log
 from ..algorithms.exchange import Gram, Mix, Part, value_fault
 from ..algorithms.job import Job
-from ..errors import LocalError, PeerError, StaddleError
+from ..errors import LocalError, PeerError, RefusedError, StaddleError
 from ..proto import federation_pb2 as pb
 from ..proto import group_messages, secure_pb2
 from ..proto import tensor_pb2 as tensor
@@ -70,6 +70,7 @@ from .payload import (
 )
 from .rows import Rows
 from .secure_records import SecureRecords
+from .sums import Sums
 from .witness import Witness
 
 MAX_SESSION_BYTES = 64
@@ -193,17 +194,25 @@ class Gate:
 
     # Deliveries.
 
-    async def fetch(self, job: Job, round_: int, rows: Rows | None = None) -> delivery.Delivered:
+    async def fetch(
+        self, job: Job, round_: int, rows: Rows | None = None, sums: Sums | None = None
+    ) -> delivery.Delivered:
         """What the coordinator delivers to us at the start of a round, checked and recorded as ingress.
 
-        ``rows`` opens those of a Mix; without it there may be none.
+        ``rows`` opens those of a Mix, ``sums`` checks open sums; without the one or the other there may be none. A sum
+        that is refused is recorded as one that ended, with who is to blame.
         """
         request = pb.FetchRequest(
             session=self._session, job=job.name, job_digest=bytes.fromhex(job.digest), round=round_
         )
         self._count(request)
         frames = self._client.fetch(request, delivery.largest(job, round_))
-        return await delivery.take(self._ledger, self._coordinator, job, round_, frames, rows)
+        try:
+            return await delivery.take(self._ledger, self._coordinator, job, round_, frames, rows, sums)
+        except RefusedError:
+            if sums is not None and sums.refused is not None:
+                await self.secure_records.refused(job.name, job.digest, sums.refused)
+            raise
 
     # What a round gives.
 
@@ -232,7 +241,7 @@ class Gate:
         outgoing = await asyncio.to_thread(masked, parts, items, values, masking)
         cohort = masking.spec.cohort
         digests = await self._send(declared, round_, outgoing, self._norms(items, values), cohort)
-        return Streamed(outgoing.size, digests.tensors[0])
+        return Streamed(outgoing.size, digests.tensors[0], outgoing.tags())
 
     async def give_padded(
         self,

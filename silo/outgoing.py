@@ -16,7 +16,7 @@ The last two are made in outgoing_hidden.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -27,12 +27,14 @@ from ..proto.frames import Chunk
 from ..proto.stream import Digester, Digests, chunks, recut
 from ..proto.wire import Item, to_wire
 from ..security.blind_sum import given
+from ..security.fixedpoint import Words
 from ..security.masked_sum import Given, check_given, masked_chunks, upload_bytes
 from ..security.masks import Term
 from ..security.records import Hidden, Secagg, TensorDigest
 from ..security.release import SUM_READER, Release
 from ..security.round_spec import RoundSpec
 from ..security.secagg_silo_events import Streamed
+from ..security.tags import Tagger
 from .declared import Declared
 from .payload import exactly, masked_releases, release_of
 
@@ -51,6 +53,7 @@ class Outgoing:
     secagg: Secagg | None = None
     hidden: Hidden | None = None
     part: str = ""  # of what leaves part by part, padded or rotated
+    tags: Callable[[], bytes] = bytes  # linear ones, padded, of chunks that were made to the last
 
     @property
     def size(self) -> int:
@@ -91,7 +94,8 @@ def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, .
 class Masking:
     """What a secure sum does to the values of a round.
 
-    Its specification, the masks of this silo, the members of U2, and how many training records this silo has.
+    Its specification, the masks of this silo, the members of U2, how many training records this silo has, and in a
+    keyed job the key that its silos share.
     """
 
     spec: RoundSpec
@@ -99,6 +103,34 @@ class Masking:
     terms: tuple[Term, ...]
     members: tuple[str, ...]
     records: int
+    key: bytes = field(default=b"", repr=False)
+
+
+class _Tagging:
+    """The linear tags of a masked upload, which are made anew each time that its chunks are."""
+
+    def __init__(self, masking: Masking) -> None:
+        self._masking = masking
+        self._padded = b""
+
+    def chunks(self, gifts: Sequence[Given]) -> Iterator[Words]:
+        """The masked words; once the last is taken, ``tags`` has what they add up to."""
+        masking, spec = self._masking, self._masking.spec
+        if not spec.tagged:
+            yield from masked_chunks(spec, masking.silo, gifts, masking.terms)
+            return
+        if not masking.key:
+            raise LocalError("a tagged sum without the key that its silos share; this is a bug in Staddle")
+        ctx = spec.context()
+        tagger = Tagger(masking.key, ctx, len(spec.groups))
+        yield from masked_chunks(spec, masking.silo, gifts, masking.terms, tagger)
+        self._padded = tagger.padded(masking.key, ctx, masking.silo)
+
+    def tags(self) -> bytes:
+        """Those of the chunks that were made to the last."""
+        if self._masking.spec.tagged and not self._padded:
+            raise LocalError("tags of an upload that was not made to its end; this is a bug in Staddle")
+        return self._padded
 
 
 def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor], masking: Masking) -> Outgoing:
@@ -112,9 +144,10 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
             _check_declared(part.name, float(tensors[WEIGHT]), masking.records)
         gifts.append(given(part, own, tensors))
     clipped = check_given(spec, gifts)
+    tagging = _Tagging(masking)
 
     def pieces() -> Iterator[Chunk]:
-        return recut(words.data.cast("B") for words in masked_chunks(spec, masking.silo, gifts, masking.terms))
+        return recut(words.data.cast("B") for words in tagging.chunks(gifts))
 
     secagg = Secagg(
         ctx=spec.context().hex(),
@@ -133,6 +166,7 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
         chunks=pieces,
         hashes=lambda _: (),
         secagg=secagg,
+        tags=tagging.tags,
     )
 
 
@@ -157,4 +191,4 @@ def streamed_of(
     digester = Digester(outgoing.sizes)
     for chunk in outgoing.chunks():
         digester.update(chunk.payload)
-    return Streamed(outgoing.size, digester.digests().tensors[0])
+    return Streamed(outgoing.size, digester.digests().tensors[0], outgoing.tags())

@@ -12,7 +12,7 @@ from ..algorithms.exchange import DTYPES, WEIGHT, Kind, Mix, Part, TensorSpec, a
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
-from ..proto.blind import bounds, summed, uploaded
+from ..proto.blind import bounds, in_words, summed, uploaded
 from ..proto.tensor_pb2 import Manifest
 from ..proto.wire import Item, check_manifest, delivered_items, given_items, tensor_from
 from ..security.blind_sum import group
@@ -186,22 +186,28 @@ def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:
     return {part: sqrt(square) for part, square in squares.items()}
 
 
-def announced(peer: str, job: Job, round_: int, manifest: Manifest, rows: Sequence[int] = ()) -> tuple[Item, ...]:
+def announced(peer: str, job: Job, round_: int, manifest: Manifest, words: Sequence[int] = ()) -> tuple[Item, ...]:
     """What a delivery's manifest declares; RefusedError unless it is all of some parts that this round may bring.
 
-    ``rows`` are the bytes of the rows of a Mix behind the tensors; of a keyed job such a part comes in rows alone.
+    ``words`` are the bytes of the open sums and of the rows of a Mix behind the tensors; of a keyed job what comes so
+    never comes as tensors.
     """
     if manifest.job != job.name or manifest.job_digest.hex() != job.digest or manifest.round != round_:
         raise RefusedError(peer, "MANIFEST", f"delivery is of {manifest.job[:64]!r} round {manifest.round}")
     if manifest.offset:
         raise RefusedError(peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it")
+    summed = in_words(job, round_)
     parts = {p.name: p for p in job.down(round_) if not (job.keyed and isinstance(p.exchange, Mix))}
     named = list(dict.fromkeys(header.part for header in manifest.tensors))
+    for name in named:
+        if name in summed:
+            why = f"delivers part {name!r} as tensors; it has to come in the words of its sum, which are checked"
+            raise RefusedError(peer, "MANIFEST", why)
     unknown = [name for name in named if name not in parts]
     if unknown:
         raise RefusedError(peer, "MANIFEST", f"delivers part {unknown[0][:64]!r}, which is not in the schema")
     items = delivered_items([parts[name] for name in named])
-    check_manifest(peer, manifest, items, sum(rows))
+    check_manifest(peer, manifest, items, sum(words))
     return items
 
 

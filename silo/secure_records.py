@@ -8,7 +8,9 @@ from ..proto.channel import CONTRIBUTE, PADDED, SECURE
 from ..proto.secure_given import Attempt
 from ..security.ledger import Ledger
 from ..security.records import Payload, Peer
+from ..security.secagg_fault import Code
 from ..security.secagg_silo_events import End, Finish
+from .sums import Refusal
 
 
 class SecureRecords:
@@ -73,6 +75,12 @@ class SecureRecords:
             blame=ended.blame,
             why=ended.why,
         )
+
+    async def refused(self, job: str, job_digest: str, refusal: Refusal) -> None:
+        """A sum that came down was not taken: recorded as one that ended, by whose fault and why."""
+        error = refusal.error
+        attempt = Attempt(job, bytes.fromhex(job_digest), refusal.round, 0, refusal.ctx)
+        await self.ended(attempt, End(Code(error.code), error.peer, error.why))
 
     async def summed(self, attempt: Attempt, done: Finish) -> None:
         """The sum was opened, over these survivors."""

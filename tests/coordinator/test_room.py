@@ -144,6 +144,20 @@ def samples():
     return method_options("fedsimsup", {"similarity": "samples", "tau_theta": 1})
 
 
+def test_the_words_of_sums_that_come_down_are_counted():
+    plain = {"min_cohort": 3, "participation": 1.0}
+    jobs = [
+        dataclasses.replace(made("fedavg"), **plain, security=SecurityTable(secure_aggregation="required", tags=tags))
+        for tags in (False, True)
+    ]
+    (untagged, tagged), values = map(room, jobs), sum(item.spec.elements for item in given_items(jobs[0].up(0)))
+    assert (tagged.uploads, tagged.versions) == (untagged.uploads, 0)
+    words = (
+        tagged.published - untagged.published
+    ) / 3  # of three rounds: 8 bytes each, where weights are that far apart
+    assert 8 * values <= words < 8 * values + 10_000
+
+
 def test_a_job_over_the_limit_is_refused_with_numbers():
     job = made("fedavg")
     total = room(job).total

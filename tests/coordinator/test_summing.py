@@ -106,8 +106,8 @@ class World:
     def discard(self, silo):
         self.store.discard(3, silo)
 
-    def open(self, attempt, spec, terms, survivors):
-        self.opens.append((attempt, spec, terms, survivors))
+    def open(self, attempt, spec, opening):
+        self.opens.append((attempt, spec, opening))
 
     def dropped(self, silo, code):
         self.gone[silo] = code
@@ -199,9 +199,9 @@ class World:
         self.do(silo, effects)
 
     def open_now(self):
-        attempt, spec, terms, survivors = self.opens.pop(0)
+        attempt, spec, opening = self.opens.pop(0)
         try:
-            sha256 = open_sum(self.store, PARTS, spec, terms, survivors)
+            sha256 = open_sum(self.store, PARTS, spec, opening)
             self.surviving(lambda: self.opens or self.ends or self.summing.opened(attempt, sha256))
         except RefusedError as error:
             self.summing.unopened(attempt, error.why)

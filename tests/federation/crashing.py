@@ -176,6 +176,7 @@ class Full:
         appendlog.AppendLog._write, files._write_exclusive = watched_append, watched_exclusive
         store.Spool.write = passing(store.Spool.write, lambda spool, _: f"upload {spool._path.name}")
         store.JobStore.write = passing(store.JobStore.write, lambda _, name, *__: f"fold {name}")
+        store.JobStore.write_aside = passing(store.JobStore.write_aside, lambda _, name, *__: f"aside {name}")
         database.sqlite3.connect = lambda path, **options: connect(path, factory=Connection, **options)
 
 

@@ -147,6 +147,34 @@ def test_killed_again_and_again(start, document, plans, changes, fewest):
     assert len(died) >= fewest
 
 
+WORDS = ("sync 0.model.words.tmp", "rename 0.model.words", "sync 1.model.words.tmp", "rename 1.model.words")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("plan", ["every:words", "every:blind folding", "full:words"])
+def test_killed_around_the_words_of_sums_that_come_down(start, document, plan):
+    """Silos check each result by their tags, so what they get after a death is the very sum that was opened before."""
+    running = start(*SILOS)
+    begin(running, document, {"coordinator": plan}, rounds=3, security={**SECURITY, "tags": True})
+    finished(running)
+    running.stop()
+    check_result(running)
+    check_said_once(running, {"coordinator"})
+    check_ledgers(running)
+    assert left_over(running) == []
+    seen = events(running, "coordinator")
+    assert {line["round"] for line in seen if line["event"] == "delivered" and line.get("sums") == 1} == {1, 2, 3}
+    kept = {path.name for path in (running.federation.coordinator_config.parent / "state").rglob("*.words")}
+    assert {"2.model.words"} <= kept <= {"1.model.words", "2.model.words"}
+    died = [at for line in seen if line["event"] == "killed" for at in line["at"]]
+    if plan == "every:words":
+        assert set(WORDS) <= set(died)
+    elif plan == "full:words":
+        assert len([line for line in seen if line["event"] == "fold.waits"]) == 3
+    else:
+        assert len(died) >= 6  # before and after each COMMIT that a sum is open
+
+
 @pytest.mark.timeout(120)
 def test_with_declared_counts_a_round_goes_on_without_a_silo_that_is_gone(start, document, monkeypatch):
     """It dies when its masks are agreed on, right before its first masked byte; in the next round it is not there."""

@@ -11,12 +11,13 @@ from staddle.algorithms.exchange import PLAIN
 from staddle.algorithms.local_round import state_from_bytes
 from staddle.algorithms.partition import dirichlet
 from staddle.algorithms.simulation import simulate
-from staddle.proto.blind import simulated
+from staddle.proto.blind import simulated, sums_down
 from staddle.security import roster as rosters
 from staddle.security.head import own_log_key
 from staddle.security.ledger_audit import ledger_folder, verify
 from staddle.security.reconcile import reconcile
 from staddle.silo.group_keys import ENDED
+from staddle.silo.rows import expected_rows
 from staddle.silo.state import split_key
 
 SILOS = ("north", "east", "south", "west", "middle")
@@ -40,6 +41,7 @@ def documents(document, counts, by_class):
     away = {**mixing, "participation": 0.8, "security": declared}
     labels = {**away, "security": {**declared, "class_counts": by_class}}
     return [
+        document("tagged", SILOS, "fedavg", **{**away, "security": {**declared, "tags": True}}),
         document("mixed", SILOS, "pfedsim", options={"rho": 0.5}, **mixing),
         document("by-class", SILOS, "pfedsim", options={"rho": 0.25, "similarity": "per_class"}, **mixing),
         document("in-part", SILOS, "pfedsim", options={"rho": 0.25}, **away),
@@ -99,10 +101,25 @@ def test_blind_jobs_that_mix_and_compare_give_what_the_oracle_computes(start, do
             if alone:  # nearly what it is in the clear
                 for name, value in alone.states[silo].parts["extractor"].items():
                     assert torch.allclose(kept(running, job, silo).parts["extractor"][name], value, atol=1e-2), name
-        if job.keyed and job.method_name != "fedaims":
+        if any(expected_rows(job, round_) for round_ in range(job.length)):
             assert opened_rows(running, job), f"{job.name}: no silo had a row"
+        check_sums(coordinator, job)
     for silo in SILOS:
         check_ledger(running, silo)
+
+
+def check_sums(coordinator, job):
+    """What is published as it was summed has come down in words, in every round that had it."""
+    seen = [json.loads(line) for line in coordinator.log.read_text().splitlines() if line.startswith("{")]
+    told = {
+        line["round"] for line in seen if line["event"] == "delivered" and line["job"] == job.name and "sums" in line
+    }
+    due = {round_ for round_ in range(job.length + 1) if sums_down(job, round_)}
+    if job.method_name == "pfedsim":  # afterwards only to silos that have given no extractor
+        assert told >= {round_ for round_ in due if job.up(round_ - 1)[0].name == "model"}
+    else:
+        assert told == due
+    assert job.name != "tagged" or told == {1, 2, 3, 4}
 
 
 def check_ledger(running, silo):

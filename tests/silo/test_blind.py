@@ -82,16 +82,18 @@ class Hall:
     def discard(self, silo):
         self.words.pop(silo, None)
 
-    def open(self, attempt, spec, terms, survivors):
+    def open(self, attempt, spec, opening):
         accumulator = Accumulator(spec)
-        for silo in survivors:
+        for silo in opening.survivors:
             at, pieces = 0, []
             for chunk in chunks(spec):
                 size = chunk.words * (spec.groups[chunk.group].ring // 8)
                 pieces.append(self.words[silo][at : at + size])
                 at += size
             accumulator.add(pieces)
-        for part, own, opened in zip(PARTS, spec.groups, accumulator.open(terms, survivors), strict=True):
+        for part, own, opened in zip(
+            PARTS, spec.groups, accumulator.open(opening.terms, opening.survivors), strict=True
+        ):
             self.opened[part.name] = folded(part, own, opened)
         asyncio.get_running_loop().call_soon(self.summing.opened, attempt, hashlib.sha256(b"sum").digest())
 

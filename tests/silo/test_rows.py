@@ -374,7 +374,7 @@ def test_a_silo_that_sealed_no_seed_is_named(keyed, givers, recipient, monkeypat
     [
         (2, {}, "MANIFEST", "2 rows of a Mix, at most 1"),
         (1, {"size": 8}, "MANIFEST", "declared 8 bytes"),
-        (1, {"size": 1 << 60}, "MANIFEST", "declared 1152921504606846976 bytes, the tensors and rows have 104448"),
+        (1, {"size": 1 << 60}, "MANIFEST", "declared 1152921504606846976 bytes, the tensors and words have 104448"),
         (0, {"size": 1 << 60}, "MANIFEST", "declared 1152921504606846976 bytes, the tensors have 0"),
         (1, {"job": "mail"}, "MANIFEST", "delivery is of 'mail'"),
         (1, {"offset": 1 << 20}, "MANIFEST", "begins at byte"),

@@ -1,0 +1,73 @@
+"""The result of a secure sum as it comes down to silos: in words, so that they see that nobody altered it.
+
+With the words of a group come the specification of the attempt, which the coordinator signed, and who survived in it.
+What a silo expects it knows itself: the federation, the job, the round whose sum it is, the groups. So another job's
+sum, an older one, or that of another group does not pass; and by the survivors' tags (tags.py) no word was altered, and
+none of the survivors left out or put in. A coordinator that is in league with one silo of the job can forge a tag.
+
+The model digest of a specification is not compared: a silo that was away knows nothing of that round's model.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from .fixedpoint import Words
+from .masked_sum import Opened, opened_group
+from .round_spec import Frame, RoundSpec, Terms, check_cohort, check_frame, check_survivors, signed_spec
+from .secagg_fault import COORDINATOR, Code, check
+from .signers import Signers
+from .tags import Tagger
+
+PIECE = 1 << 18  # words that are worked on at a time
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the coordinator says of a group of an open sum, besides its words; ``tag`` is that of the group alone."""
+
+    document: bytes
+    signature: bytes
+    survivors: tuple[str, ...]
+    tag: bytes
+
+
+def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> RoundSpec:
+    """The specification, before a word is taken in; ``frame`` is of the round that is expected. RefusedError if not."""
+    # (1) The coordinator signed it, for silos that we know.
+    spec = signed_spec(claim.document, claim.signature, signers)
+    # (2) It is of the job and the round that we expect, and sums what we would have summed.
+    check_frame(spec, replace(frame, model_digest=spec.model_digest))
+    # (3) Its cohort is one that we would have joined.
+    check_cohort(spec, terms)
+    # (4) The survivors are members of it, each once and in order, and (5) such as open a sum.
+    known = list(claim.survivors) == sorted(set(claim.survivors)) and set(claim.survivors) <= set(spec.cohort)
+    named = ", ".join(claim.survivors)[:400]
+    check(known, COORDINATOR, Code.SURVIVORS, f"names survivors {named}, which are not members of the cohort in order")
+    check_survivors(spec, terms, claim.survivors)
+    return spec
+
+
+def open_group(spec: RoundSpec, group: int, claim: Claim, key: bytes, words: Words) -> Opened:
+    """The sum of a group, once its words are here: its elements, then private weights. RefusedError if altered."""
+    tagger = Tagger(key, spec.context(), len(spec.groups))
+    for _, piece in _pieces(words):
+        tagger.add(group, piece)
+    tagger.check_group(group, claim.tag, key, spec.context(), claim.survivors)
+    return opened_group(spec, group, claim.survivors, _pieces(words))
+
+
+def group_bytes(spec: RoundSpec | Frame, group: int) -> int:
+    """Length of the words of a group."""
+    own = spec.groups[group]
+    return own.body * (own.ring // 8)
+
+
+def tag_of(tags: bytes, group: int, groups: int) -> bytes:
+    """That of one group, out of those of all."""
+    size = len(tags) // groups
+    return tags[group * size : (group + 1) * size]
+
+
+def _pieces(words: Words) -> Iterator[tuple[int, Words]]:
+    for at in range(0, words.size, PIECE):
+        yield at, words[at : at + PIECE]

@@ -1,0 +1,141 @@
+"""The open sums of one delivery: checked as their words come, and made into the tensors of their parts.
+
+A part that is published as it was summed comes down in the words of its sum, never as tensors (``in_words`` of
+proto/blind.py). By the silos' linear tags nobody but they could have made them (security/open_sum.py), and they are of
+the one round that can be meant: that which summed the part last. An older sum, handed down again, is refused like an
+altered one.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from ..algorithms.job import Job
+from ..errors import RefusedError
+from ..proto import secure_pb2 as pb
+from ..proto.blind import SumDown, round_frame, round_terms, row_terms, sums_down
+from ..proto.sum_messages import sums_from_wire
+from ..security.blind_sum import folded
+from ..security.fixedpoint import WORD, Words
+from ..security.labels import SECAGG_CONTEXT, framed
+from ..security.open_sum import Claim, check_claim, group_bytes, open_group
+from ..security.round_spec import Frame, RoundSpec
+from ..security.secagg_fault import COORDINATOR, Code, check
+from .sharing import Sharing
+
+NO_MODEL = "0" * 64  # of a round in which this silo need not have been
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What the ledger is told of a sum that was refused: whose round's, what its attempt is said to be, and why."""
+
+    round: int
+    ctx: bytes
+    error: RefusedError
+
+
+@dataclass(frozen=True)
+class _Coming:
+    """A sum whose words are awaited."""
+
+    place: SumDown
+    claim: Claim
+    spec: RoundSpec
+
+
+class Sums:
+    """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
+
+    def __init__(self, sharing: Sharing, round_: int) -> None:
+        self.refused: Refusal | None = None
+        self._sharing = sharing
+        self._down = {part.name: part for part in sharing.job.down(round_)}
+        self._expected = {each.part.name: each for each in sums_down(sharing.job, round_)}
+        self._claims: dict[str, Claim] = {}
+        self._coming: list[_Coming] = []
+        self._words: Words = np.empty(0, "<u4")  # of the first of them
+        self._filled = 0  # bytes of it that are here
+        self._made: dict[str, dict[str, Tensor]] = {}
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that were announced, in the order of their words."""
+        return tuple(self._claims)
+
+    def announced(self, peer: str, messages: Sequence[pb.OpenSum]) -> list[int]:
+        """The bytes of each sum's words; RefusedError for sums that there cannot be."""
+        self._claims = sums_from_wire(peer, messages, tuple(self._expected))
+        return [
+            group_bytes(self._frame(self._expected[name].round), self._expected[name].group) for name in self._claims
+        ]
+
+    def admit(self) -> None:
+        """Check what is said of all of them, before a word is taken in; RefusedError says what is wrong."""
+        for name, claim in self._claims.items():
+            place = self._expected[name]
+            try:
+                self._coming.append(_Coming(place, claim, self._checked(place, claim)))
+            except RefusedError as error:
+                self._refuse(place, claim, error)
+                raise
+        self._reserve()
+
+    def write(self, chunk: memoryview) -> None:
+        """The next bytes of the words, in order; not more than were announced. RefusedError for a sum that is none."""
+        view = chunk
+        while view:
+            whole = self._words.data.cast("B")
+            here, view = view[: len(whole) - self._filled], view[len(whole) - self._filled :]
+            whole[self._filled : self._filled + len(here)] = here
+            self._filled += len(here)
+            if self._filled == len(whole):
+                self._finish(self._coming.pop(0))
+                self._reserve()
+
+    def delivered(self) -> dict[str, dict[str, Tensor]]:
+        """What the sums came to, part by part."""
+        return self._made
+
+    def _frame(self, round_: int) -> Frame:
+        sharing = self._sharing
+        return round_frame(sharing.job, round_, sharing.federation, sharing.roster, NO_MODEL)
+
+    def _checked(self, place: SumDown, claim: Claim) -> RoundSpec:
+        job = self._sharing.job
+        terms = round_terms(job, row_terms(job))  # by which it was opened; this silo need not have been in it
+        spec = check_claim(claim, self._frame(place.round), terms, self._sharing.signers)
+        # Beyond that, its cohort was drawn for that round.
+        drawn = set(spec.cohort) <= set(job.cohort(place.round))
+        check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")
+        return spec
+
+    def _reserve(self) -> None:
+        """Memory for the words that come next."""
+        self._filled, self._words = 0, np.empty(0, "<u4")
+        if self._coming:
+            own = self._coming[0].spec.groups[self._coming[0].place.group]
+            self._words = np.empty(own.body, WORD[own.ring])
+
+    def _finish(self, coming: _Coming) -> None:
+        place, own = coming.place, coming.spec.groups[coming.place.group]
+        try:
+            opened = open_group(coming.spec, place.group, coming.claim, self._sharing.key, self._words)
+        except RefusedError as error:
+            self._refuse(place, coming.claim, error)
+            raise
+        made = folded(place.part, own, opened)
+        self._made[place.part.name] = {spec.name: made[spec.name] for spec in self._down[place.part.name].tensors}
+
+    def _refuse(self, place: SumDown, claim: Claim, error: RefusedError) -> None:
+        ctx = hashlib.sha256(framed(SECAGG_CONTEXT, claim.document)).digest()
+        self.refused = Refusal(place.round, ctx, error)
+
+
+def largest_sums(job: Job, round_: int) -> int:
+    """Bytes of all words that a round's delivery can have."""
+    frames = [(each, round_frame(job, each.round, "none", NO_MODEL, NO_MODEL)) for each in sums_down(job, round_)]
+    return sum(group_bytes(frame, each.group) for each, frame in frames)

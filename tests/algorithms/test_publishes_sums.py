@@ -1,0 +1,88 @@
+"""Which methods publish what is summed as it was opened: of these alone silos can check what comes down."""
+
+import numpy as np
+import pytest
+import torch
+
+from staddle.algorithms import simulation
+from staddle.algorithms.aggregation import MemoryArchive
+from staddle.algorithms.catalog import METHODS
+from staddle.algorithms.data import digits
+from staddle.algorithms.exchange import PLAIN, WEIGHT, Sum
+from staddle.algorithms.method import METRICS
+from staddle.security.blind_sum import Bounds, Quantised
+
+OPTIONS = {
+    "pfedsim": {"rho": 0.5},
+    "fedsimsup": {"tau_theta": 1},
+    "fedssa": {"t_stable": 3},
+    "ppfl": {"models": 2, "lam": 0.5},
+    "fedaims": {"sampling": "algorithm2"},
+}
+SILOS = ["a", "b", "c", "d"]
+
+
+class Watched:
+    """Exchanges that keep the last fold of each Sum."""
+
+    def __init__(self, own):
+        self.own, self.folds = own, {}
+        self.give, self.mix = own.give, own.mix
+
+    def collect(self, part, members, read):
+        found = self.own.collect(part, members, read)
+        if isinstance(part.exchange, Sum) and part != METRICS:
+            self.folds[part.name] = found
+        return found
+
+
+def published(monkeypatch, job, exchanges):
+    """By round: the folds of its sums, and what was published, by part."""
+    rounds = []
+
+    class Archive(MemoryArchive):
+        def publish(self, part, tensors):
+            rounds[-1][1][part] = {name: value.clone() for name, value in tensors.items()}
+            super().publish(part, tensors)
+
+    close = simulation.close_round
+
+    def closing(*args):
+        watched.folds = {}
+        rounds.append(({}, {}))
+        made = close(*args)
+        rounds[-1][0].update(watched.folds)
+        return made
+
+    watched = Watched(exchanges)
+    monkeypatch.setattr(simulation, "MemoryArchive", Archive)
+    monkeypatch.setattr(simulation, "close_round", closing)
+    data = digits()
+    shards = {
+        silo: (data.take(np.arange(n, n + 60)), data.take(np.arange(n + 60, n + 70)))
+        for n, silo in zip(range(0, 400, 70), SILOS, strict=False)
+    }
+    simulation.simulate(job, shards, exchanges=watched)
+    return rounds
+
+
+@pytest.mark.parametrize("blind", [False, True])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_says_so_publishes_its_sums_as_they_are(name, blind, make_job, monkeypatch):
+    model = {"name": "convnet-digits" if name == "fedaims" else "cnn-digits", "classes": 10}
+    share = 0.75 if name == "fedsimsup" else 1.0
+    job = make_job(name, OPTIONS.get(name), model, silos=SILOS, rounds=4, participation=share)
+    rounds = published(monkeypatch, job, Quantised(Bounds(clip_exponent=6, most=100)) if blind else PLAIN)
+    assert len(rounds) == job.length
+    as_it_is = True
+    for folds, made in rounds:
+        for part, fold in folds.items():
+            wanted = {tensor: value for tensor, value in fold.items() if tensor != WEIGHT}
+            same = part in made and made[part].keys() == wanted.keys()
+            as_it_is = as_it_is and same and all(torch.equal(made[part][t], wanted[t]) for t in wanted)
+    assert any(folds for folds, _ in rounds) == (name not in ("fedsimsup", "local"))
+    assert as_it_is == METHODS[name].publishes_sums
+
+
+def test_methods_that_change_what_they_publish_are_known():
+    assert [name for name in METHODS if not METHODS[name].publishes_sums] == ["fedssa"]

@@ -1,0 +1,258 @@
+"""Open sums at a silo of a keyed job, in words; the coordinator is the test, and as hostile as it likes."""
+
+import asyncio
+import hashlib
+
+import pytest
+import torch
+from keyed_jobs import KEY, SILOS, keys_of, sharing_of
+from open_sums import Summed, delivery, make_tagged
+from recording_gate import World, records
+
+from staddle.errors import RefusedError
+from staddle.proto.blind import model_digest, sums_down
+from staddle.security.labels import SECAGG_CONTEXT, SECAGG_SPEC, framed
+from staddle.silo.sums import Sums
+
+ME = SILOS[0]
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory):
+    return make_tagged(tmp_path_factory.mktemp("tagged"))
+
+
+@pytest.fixture(scope="module")
+def sums(tagged):
+    """By job and round."""
+    jobs = tagged.jobs
+    return {(name, round_): Summed(tagged, jobs[name], round_) for name in ("simple", "twin") for round_ in (0, 1)}
+
+
+class Recipient:
+    """One silo behind its gate, with a ledger."""
+
+    def __init__(self, tagged, folder):
+        self.tagged, self.folder = tagged, folder
+        self.world = World(tagged, folder, tagged.policy(tagged.jobs["simple"]))
+
+    def take(self, job, round_, frames, key=KEY):
+        async def scenario():
+            self.world.client.delivery = frames
+            if not self.world.gate._session:
+                await self.world.gate.hello()
+            sharing = sharing_of(self.tagged, job, ME, self.folder / "job", key)
+            taking = Sums(sharing, round_) if sums_down(job, round_) else None
+            return await self.world.gate.fetch(job, round_, None, taking)
+
+        return asyncio.run(scenario())
+
+    def recorded(self, kind):
+        return [record for record in records(self.world.path) if record["type"] == kind]
+
+
+@pytest.fixture
+def recipient(tagged, tmp_path):
+    found = Recipient(tagged, tmp_path)
+    yield found
+    found.world.ledger.close()
+
+
+def same(found, wanted):
+    return all(torch.equal(found[name], wanted[name]) and found[name].dtype == wanted[name].dtype for name in found)
+
+
+@pytest.mark.parametrize("chunk", [1 << 20, 4096])
+def test_a_sum_comes_down_and_is_what_the_coordinator_folds(recipient, sums, chunk, monkeypatch):
+    monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", chunk)
+    made = sums["simple", 0]
+    found = recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")], chunk=chunk))
+    assert same(found.tensors["model"], made.folds["model"])
+    assert [*found.tensors["model"]] == [spec.name for spec in made.job.down(1)[0].tensors]
+    digest = hashlib.sha256(made.words["model"]).digest()
+    assert (found.items, found.digests, found.sums) == ((), (), (("model", digest),))
+    assert recipient.recorded("ingress")[-1]["message"]["bytes"] == len(made.words["model"])
+    digests = {model_digest(made.job, 1, (), (), each) for each in (found.sums, (("model", bytes(32)),), ())}
+    assert len(digests) == 3
+
+
+def test_sums_of_two_parts_come_in_one_delivery(recipient, tagged):
+    job = tagged.jobs["two"]
+    made = Summed(tagged, job, 1)
+    names = [part.name for part in made.parts if part.name != "metrics"]
+    assert len(names) == 2
+    found = recipient.take(job, 2, delivery(job, 2, [made.down(name) for name in names], chunk=1 << 20))
+    for name in names:
+        assert same(found.tensors[name], made.folds[name])
+    assert [name for name, _ in found.sums] == names
+
+
+def test_the_last_delivery_is_of_the_last_round(recipient, tagged):
+    job = tagged.jobs["simple"]
+    made = Summed(tagged, job, job.length - 1)
+    found = recipient.take(job, job.length, delivery(job, job.length, [made.down("model")]))
+    assert same(found.tensors["model"], made.folds["model"])
+
+
+def test_one_that_did_not_survive_is_no_part_of_the_sum(recipient, tagged):
+    made = Summed(tagged, tagged.jobs["simple"], 0, SILOS[:4])
+    found = recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]))
+    assert same(found.tensors["model"], made.folds["model"])
+
+
+def flipped(place, bit=1):
+    def change(words):
+        changed = bytearray(words)
+        changed[place] ^= bit
+        return bytes(changed)
+
+    return change
+
+
+def resigned(made, sign=None, **fields):
+    """The part with another specification, signed all the same."""
+    spec = made.spec.model_copy(update=fields)
+    payload = spec.payload()
+    return made.down("model", document=payload, signature=(sign or made.made.coordinator.sign)(SECAGG_SPEC, payload))
+
+
+def fewer(made, *gone):
+    return made.down("model", survivors=tuple(silo for silo in SILOS if silo not in gone))
+
+
+HOSTILE = {
+    "the first word": (lambda m, _: m.down("model", words=flipped(0)), "SUM", "sum of group 0 that was altered"),
+    "the last word": (lambda m, _: m.down("model", words=flipped(-1, 128)), "SUM", "that was altered"),
+    "another round's words": (lambda m, s: m.down("model", words=lambda _: s["simple", 1].words["model"]), "SUM", ""),
+    "another round's tag": (lambda m, s: m.down("model", tag=s["simple", 1].tags[:8]), "SUM", "was altered"),
+    "another group's tag": (lambda m, _: m.down("model", tag=m.tags[8:]), "SUM", "was altered"),
+    "no tag": (lambda m, _: m.down("model", tag=b"\xff" * 8), "SUM", "that is none"),
+    "a survivor left out": (lambda m, _: fewer(m, SILOS[2]), "SUM", "was altered"),
+    "too few survivors": (lambda m, _: fewer(m, *SILOS[2:]), "SURVIVORS", "2 survivors are fewer than 4"),
+    "a survivor twice": (
+        lambda m, _: m.down("model", survivors=(*SILOS, SILOS[4])),
+        "SURVIVORS",
+        "not members of the cohort in order",
+    ),
+    "a stranger": (lambda m, _: m.down("model", survivors=(*SILOS, "silo-f")), "SURVIVORS", "not members of"),
+    "a newer sum": (lambda _, s: s["simple", 1].down("model"), "SPEC", "specifies round 1, this silo expects 0"),
+    "another job's": (lambda _, s: s["twin", 0].down("model"), "SPEC", "specifies job 'twin', this silo expects"),
+    "not signed": (lambda m, _: m.down("model", signature=bytes(64)), "SPEC", "its signature does not fit"),
+    "signed by a silo": (
+        lambda m, _: resigned(m, keys_of(m.made, SILOS[1]).sign),
+        "SPEC",
+        "its signature does not fit",
+    ),
+    "another attempt's name": (lambda m, _: resigned(m, attempt=1), "SUM", "was altered"),
+    "no tags at all": (lambda m, _: resigned(m, tagged=False), "SPEC", "specifies tagged False"),
+    "another key epoch": (lambda m, _: resigned(m, key_epoch=1), "SPEC", "specifies key_epoch 1"),
+    "another scale": (
+        lambda m, _: resigned(
+            m, groups=(m.spec.groups[0].model_copy(update={"scale_exponent": 3}), *m.spec.groups[1:])
+        ),
+        "SPEC",
+        "specifies groups",
+    ),
+    "another spelling": (
+        lambda m, _: m.down("model", document=b" " + m.spec.payload()),
+        "SPEC",
+        "canonical",
+    ),
+    "another part": (lambda m, _: m.down("model", part="metrics"), "SPEC", "brings sums of metrics"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_sum_that_is_not_the_silos_is_refused_and_stands_in_the_ledger(recipient, sums, name):
+    change, code, said = HOSTILE[name]
+    made = sums["simple", 0]
+    message, words = change(made, sums)
+    with pytest.raises(RefusedError) as caught:
+        recipient.take(made.job, 1, delivery(made.job, 1, [(message, words)]))
+    assert (caught.value.peer, str(caught.value.code)) == ("coordinator", code), caught.value.why
+    assert said in caught.value.why
+    assert recipient.recorded("ingress") == []
+    if message.part == "model":
+        (ended,) = recipient.recorded("secagg.end")
+        ctx = hashlib.sha256(framed(SECAGG_CONTEXT, message.document)).hexdigest()
+        assert (ended["code"], ended["blame"], ended["round"], ended["ctx"]) == (code, "coordinator", 0, ctx)
+        assert said in ended["why"]
+
+
+def test_an_older_sum_handed_down_again_is_refused(recipient, sums, tagged):
+    made = sums["simple", 0]
+    recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]))
+    with pytest.raises(RefusedError, match="specifies round 0, this silo expects 1") as caught:
+        recipient.take(made.job, 2, delivery(made.job, 2, [made.down("model")]))
+    assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
+
+
+def test_the_sum_of_another_key_is_refused(recipient, sums):
+    made = sums["simple", 0]
+    with pytest.raises(RefusedError, match="was altered"):
+        recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), key=b"another".ljust(32))
+
+
+def test_the_sum_of_silos_that_were_not_drawn_is_refused(recipient, tagged):
+    job = tagged.jobs["away"]
+    assert len(job.cohort(0)) == 4
+    honest = Summed(tagged, job, 0, job.cohort(0), job.cohort(0))
+    recipient.take(job, 1, delivery(job, 1, [honest.down("extractor")]))
+    made = Summed(tagged, job, 0)
+    with pytest.raises(RefusedError, match="not all were drawn for its round"):
+        recipient.take(job, 1, delivery(job, 1, [made.down("extractor")]))
+
+
+def folds(made):
+    """As tensors: what a coordinator would like silos to take instead."""
+    return {"model": {name: value for name, value in made.folds["model"].items() if name != "@weight"}}
+
+
+@pytest.mark.parametrize(
+    ("round_", "change", "said"),
+    [
+        (1, lambda m: ([], {"plain": folds(m)}), "as tensors; it has to come in the words of its sum"),
+        (0, lambda m: ([], {"plain": folds(m)}), "as tensors; it has to come in the words of its sum"),
+        (1, lambda m: ([m.down("model")], {"plain": folds(m)}), "as tensors; it has to come in the words of its sum"),
+        (0, lambda m: ([m.down("model")], {}), "delivers 1 sums where there are none"),
+        (1, lambda m: ([m.down("model")] * 2, {}), "2 open sums, at most 1 there can be"),
+        (1, lambda m: ([m.down("model", words=lambda words: words[:-4])], {}), "declared"),
+        (1, lambda m: ([m.down("model", words=lambda words: words + bytes(4))], {}), "declared"),
+        (1, lambda m: ([m.down("model")], {"size": 1 << 60}), "the tensors and words have"),
+    ],
+    ids=["tensors", "before any sum", "both", "sums before any", "twice", "a word less", "a word more", "another size"],
+)
+def test_a_manifest_that_does_not_fit_is_refused(recipient, sums, round_, change, said):
+    made = sums["simple", 0]
+    parts, manifest = change(made)
+    with pytest.raises(RefusedError) as caught:
+        recipient.take(made.job, round_, delivery(made.job, round_, parts, **manifest))
+    assert (caught.value.peer, caught.value.code) == ("coordinator", "MANIFEST")
+    assert said in caught.value.why
+    assert recipient.recorded("ingress") == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("signature", bytes(63), "has 63 bytes, not 64"),
+        ("tag", bytes(16), "has 16 bytes, not 8"),
+        ("survivors", ["Not an id"], "is no id of a member"),
+        ("survivors", ["a"] * 1001, "1001 survivors of a sum, at most 1000"),
+        ("document", bytes((1 << 21) + 1), "at most 2097152 it can have"),
+        ("document", b"{", "specification of a secure sum"),
+    ],
+    ids=["signature", "tag", "survivor", "survivors", "long", "no JSON"],
+)
+def test_a_claim_that_is_none_is_refused(recipient, sums, field, value, said):
+    made = sums["simple", 0]
+    message, words = made.down("model")
+    if field == "survivors":
+        del message.survivors[:]
+        message.survivors.extend(value)
+    else:
+        setattr(message, field, value)
+    with pytest.raises(RefusedError) as caught:
+        recipient.take(made.job, 1, delivery(made.job, 1, [(message, words)]))
+    assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
+    assert said in caught.value.why
