@@ -143,7 +143,7 @@ def model_digest(
     every = zip(items, tensors, strict=True)
     pairs = [] if alone else [(item, digest) for item, digest in every if item.part not in own]
     named = [piece for item, digest in pairs for piece in (*_names(item), digest)]
-    named += [piece for part, digest in sums if part in shared for piece in (part.encode(), WORDS, digest)]
+    named += [piece for part, digest in (() if alone else sums) for piece in (part.encode(), WORDS, digest)]
     when = [] if named else [round_.to_bytes(8)]
     return hashlib.sha256(framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)).hexdigest()
 

@@ -60,18 +60,14 @@ def test_silos_that_die_at_every_step_of_what_they_hide_and_open_end_with_the_sa
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("plans", "fewest"),
-    [({"north": "every"}, 70), ({"coordinator": "every"}, 50), ({"coordinator": "seed:3:6", "north": "seed:4:6"}, 2)],
-    ids=["silo at every step", "coordinator at every step", "both at random"],
-)
-def test_killed_again_and_again_all_end_with_the_same_models(start, document, plans, fewest):
-    running = start(*SILOS)
+def test_killed_again_and_again_all_end_with_the_same_models(start, document):
+    """At each step of their own they die in test_keyed_kill.py."""
+    running, plans = start(*SILOS), {"coordinator": "seed:3:6", "north": "seed:4:6"}
     with keys_watched(running.federation, SILOS) as seen:
         begin(running, document, plans, method="pfedsim", options={"rho": 0}, rounds=2, security=SECURITY)
         finished(running)
     died = check_all(running, plans, seen)
-    assert sum(map(len, died.values())) >= fewest
+    assert sum(map(len, died.values())) >= 2
 
 
 def check_all(running, plans, seen):
