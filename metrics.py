@@ -76,7 +76,7 @@ SILO = (
     Rule("round.given", "rounds_given", "Rounds whose upload the coordinator accepted.", ("job",)),
     Rule("round.failed", "rounds_failed", "Rounds that were given up, by code.", ("code",)),
     Rule("round.abandoned", "rounds_abandoned", "Rounds whose training stopped, being wanted no more.", ("job",)),
-    Rule("leaving", "sent_bytes", "Payload bytes that the ledger counts as left.", ("job", "kind"), "bytes"),
+    Rule("leaving", "sent_bytes", "Bytes that the ledger counts as left, control aside.", ("job", "kind"), "bytes"),
     Rule("round.trained", "training_seconds", "Time that local training took.", ("job",), "seconds", each=True),
     Rule("job.declined", "jobs_declined", "Jobs that were declined, by code.", ("code",)),
     Rule("turned.away", "calls_refused", "Calls that the coordinator refused, by code.", ("code",)),

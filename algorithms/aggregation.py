@@ -157,6 +157,11 @@ def deliver(
                 f"method {method.name!r} delivers part {delivery.part!r} in round {round_}, "
                 f"its wire list allows each of {[part.name for part in method.down(round_)]} once"
             )
+        if not isinstance(delivery, Latest) and part.name not in method.addressed:
+            raise LocalError(
+                f"method {method.name!r} delivers part {part.name!r} to each silo in a value of its own, and does not "
+                "say so in addressed"
+            )
         match delivery:
             case Latest():
                 tensors: Tensors | None = archive.latest(part.name)

@@ -35,6 +35,7 @@ BLOCK = 1 << 16  # elements of a float64 accumulator that are worked on at a tim
 WORKERS = 2  # threads that fold a large tensor
 REGION = 1 << 19  # elements of which there is an accumulator at all: 4 MiB, whatever the size of a tensor
 LARGEST_WEIGHT = 2.0**53  # counts of records are exact up to here
+MOST_TENSORS = 16_384  # of one transfer: a manifest has a header of each
 MIX_BITS = 32  # SECURITY.md rule 19: the integer weights of a Mix row add up to 2^32 exactly
 
 DTYPES: dict[str, torch.dtype] = {

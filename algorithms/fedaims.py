@@ -128,6 +128,7 @@ class FedAIMS(Method):
     version = 1
     options_model = FedAIMSOptions
     options: FedAIMSOptions
+    addressed = ("block",)
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)

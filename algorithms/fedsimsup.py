@@ -134,6 +134,7 @@ class FedSimSup(Method):
     options_model = FedSimSupOptions
     options: FedSimSupOptions
     product = "delivered"
+    addressed = ("theta",)
     loadable = ("supervisor",)
     census = True
 

@@ -250,6 +250,12 @@ class Job:
         exchanges = {part["exchange"] for phase in self._schema for part in phase["up"]}
         return self.security.required and (self.security.tags or not exchanges.isdisjoint(KEYED))
 
+    @cached_property
+    def weighing(self) -> Mapping[str, int]:
+        """The declared counts, where they are weights of a blind sum; empty where they are none."""
+        exchanges = {part["exchange"] for phase in self._schema for part in phase["up"]}
+        return self.security.counts if "sum.mean" in exchanges else {}
+
     def _summing(self) -> list[str]:
         """Methods that, with their default options, work with this job's model and can be blind."""
         found = []

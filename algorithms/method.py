@@ -196,6 +196,8 @@ class Method(ABC):
     """Which model a silo keeps in the end: the one delivered last, or the one trained last."""
     loadable: ClassVar[tuple[str, ...]] = ()
     """Parts that never cross, whose initial values a silo may take from a file of its own."""
+    addressed: ClassVar[tuple[str, ...]] = ()
+    """Parts that come down to each silo in a value of its own, whatever the others get."""
     census: ClassVar[bool] = False
     """Whether round 0 asks every silo for facts alone, before anything trains."""
     publishes_sums: ClassVar[bool] = True

@@ -80,6 +80,7 @@ class PFedSim(Method):
     version = 1
     options_model = PFedSimOptions
     options: PFedSimOptions
+    addressed = ("extractor",)
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)

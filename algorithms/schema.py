@@ -9,7 +9,7 @@ import pydantic
 
 from ..errors import LocalError
 from ..files import canonical_json
-from .exchange import Exchange, Part, Sum, TensorSpec
+from .exchange import MOST_TENSORS, Exchange, Part, Sum, TensorSpec, walk_tensors
 from .method import KEEP, Method
 from .models import MODEL_VERSION, ModelOptions, input_shape
 
@@ -136,6 +136,8 @@ def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
     names = [part.name for part in parts]
     if len(set(names)) != len(names):
         raise LocalError(f"round {round_}: parts {names} are not named apart")
+    if (number := sum(1 for _ in walk_tensors(parts))) > MOST_TENSORS:
+        raise LocalError(f"round {round_}: {number} tensors cross, at most {MOST_TENSORS} may; choose a smaller model")
     for part in parts:
         tensors = [spec.name for spec in part.tensors]
         _check_names(part.name, [name for name in tensors if name not in ours])

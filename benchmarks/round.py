@@ -1,4 +1,4 @@
-"""What a round costs beside a bare stream: ``python benchmarks/round.py [--side 324] [--silos 2] [--blind]``.
+"""What a round costs beside a bare stream: ``python benchmarks/round.py [--side 324] [--silos 2] [--blind] [--mix]``.
 
 One run measures two things on the same machine, one after the other, with the same bytes:
 
@@ -13,7 +13,8 @@ peak while the job runs; the difference also in payloads. What the model took wh
 Below that, what gate and ledger take of a round at a silo (its checks and its own copy; records, proofs and their
 fsyncs), measured in the silos around the calls, median over rounds and silos. SHA-256 is in both streams and not in it.
 With ``--blind``, of four silos or more, the same rounds are measured once more with secure aggregation (private
-weights, 32 bits a word): all of its steps, with no training to hide the setup behind.
+weights, 32 bits a word): all of its steps, with no training to hide the setup behind. With ``--mix`` the rounds are
+pFedSim's, whose extractors are mixed for each silo (and compared by their classifiers), instead of FedAvg's.
 ``--side`` is the edge of LeNet-5's square input: 324 gives 46.7 MB of parameters, 60 gives 1 MB.
 """
 
@@ -51,11 +52,11 @@ from staddle.security.ledger import Ledger  # noqa: E402
 from staddle.security.policy import Policy  # noqa: E402
 from staddle.silo import egress  # noqa: E402
 from staddle.silo.admission import Admitted  # noqa: E402
-from staddle.silo.blind_rounds import BlindRounds  # noqa: E402
+from staddle.silo.blind_rounds import BlindRounds, Local  # noqa: E402
 from staddle.silo.declared import Declared, Records  # noqa: E402
 from staddle.silo.delivery import Delivered  # noqa: E402
 from staddle.silo.egress import Gate, open_client  # noqa: E402
-from staddle.silo.secure_memory import MemoryFiles  # noqa: E402
+from staddle.silo.group_keys import GroupKeys  # noqa: E402
 from staddle.silo.witness import Witness  # noqa: E402
 
 BLIND = {"secure_aggregation": "required", "weight_most": 16}
@@ -94,9 +95,28 @@ def silo_process(folder: str, silo: str, address: str, results: Any) -> None:
     results.put(asyncio.run(echo(Path(folder), silo, address, spent)))
 
 
-def changed(delivered: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def changed(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What is given back: a little else each round, since the same model is not summed blind twice."""
-    return {name: value.add_(2.0**-10) for name, value in delivered.get("model", {}).items()}
+    return {name: value.add_(2.0**-10) for name, value in tensors.items()}
+
+
+def given_first(job: Job) -> tuple[str, dict[str, dict[str, torch.Tensor]]]:
+    """What every silo gives in the first round, and which part of it comes down and goes up again.
+
+    That is FedAvg's model, or pFedSim's extractor.
+    """
+    zeros = {
+        part.name: {s.name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for s in part.wire}
+        for part in job.up(0)
+    }
+    (shared, *_) = zeros
+    if shared == "model":
+        zeros["model"]["@weight"] = torch.tensor(1.0, dtype=torch.float64)
+    else:
+        (rows,) = zeros["rows"].values()
+        rows[:] = rows.shape[-1] ** -0.5  # of all silos alike, so that all mix with all
+        rows[:, ::2] *= -1
+    return shared, zeros
 
 
 async def echo(folder: Path, silo: str, address: str, spent: dict[str, float]) -> list[tuple[float, float]]:
@@ -107,32 +127,38 @@ async def echo(folder: Path, silo: str, address: str, spent: dict[str, float]) -
     policy = policies.load(folder / silo / "policy.toml")
     document = parse_json(read_bytes(folder / "jobs" / "bench.json"), "job")["document"]
     job, declared = Job.from_document(document, "job"), Declared.of(document, Records(train=1, test=0))
-    zeros = {
-        part.name: {s.name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for s in part.wire}
-        for part in job.up(0)
-    }
-    zeros["model"]["@weight"] = torch.tensor(1.0, dtype=torch.float64)
+    shared, zeros = given_first(job)
+    place = folder / silo / "jobs" / "bench"
+    place.mkdir(parents=True)
     with Ledger.open(folder / silo / "ledger", silo, roster.federation, keys.log) as ledger:
         ledger.start("benchmark", rosters.digest(roster), policy.digest)
         ledger.put_in_force(policy.digest, policy.text)
         witness = Witness(ledger, roster, keys, folder / silo / "heads.json")
         gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness)
-        blind = BlindRounds(silo, roster, policy, gate, keys.sign)
-        keeper, admitted = MemoryFiles(folder / silo), cast("Admitted", SimpleNamespace(job=job, declared=declared))
+        group_keys = GroupKeys(roster, keys, gate, place.parent)
+        blind = BlindRounds(roster, policy, gate, keys, group_keys)
+        admitted = cast("Admitted", SimpleNamespace(job=job, declared=declared))
+        last: dict[str, torch.Tensor] = {}
 
         async def trained(delivered: Delivered) -> dict[str, dict[str, torch.Tensor]]:
-            return {**zeros, "model": {**zeros["model"], **changed(delivered.tensors)}}
+            last.update({**zeros[shared], **changed(delivered.tensors.get(shared, {}))})
+            return {**zeros, shared: last}
+
+        local = Local(place, trained, lambda _: tuple(value.reshape(-1).numpy() for value in last.values()))
 
         await gate.hello()
         while True:
             task = await gate.poll()
             match task.WhichOneof("body"):
                 case "offer":
+                    if job.keyed:
+                        await group_keys.contribute(job)
                     await gate.answer(job.name, job.digest, 0, "ACCEPT")
                 case "round":
                     spent |= {"gate": 0.0, "ledger": 0.0}
                     if job.security.required:
-                        await blind.take_part(admitted, task.round.round, keeper, trained, ())
+                        cohort = tuple(sorted(task.round.cohort))
+                        await blind.take_part(admitted, task.round.round, cohort, local, ())
                     else:
                         payload = await trained(await gate.fetch(job, task.round.round))
                         await gate.give(declared, task.round.round, payload, tuple(task.round.cohort))
@@ -154,7 +180,7 @@ def memory(pid: int, key: str) -> int:
 
 
 def our_rounds(
-    silos: int, rounds: int, side: int, *, blind: bool = False
+    silos: int, rounds: int, side: int, *, blind: bool = False, mix: bool = False
 ) -> tuple[list[float], int, tuple[int, int], tuple[float, float]]:
     """Seconds of each round but the first; payload bytes; coordinator memory in bytes, idle and peak; gate, ledger.
 
@@ -172,7 +198,7 @@ def our_rounds(
                 "seed": 1,
                 "rounds": rounds,
                 "silos": names,
-                "method": {"name": "fedavg"},
+                "method": {"name": "pfedsim", "options": {"rho": 0.0}} if mix else {"name": "fedavg"},
                 "model": {"name": "lenet5", "classes": 10, "input": [3, side, side]},
                 "training": {"epochs": 1, "lr": 0.1},
                 **({"min_cohort": 3, "security": BLIND} if blind else {}),
@@ -321,8 +347,9 @@ def main() -> None:
     parser.add_argument("--silos", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--blind", action="store_true")
+    parser.add_argument("--mix", action="store_true")
     chosen = parser.parse_args()
-    took, payload, (idle, peak), (gate, ledger) = our_rounds(chosen.silos, chosen.rounds, chosen.side)
+    took, payload, (idle, peak), (gate, ledger) = our_rounds(chosen.silos, chosen.rounds, chosen.side, mix=chosen.mix)
     bare = bare_rounds(chosen.silos, chosen.rounds, payload)
     ours, floor = statistics.median(took), statistics.median(bare)
     sys.stdout.write(
@@ -332,7 +359,7 @@ def main() -> None:
         f"at a silo: gate {gate * 1e3:.1f} ms, ledger {ledger * 1e3:.1f} ms, {(gate + ledger) / ours:.1%} of a round\n"
     )
     if chosen.blind:
-        took, _, (idle, peak), _ = our_rounds(chosen.silos, chosen.rounds, chosen.side, blind=True)
+        took, _, (idle, peak), _ = our_rounds(chosen.silos, chosen.rounds, chosen.side, blind=True, mix=chosen.mix)
         blind = statistics.median(took)
         sys.stdout.write(
             f"blind: round {blind:.3f} s, {blind / ours:.2f} times the plain one; coordinator {idle / 1e6:.0f} MB, "

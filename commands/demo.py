@@ -40,13 +40,13 @@ def demo(
     silos: Annotated[int, typer.Option(min=2, max=32, help="Silo agents to launch.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each job.")] = 20,
     keep: Annotated[Path | None, typer.Option(help="Keep everything in this new or empty folder.")] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Sum in the clear, also what could be summed blind.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="In the clear, also what could be blind.")] = False,
 ) -> None:
     """Watch a coordinator daemon and silo agents train personalised models together, on this machine.
 
     Three jobs in turn (local-only, FedAvg, the method) on label-skewed shards of the handwritten digits that come with
     scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one egress ledger a silo. With four silos or
-    more, what only sums is summed blind: the coordinator reads sums alone.
+    more, what can be is blind: the coordinator reads sums, and of classifiers how alike they are.
     """
     console = Console()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind
@@ -131,12 +131,17 @@ class Demo:
         }
 
     def _seen(self, job: "Job") -> str:
-        """What the coordinator can see of it."""
+        """What the coordinator can see of it, unless a silo is in league with it."""
+        from ..algorithms.exchange import Gram, Mix  # noqa: PLC0415
+
         if not job.security.required:
             return "in the clear: the coordinator sees what each silo gives"
+        exchanges = {part.exchange for start in job.phase_starts for part in job.up(start)}
+        mixed = "nothing of what it mixes, " if Mix() in exchanges else ""
+        compared = "of what it compares the inner products, " if Gram() in exchanges else ""
         return (
             f"blind: what a silo gives is masked, the coordinator reads the sums over all {len(job.silos)} silos, "
-            "who took part, sizes and times"
+            f"{mixed}{compared}who took part, sizes and times"
         )
 
     def _shards(self) -> list[Any]:

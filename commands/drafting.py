@@ -7,6 +7,7 @@ from typing import Any
 
 from ..algorithms.exchange import Kind
 from ..algorithms.job import Job
+from ..proto.secure_given import most_given
 from ..security.release import (
     GRAM_READER,
     MASKED,
@@ -80,8 +81,12 @@ def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None) -> str:
     for job in jobs:
         for start in job.phase_starts:
             releases = given_releases(job, start)
-            times = TIMES_BLIND if job.security.required else TIMES
-            largest = max(largest, times * sum(release.nbytes for release in releases))
+            given = sum(release.nbytes for release in releases)
+            if job.security.required:
+                given = TIMES_BLIND * (given + most_given(len(job.silos), len(job.up(start))))
+            else:
+                given *= TIMES
+            largest = max(largest, given)
             for release in releases:
                 drafted = Drafted(job.method_name, Kind[release.kind.upper()])
                 rules.setdefault((job.method_name, release.part), drafted).add(release, job.name)
@@ -99,7 +104,7 @@ def _head(jobs: Sequence[Job], limit: str) -> str:
         "version = 1",
         "",
         "[limits]",
-        *_comment("Payload bytes of one round, those that a broken upload sends again counted twice."),
+        *_comment("Bytes of one round: payload, what a broken upload sends again, and a secure sum's messages."),
         f'max_bytes_per_round = "{limit}"',
         "",
         *_comment("Polls, heartbeats and answers of one session."),
@@ -121,7 +126,11 @@ def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
         why = "Silos that may be in league with the coordinator: a job takes none to be."
         lines += [*_comment(why), f"assumed_colluders = {colluders}"]
     if any(job.security.weights == "public" for job in blind):
-        lines += [*_comment("How many records this silo has to train on stands in a job."), "public_counts = true"]
+        what = ", and of which class" if any(job.security.class_counts for job in blind) else ""
+        lines += [
+            *_comment(f"How many records this silo has to train on{what} stands in a job."),
+            "public_counts = true",
+        ]
     if keyed := [f"{job.name!r}" for job in blind if job.keyed]:
         why = (
             f"What {', '.join(keyed)} mixes or compares, and the tags by which silos check sums, are hidden from the "

@@ -56,7 +56,7 @@ def sign(
         if silo not in members or members[silo].role is not Role.SILO:
             raise LocalError(f"{job_file}: silos names {silo!r}, which is no silo of {roster}; add it or take it out")
     document = job.document()
-    if job.security.counts and (fault := weights_fault(job.security.counts, job.cohorts(), job.min_cohort)):
+    if fault := weights_fault(job.weighing, job.cohorts(), job.min_cohort):
         raise LocalError(f"{job_file}: security.counts: {fault}")
     signed = sign_document(document, members, signer, JOB)
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)

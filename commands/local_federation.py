@@ -95,7 +95,7 @@ def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
 
 
 def blind_where_it_can(document: Mapping[str, Any], records: Sequence[int]) -> dict[str, Any]:
-    """A job's document, with blind sums where it only sums, always over the same four silos or more.
+    """A job's document, blind where all that it gives can be, always over the same four silos or more.
 
     ``records`` are those of each silo; some of them will be for tests.
     """

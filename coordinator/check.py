@@ -10,6 +10,7 @@ from pathlib import Path
 from ..algorithms.job import Job
 from ..errors import LocalError
 from ..files import parse_json, read_bytes
+from ..proto.blind import uploaded
 from ..proto.wire import given_items
 from ..security import preflight
 from ..security.identity import Role
@@ -19,6 +20,8 @@ from ..security.roster import Roster
 from . import config as configs
 from .config import CoordinatorConfig
 from .database import Database
+from .mixing import part_bytes
+from .opening import masked_bytes
 from .operations import job_of
 from .room import check_room
 from .store import check_folder
@@ -78,7 +81,10 @@ def _job(path: Path, config: CoordinatorConfig, roster: Roster, known: Mapping[s
 
 def largest_round(job: Job) -> int:
     """Bytes that all silos together give in the largest round."""
-    given = (sum(item.spec.nbytes for item in given_items(job.up(start))) for start in job.phase_starts)
+    if job.security.required:
+        given = [masked_bytes(job, start) + sum(map(part_bytes, uploaded(job.up(start)))) for start in job.phase_starts]
+    else:
+        given = [sum(item.spec.nbytes for item in given_items(job.up(start))) for start in job.phase_starts]
     return max(given) * len(job.silos)
 
 

@@ -15,7 +15,7 @@ from ..proto.group_messages import Contributed, contributed_from_wire, contribut
 from ..proto.secure_given import ENVELOPE
 from ..security import roster as rosters
 from ..security.group_key import Epoch, Relayed, check_contribution
-from ..security.sealing import letters
+from ..security.sealing import letter_for
 from ..security.secagg_fault import Code
 from ..security.signers import Signers
 from .database import Database
@@ -37,8 +37,10 @@ class Contributions:
         held = {kept.roster for kept in self._database.contributions(job.name).values()}
         if not gone and held <= {self._digest}:
             return ""
-        why = f"the roster no longer has {', '.join(gone)}" if gone else "the roster has changed since its silos gave"
-        return f"{why} to the key that they share; submit it again under a new name"
+        why = "the roster has changed since its silos gave to the key that they share"
+        if gone:
+            why = f"the roster no longer has {', '.join(gone)}, and the key that its silos share takes all of them"
+        return f"{why}; submit it again under a new name"
 
     def check_given(self, job: Job, silo: str) -> None:
         """RefusedError where a silo accepts a keyed job, and gave nothing to its key."""
@@ -89,7 +91,7 @@ class Contributions:
 def relayed(bodies: Mapping[str, bytes], silo: str) -> tuple[Relayed, ...]:
     """What the other silos gave, by id, each with the letter for this silo."""
     given = [_loaded(other, body) for other, body in bodies.items() if other != silo]
-    return tuple(Relayed(each.contribution, letters(each.pieces)[silo]) for each in given)
+    return tuple(Relayed(each.contribution, letter_for(silo, each.pieces)) for each in given)
 
 
 def _dumped(given: Contributed) -> bytes:

@@ -138,7 +138,7 @@ class Daemon:
         """LocalError where a job that the database does not have may not begin here."""
         check_folder(self._folder(job), -1)
         check_room(job, self.config.limits.max_job_bytes)
-        if job.security.counts and (fault := weights_fault(job.security.counts, job.cohorts(), job.min_cohort)):
+        if fault := weights_fault(job.weighing, job.cohorts(), job.min_cohort):
             raise LocalError(f"job {job.name!r}: {fault}")
 
     def check_known(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
@@ -149,10 +149,10 @@ class Daemon:
     def restore(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
         """Take up all jobs where they stood."""
         for job, stored in jobs:
-            state, effects = self._fitting(job, stored.state)
-            self.runs.append(self._job_run(job, replace(stored, state=state)))
-            for effect in effects:
-                self._report(self.runs[-1], effect)
+            fitting, reports = self._fitting(job, stored)
+            self.runs.append(self._job_run(job, fitting))
+            for report in reports:
+                self._report(self.runs[-1], report)
         for run in self.runs:
             if run.state.blind and run.state.cohort:
                 self._gathering(run)
@@ -163,15 +163,20 @@ class Daemon:
                     self._gathering(run).summing.halt()
             self._run(run, resumed(run.state))
 
-    def _fitting(self, job: Job, state: JobState) -> tuple[JobState, list[Report]]:
-        """A job's state; if it is keyed and under this roster its key cannot be, it has failed."""
-        why = self.contributions.fault(job) if state.keyed else ""
-        failed, effects = advance(state, Unkeyed(why)) if why else (state, ())
-        if failed != state:
-            with self.writing():
-                self._database.save_state(failed)
-                self._database.drop_secure(job.name)
-        return failed, [effect for effect in effects if isinstance(effect, Report)]  # ``resumed`` knows the others
+    def _fitting(self, job: Job, stored: StoredJob) -> tuple[StoredJob, list[Report]]:
+        """A job as it is taken up; if it is keyed and under this roster its key cannot be, it has failed."""
+        why = self.contributions.fault(job) if stored.state.keyed else ""
+        failed, effects = advance(stored.state, Unkeyed(why))
+        if not why or failed == stored.state:
+            return stored, []
+        open_ = [each for each in stored.hidden if each.round == stored.state.round]
+        with self.writing():
+            self._database.save_state(failed)
+            self._database.drop_secure(job.name)
+            self._database.drop_hidden(job.name, [each.file for each in open_])
+        kept = tuple(each for each in stored.hidden if each not in open_)
+        reports = [effect for effect in effects if isinstance(effect, Report)]  # ``resumed`` knows the others
+        return replace(stored, state=failed, hidden=kept), reports
 
     def add(self, job: Job, signed: bytes) -> JobRun:
         """Queue a job, after ``check_new``; it begins at once where none runs."""

@@ -17,8 +17,12 @@ from google.protobuf.message import DecodeError
 from .. import log
 from ..errors import PeerError, RefusedError, StaddleError
 from ..proto import federation_pb2 as pb
-from ..proto.channel import ERROR_METADATA, FETCH, UPLOAD
+from ..proto import secure_pb2
+from ..proto.channel import CONTRIBUTE, ERROR_METADATA, FETCH, PADDED, SECURE, UPLOAD
 from ..proto.frames import decode, encode
+from ..proto.group_messages import read_contributed
+from ..proto.mix_messages import read_padded
+from ..proto.secure_given import read_given
 from ..security.certificate import UNREADABLE, subject_key
 from ..security.identity import Entry, Role
 from ..security.roster import Roster
@@ -52,12 +56,18 @@ MAY_CALL = {
     "/staddle.v1.Operations": (Role.OPERATOR,),
     "/grpc.health.v1.Health": (Role.SILO, Role.OPERATOR),
 }
-CODECS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {  # in place of protobuf's own
-    FETCH: (pb.FetchRequest.FromString, encode),
-    UPLOAD: (decode, pb.Receipt.SerializeToString),
-}
-
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def codecs(silos: int) -> dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]]:
+    """What reads and writes in place of protobuf's own, in a federation of so many silos at most."""
+    return {
+        FETCH: (pb.FetchRequest.FromString, encode),
+        UPLOAD: (decode, pb.Receipt.SerializeToString),
+        SECURE: (lambda data: read_given(data, silos), secure_pb2.SecureTaken.SerializeToString),
+        CONTRIBUTE: (lambda data: read_contributed(data, silos), secure_pb2.SecureTaken.SerializeToString),
+        PADDED: (lambda data: read_padded(data, silos), secure_pb2.SecureTaken.SerializeToString),
+    }
 
 
 def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> Entry:
@@ -87,6 +97,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
+        self._codecs = codecs(len(roster.entries))
         self.limits = Limits()
 
     async def intercept_service(
@@ -99,7 +110,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        reads, writes = CODECS.get(method, (handler.request_deserializer, handler.response_serializer))
+        reads, writes = self._codecs.get(method, (handler.request_deserializer, handler.response_serializer))
         codec = (_readable(reads), writes)
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), *codec)
@@ -149,21 +160,21 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """None for bytes that are no message: gRPC decodes before the guard is asked, and would end the call by itself."""
+    """An error for bytes that are no message: gRPC decodes before the guard is asked, and would end the call itself."""
 
     def read(data: bytes) -> Any:
         try:
             return deserialize(data)
-        except (DecodeError, ValueError):  # also: text that is no UTF-8
-            return None
+        except (DecodeError, ValueError) as error:  # also: text that is no UTF-8
+            return error
 
     return read
 
 
 def _read(request: Any, context: Context) -> Any:
     """A request, or a stream of them; RefusedError MANIFEST where (5) fails."""
-    if request is None:
-        raise RefusedError(context.peer(), "MANIFEST", "sent bytes that are no message of this protocol")
+    if isinstance(request, DecodeError | ValueError):
+        raise RefusedError(context.peer(), "MANIFEST", f"sent bytes that are no message of this protocol: {request}")
     return _all_read(request, context) if isinstance(request, AsyncIterator) else request
 
 

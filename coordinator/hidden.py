@@ -151,14 +151,15 @@ class Hidden:
                 return here.version
         raise LocalError(f"{file} counts as a version of part {name!r}, but nobody signed it; restore a backup")
 
+    def fits(self, name: str, version: Version) -> bool:
+        """Whether a version that is here is of this roster's line; else its key is gone, and nobody can open it."""
+        here = self._here[version.round, name, version.silo]
+        return here.context == version.context(self.lines[name])
+
     def given(self, round_: int, name: str) -> dict[str, Version]:
         """The versions of a part that were signed in a round, by silo."""
         found = {place[2]: here.version for place, here in self._here.items() if place[:2] == (round_, name)}
         return {silo: version for silo, version in found.items() if version is not None}
-
-    def file(self, name: str, version: Version) -> str:
-        """The file of a version."""
-        return self._here[version.round, name, version.silo].file
 
     def files(self, round_: int | None = None) -> set[str]:
         """Files of a round, or of all."""

@@ -10,7 +10,13 @@ from ..errors import RefusedError
 
 CALLS_PER_SECOND = 50.0
 BURST = 200.0
-AT_ONCE = {"Upload": 1, "Fetch": 1, "Poll": 2, "SecureNext": 2}  # of two that wait, one may not know that its silo left
+AT_ONCE = {  # calls that carry or make much, and waits: of two, one may not know that its silo left
+    "Upload": 1,
+    "Fetch": 1,
+    "GroupKey": 1,
+    "Poll": 2,
+    "SecureNext": 2,
+}
 OTHERS_AT_ONCE = 4
 
 

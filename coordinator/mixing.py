@@ -52,7 +52,7 @@ class Mixing:
                     planned = self._planning.plan(part, silo, weights, self._versions(part, weights))
                     if planned is not None:
                         found[part] = planned[:1]
-                        memories[part, silo] = planned[1]
+                        memories |= self._planning.news(part, silo, planned[1])
                 case Mail(part):
                     found[part] = self._aside(part, silo)
         return [row for part in down for row in found.get(part.name, ())], memories
@@ -79,11 +79,16 @@ class Mixing:
 
     def _versions(self, part: str, silos: Mapping[str, float]) -> dict[str, Version]:
         files = {silo: self._store.file(part, silo) for silo in silos}
-        return {silo: self.hidden.version(part, file) for silo, file in files.items() if file is not None}
+        versions = {silo: self.hidden.version(part, file) for silo, file in files.items() if file is not None}
+        return {silo: version for silo, version in versions.items() if self.hidden.fits(part, version)}
 
     def _aside(self, part: str, silo: str) -> tuple[Planned, ...]:
         data = self._store.put_aside(part, silo)
-        return () if data is None else aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}")
+        if data is None:
+            return ()
+        rows = aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}")
+        line = self.hidden.lines[part].context().hex()
+        return tuple(each for each in rows if each.row.line == line)
 
     # A fold.
 

@@ -29,11 +29,11 @@ from .. import log
 from ..algorithms.exchange import integer_weights
 from ..algorithms.job import Job
 from ..files import Strict, canonical_json, parse_canonical
+from ..proto.blind import row_terms
 from ..proto.mix_messages import Mixed, Summand
 from ..security.mix_line import Line, Version
 from ..security.mix_row import Row, RowMemory, Share, fault, make_row
 from ..security.one_upload import mixed_pieces
-from ..security.round_spec import Terms
 from ..security.sealing import letter_for
 from ..security.signers import Sign
 from ..security.tags import combine
@@ -77,7 +77,7 @@ class Planning:
         self.memories = dict(memories)
         self._job = job
         self._sign = sign
-        self._terms = Terms(min_cohort=job.min_cohort, colluders=job.security.colluders)
+        self._terms = row_terms(job)
 
     def plan(
         self,
@@ -108,6 +108,11 @@ class Planning:
             log.event("row.withheld", job=self._job.name, part=part, silo=recipient, why=why)
             return None
         return planned, memory.opened(row, self._terms.min_cohort)
+
+    def news(self, part: str, recipient: str, memory: RowMemory) -> Memories:
+        """What is to be remembered, unless it is known: of a row that is made again nothing."""
+        place = (part, recipient)
+        return {} if self.memories.get(place) == memory else {place: memory}
 
 
 def put_aside(before: Sequence[Planned], planned: Planned) -> bytes | None:

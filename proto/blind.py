@@ -133,18 +133,16 @@ def model_digest(
 ) -> str:
     """SHA-256, in hex, of what a silo received for a round: names and digests of its tensors, in wire order.
 
+    It is of what comes down to all silos alike, results of sums and what a method makes of them, and leaves out rows
+    and other values of one silo. What was summed once is never summed again (security/secagg_memory.py), so the round
+    is part of it only where there is no such result, as before the first; in rounds that sum metrics alone it is all.
     ``sums`` are the names of parts that came as the words of open sums, and the digests of these.
-
-    What was summed once is never summed again (security/secagg_memory.py). It is of the results of sums that come down,
-    which are the same for all, and leaves out rows and other values of one silo. The round is part of it only where
-    there are none, as before the first results, and is all there is in rounds that sum metrics alone.
     """
-    shared = {part.name for start in job.phase_starts for part in summed(job.up(start))}
-    if summed(job.up(round_)) == (METRICS,):
-        shared.clear()
-    pairs = [pair for pair in zip(items, tensors, strict=True) if pair[0].part in shared]
+    alone, own = summed(job.up(round_)) == (METRICS,), job.method().addressed
+    every = zip(items, tensors, strict=True)
+    pairs = [] if alone else [(item, digest) for item, digest in every if item.part not in own]
     named = [piece for item, digest in pairs for piece in (*_names(item), digest)]
-    named += [piece for part, digest in sums if part in shared for piece in (part.encode(), WORDS, digest)]
+    named += [piece for part, digest in sums if not alone for piece in (part.encode(), WORDS, digest)]
     when = [] if named else [round_.to_bytes(8)]
     return hashlib.sha256(framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)).hexdigest()
 

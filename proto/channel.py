@@ -17,7 +17,9 @@ FETCH = "/staddle.v1.Federation/Fetch"
 UPLOAD = "/staddle.v1.Federation/Upload"
 SECURE = "/staddle.v1.Federation/Secure"
 CONTRIBUTE = "/staddle.v1.Federation/Contribute"
+GROUP_KEY = "/staddle.v1.Federation/GroupKey"
 PADDED = "/staddle.v1.Federation/Padded"
+SECURE_NEXT = "/staddle.v1.Federation/SecureNext"
 
 ERROR_METADATA = "staddle-error"  # trailing metadata that carries the name of an ErrorCode
 

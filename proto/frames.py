@@ -3,13 +3,33 @@
 A chunk is ``Frame.chunk``, field 2 of the message (protobuf's encoding guide: length-delimited, tag 0x12): the tag, the
 length as a varint, the payload, nothing behind it. It is written with one copy and read with none, where protobuf makes
 two at either end. Any other encoding of a chunk is read too, the slow way.
+
+A manifest has one header a tensor, an END one digest: of more than ``MOST_TENSORS`` nothing is made (bounds.py).
 """
 
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from ..algorithms.exchange import MOST_TENSORS
+from ..security.round_spec import MOST_SILOS
 from . import tensor_pb2 as pb
+from .bounds import Bound, check_fields
+from .channel import MAX_MESSAGE_BYTES
+from .mix_messages import MOST_DOCUMENT
+from .secure_told import MOST_SPEC_BYTES
 
+MOST_FIELDS = 4  # of a frame, which has one
+BOUNDS = {  # manifest, with a shape in each of its headers, rows of a Mix and open sums; END
+    1: Bound(
+        MOST_TENSORS + 16,
+        4096,
+        {
+            10: Bound(MOST_SILOS + 8, MOST_DOCUMENT, {4: Bound(4, 4096)}),
+            11: Bound(MOST_SILOS + 8, MOST_SPEC_BYTES),
+        },
+    ),
+    3: Bound(MOST_TENSORS + 128, MAX_MESSAGE_BYTES),
+}
 TAG = 0x12
 LONGEST_VARINT = 5  # bytes of a length below 2^35
 
@@ -40,9 +60,10 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes) -> Frame:
-    """What the bytes of a message Frame hold; protobuf's DecodeError for bytes that are none."""
+    """What the bytes of a message Frame hold; protobuf's DecodeError for bytes that are none, or out of bounds."""
     if (start := _payload_start(data)) is not None:
         return Chunk(data, start)
+    check_fields(data, MOST_FIELDS, BOUNDS)
     frame = pb.Frame.FromString(data)
     return Chunk.of([frame.chunk]) if frame.WhichOneof("body") == "chunk" else frame
 

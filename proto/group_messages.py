@@ -14,6 +14,7 @@ from ..security.round_spec import MOST_SILOS
 from ..security.sealing import Sealed
 from ..security.secagg_fault import COORDINATOR, Code
 from . import secure_pb2 as pb
+from .bounds import Bound, check_fields
 from .sealing_messages import (
     letter_from_wire,
     letter_to_wire,
@@ -23,7 +24,10 @@ from .sealing_messages import (
     sealing_to_wire,
 )
 from .secure_given import ENVELOPE, MOST_SESSION_BYTES
-from .secure_messages import SIGNATURE_BYTES, Sender
+from .secure_messages import MOST_HASHES, SIGNATURE_BYTES, Sender
+
+MOST_FIELDS = 8  # of a message, its entries aside
+MOST_BYTES = 1024  # of an entry in an entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,19 @@ class KeyAsked:
     session: bytes = field(repr=False)
     job: str
     job_digest: bytes
+
+
+def read_contributed(data: bytes, silos: int) -> pb.Contributed:
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    check_fields(data, silos + MOST_FIELDS, {})
+    return pb.Contributed.FromString(data)
+
+
+def read_told(data: bytes, silos: int) -> pb.KeyTold:
+    """The same."""
+    letter = Bound(MOST_HASHES + MOST_FIELDS, MOST_BYTES)
+    check_fields(data, silos, {1: Bound(MOST_FIELDS, MOST_BYTES, {2: letter})})
+    return pb.KeyTold.FromString(data)
 
 
 def contribution_to_wire(contribution: Contribution) -> pb.Contribution:

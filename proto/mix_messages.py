@@ -20,6 +20,7 @@ from ..security.sealing import Letter, Sealed
 from ..security.secagg_fault import Code
 from ..security.tags import TAG_BYTES
 from . import secure_pb2 as pb
+from .bounds import check_fields
 from .sealing_messages import (
     letter_from_wire,
     letter_to_wire,
@@ -33,6 +34,7 @@ from .secure_messages import SIGNATURE_BYTES, Sender
 
 MOST_DOCUMENT = 1 << 20  # bytes of a row
 MOST_PART_NAME = 128
+MOST_FIELDS = 8  # of a message, its entries aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,12 @@ def padded_to_wire(padded: Padded) -> pb.PaddedGiven:
         upload=upload_to_wire(padded.upload),
         pieces=[sealed_to_wire(piece) for piece in padded.pieces],
     )
+
+
+def read_padded(data: bytes, silos: int) -> pb.PaddedGiven:
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    check_fields(data, silos + MOST_FIELDS, {})
+    return pb.PaddedGiven.FromString(data)
 
 
 def padded_from_wire(silo: str, message: pb.PaddedGiven) -> Padded:

@@ -14,7 +14,8 @@ largest numbers, g tagged groups (0 in the columns, where there are no tags)::
     end        219                219      219      219      219
 
 ``SecureAsked`` has at most 178. So a silo's shares, what it reveals and the header of more than 73 tags are longer than
-a control message may be (1024 bytes, silo/control.py); all are below the 4 MiB of a message (channel.py).
+a control message may be (1024 bytes, silo/control.py); all are below the 4 MiB of a message (channel.py). Of a message
+with more entries than there are silos nothing is made (bounds.py).
 """
 
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ from ..security.secagg_silo_events import (
     SendSurvival,
 )
 from . import secure_pb2 as pb
+from .bounds import Bound, check_fields
+from .channel import MAX_MESSAGE_BYTES
 from .secure_messages import (
     Sender,
     abandon_from_wire,
@@ -50,6 +53,8 @@ from .secure_messages import (
     survival_to_wire,
 )
 
+BODIES = range(2, 10)  # fields of SecureGiven that are messages
+MOST_FIELDS = 8  # of SecureGiven, which has three; and of what is in a body beside its entries
 ENVELOPE = "MANIFEST"  # the ErrorCode of what is no message of a secure sum; what its body holds has the step's Code
 MOST_SESSION_BYTES = 64
 
@@ -95,6 +100,11 @@ class Asked:
     job_digest: bytes
     round: int
     had: int
+
+
+def most_given(silos: int, groups: int) -> int:
+    """Bytes of all that one of so many silos gives in one attempt, masked words aside; the sum of the table."""
+    return 2429 + 426 * silos + 8 * groups
 
 
 def attempt_to_wire(attempt: Attempt) -> pb.SecureAttempt:
@@ -152,6 +162,12 @@ def given_to_wire(given: Given) -> pb.SecureGiven:
         case Over():
             made.end.CopyFrom(over_to_wire(given.body))
     return made
+
+
+def read_given(data: bytes, silos: int) -> pb.SecureGiven:
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    check_fields(data, MOST_FIELDS, dict.fromkeys(BODIES, Bound(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)))
+    return pb.SecureGiven.FromString(data)
 
 
 def given_from_wire(silo: str, message: pb.SecureGiven) -> Given:

@@ -29,8 +29,20 @@ from ..security.secagg_fault import COORDINATOR, Code
 from ..security.secagg_messages import Abandon
 from ..security.secagg_silo_events import AbandonAsked, KeysTold, NotesTold, ResultTold, SharesTold, SurvivorsTold
 from . import secure_pb2 as pb
-from .secure_given import ENVELOPE, Attempt, Over, attempt_from_wire, attempt_to_wire, over_from_wire, over_to_wire
+from .bounds import Bound, check_fields
+from .channel import MAX_MESSAGE_BYTES
+from .secure_given import (
+    ENVELOPE,
+    MOST_FIELDS,
+    Attempt,
+    Over,
+    attempt_from_wire,
+    attempt_to_wire,
+    over_from_wire,
+    over_to_wire,
+)
 from .secure_messages import (
+    MOST_HASHES,
     SIGNATURE_BYTES,
     Sender,
     abandon_from_wire,
@@ -45,6 +57,9 @@ from .secure_messages import (
     survival_to_wire,
 )
 
+BODIES = range(1, 11)  # fields of SecureTold that are messages
+SPEC, SHARES = 3, 5
+MOST_DELIVERY_BYTES = 526 + 34 * MOST_HASHES  # with its proof
 MOST_SPEC_BYTES = 1 << 21  # the longest specification, of 1000 silos and 4096 groups, is shorter
 MOST_NOTES = 4 * MOST_SILOS  # notes of several attempts may be due
 
@@ -93,6 +108,17 @@ def told_to_wire(told: Told | None) -> pb.SecureTold:
         case Over():
             made.end.CopyFrom(over_to_wire(told.body))
     return made
+
+
+def read_told(data: bytes, silos: int) -> pb.SecureTold:
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    bounds = {
+        **dict.fromkeys(BODIES, Bound(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)),
+        SPEC: Bound(MOST_NOTES + MOST_FIELDS, MAX_MESSAGE_BYTES),
+        SHARES: Bound(silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
+    }
+    check_fields(data, MOST_FIELDS, bounds)
+    return pb.SecureTold.FromString(data)
 
 
 def told_from_wire(message: pb.SecureTold) -> Told | None:

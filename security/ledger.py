@@ -76,6 +76,7 @@ class Ledger:
         self.silo = silo
         self._rules = Rules(silo)
         self._sent: Counter[tuple[str, int]] = Counter()
+        self._entered: set[str] = set()  # digests of jobs into a secure sum of which keys were given
         self._attempts: Counter[tuple[str, int, str]] = Counter()  # the last: the part of a message of its own
         self._unsettled: dict[int, list[Line]] = {}  # seq of an intent → it, and its digest if there is one
         self._past: list[VerifierKey] = []  # keys that signed before the one that does
@@ -279,10 +280,7 @@ class Ledger:
         return self._log.head
 
     def sent(self, job_digest: str, round_number: int) -> int:
-        """Payload bytes of all intents of a round, whatever became of them, restarts included.
-
-        Messages of the protocol of a secure sum or a mix are not payload.
-        """
+        """Bytes of all intents and protocol messages of a round, whatever became of them, restarts included."""
         with self._mutex:
             return self._sent[job_digest, round_number]
 
@@ -293,6 +291,11 @@ class Ledger:
         """
         with self._mutex:
             return self._attempts[job_digest, round_number, part]
+
+    def entered(self, job_digest: str) -> bool:
+        """Whether keys were given into a secure sum of this job, restarts included."""
+        with self._mutex:
+            return job_digest in self._entered
 
     @property
     def open_intents(self) -> tuple[int, ...]:
@@ -372,6 +375,10 @@ class Ledger:
                 part = record["tensors"][0]["part"] if record.get("hidden") else ""
                 self._attempts[record["job_digest"], record["round"], part] += 1
                 self._unsettled[line.seq] = [line]
+            case "egress.protocol":
+                self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
+                if record["kind"] == "keys":
+                    self._entered.add(record["job_digest"])
             case "egress.digest":
                 self._unsettled[record["ref"]].append(line)
             case "egress.outcome":

@@ -31,7 +31,7 @@
     min_cohort = 3                  # silos of a blind sum at least
     min_honest = 2                  # of those behind an opened sum, so many are in league with nobody
     assumed_colluders = 1           # silos that a job must take to be in league with the coordinator, at least
-    public_counts = false           # true: how many records this silo has may stand in a job
+    public_counts = false           # true: how many records this silo has, by class too, may stand in a job
     trust = "none"                  # "non-colluding-coordinator": jobs may mix and compare, which hides what this silo
                                     # gives only while the coordinator is in league with no silo of the job
 

@@ -6,19 +6,18 @@ from dataclasses import dataclass
 
 from ..algorithms import sources
 from ..algorithms.data import Dataset, split
-from ..algorithms.exchange import Mix, Sum, Tensors
+from ..algorithms.exchange import Tensors
 from ..algorithms.fit import check_records, check_training
 from ..algorithms.job import Job
 from ..algorithms.weights import load_weights
 from ..errors import LocalError, PeerError, RefusedError
 from ..files import parse_json
-from ..proto.blind import bounds, row_terms, uploaded
+from ..proto.blind import bounds, row_terms, summed, uploaded
 from ..security.blind_sum import group
 from ..security.envelope import verify_document
 from ..security.fixedpoint import scale_exponent
 from ..security.identity import Role
 from ..security.labels import JOB
-from ..security.mix_line import mix_group
 from ..security.policy import Decision, Policy, Verdict
 from ..security.public_weights import weights_fault
 from ..security.release import Release
@@ -171,24 +170,19 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
                 'of this silo\'s records is no secret, or have the job signed with security.weights = "private"'
             )
         fewest = max(job.min_cohort, terms.min_cohort)
-        if fault := weights_fault(security.counts, job.cohorts(), fewest):
+        if fault := weights_fault(job.weighing, job.cohorts(), fewest):
             yield fault
-    # (5) What crosses fits into its ring.
+    # (5) The sum of so many silos fits into its ring.
     yield from _rings(job)
 
 
 def _rings(job: Job) -> Iterator[str]:
-    """A sum over all silos, or a row of a Mix."""
-    declared = bounds(job)
-    for part in dict.fromkeys(part for start in job.phase_starts for part in job.up(start)):
+    declared, sums = bounds(job), [part for start in job.phase_starts for part in summed(job.up(start))]
+    for own in dict.fromkeys(group(part, declared) for part in sums):
         try:
-            if isinstance(part.exchange, Sum):
-                own = group(part, declared)
-                scale_exponent(own.ring, len(job.silos), own.clip_exponent, own.weights)
-            elif isinstance(part.exchange, Mix):
-                mix_group(part.name, sum(spec.elements for spec in part.tensors), declared.clip_exponent)
+            scale_exponent(own.ring, len(job.silos), own.clip_exponent, own.weights)
         except LocalError as error:
-            yield f"part {part.name!r}: {error}"
+            yield f"part {own.name!r}: {error}"
 
 
 def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]:

@@ -245,8 +245,10 @@ class Agent:
     async def _round(self, admitted: Admitted, asked: Asked) -> None:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
-        payload: Payload | None = await asyncio.to_thread(folder.outbox, round_)
-        if folder.finished or round_ >= job.length or (payload is None and round_ < folder.rounds_done):
+        goes_on = self._blind.goes_on(job.digest, round_)
+        payload: Payload | None = None if goes_on else await asyncio.to_thread(folder.outbox, round_)
+        over = payload is None and not goes_on and round_ < folder.rounds_done
+        if folder.finished or round_ >= job.length or over:
             raise RefusedError(
                 self._roster.coordinator.id,
                 "ROUND_CLOSED",

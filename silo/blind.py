@@ -43,6 +43,7 @@ from ..security.secagg_silo_events import (
     Upload,
 )
 from .declared import Declared
+from .egress import TurnedAwayError
 from .outgoing import Masking, streamed_of
 from .secure_records import SecureRecords
 
@@ -133,12 +134,19 @@ class BlindRound:
             if self.summed:
                 return
             asked = loop.time()
-            told = await self._door.secure_next(self.job, self.round, self._had)
+            try:
+                told = await self._door.secure_next(self.job, self.round, self._had)
+                if told is not None:
+                    await self._take(told)
+            except TurnedAwayError:
+                raise
+            except RefusedError as error:
+                await self._misled(error)
+                raise
             if told is None:
                 if loop.time() - asked < PAUSE_SECONDS:
                     await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            await self._take(told)
             self._had += 1
             if not self._paced():
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -244,6 +252,13 @@ class BlindRound:
             case SendKeys() | SendShares() | SendHeader() | SendSurvival() | SendReveal() | SendAbandon() | Over():
                 await self._give(attempt, effect)
 
+    async def _misled(self, error: RefusedError) -> None:
+        """What was told is no message of this round's sums: the round is over for us, and with it the attempt."""
+        state = self._state
+        if state is not None and state.stage not in ("done", "ended"):
+            code = Code(error.code) if error.code in Code.__members__ else Code.ORDER
+            await self._end(self._attempt(state), End(code, error.peer, error.why))
+
     async def _end(self, attempt: Attempt, ended: End) -> None:
         log.problem(
             "secagg.ended",
@@ -257,10 +272,16 @@ class BlindRound:
         await self._door.secure_records.ended(attempt, ended)
 
     async def _give(self, attempt: Attempt, body: GivenBody) -> None:
-        """Give a message; where it is refused, the attempt is over for us."""
+        """Give a message; where it is refused, the attempt is over for us.
+
+        One that comes too late for its round is not: t silos open a sum, and who is slow asks what came of it.
+        """
         try:
             await self._door.secure(attempt, body)
         except RefusedError as error:
+            if error.code == CLOSED:
+                log.event("secagg.late", job=self.job.name, round=self.round, attempt=attempt.attempt)
+                return
             if error.code != REFUSED:
                 raise
             if self._state is not None and self._state.ctx == attempt.ctx and not isinstance(body, Over):

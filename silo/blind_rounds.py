@@ -53,12 +53,16 @@ class BlindRounds:
         self._now: BlindRound | None = None
         self._accepted: set[bytes] = set()  # contexts of uploads that the coordinator has
 
+    def goes_on(self, job_digest: str, round_: int) -> bool:
+        """Whether it is in this round already, with its training; what that leaves on disk says nothing then."""
+        return self._now is not None and (self._now.job.digest, self._now.round) == (job_digest, round_)
+
     async def take_part(
         self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local, waiting: tuple[str, ...]
     ) -> None:
         """Until the round's sum is open. ``waiting`` are the codes of refusals after which it may still go on."""
         job = admitted.job
-        if self._now is None or (self._now.job.digest, self._now.round) != (job.digest, round_):
+        if self._now is None or not self.goes_on(job.digest, round_):
             await self.leave()
             self._now = await self._enter(admitted, round_, cohort, local)
         goes_on = False
@@ -97,7 +101,7 @@ class BlindRounds:
         terms = round_terms(job, self._policy.terms)
         party = Party(self._silo, Signers.of(self._roster), terms, self._keys.sign, os.urandom)
         training = asyncio.create_task(local.train(delivered))
-        keeper = MemoryFiles(local.folder)
+        keeper = MemoryFiles(local.folder, lambda: self._gate.entered(job))
         return BlindRound(self._gate, party, frame, keeper, job, admitted.declared, training, before, key)
 
     async def _sharing(self, job: Job, folder: Path) -> Sharing:

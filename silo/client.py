@@ -8,10 +8,20 @@ import grpc
 
 from ..errors import PeerError, RefusedError
 from ..proto import federation_pb2 as pb
-from ..proto import secure_pb2
-from ..proto.channel import ERROR_METADATA, FETCH, OPTIONS, UPLOAD, require_tls13, transfer_seconds
+from ..proto import group_messages, secure_pb2
+from ..proto.channel import (
+    ERROR_METADATA,
+    FETCH,
+    GROUP_KEY,
+    OPTIONS,
+    SECURE_NEXT,
+    UPLOAD,
+    require_tls13,
+    transfer_seconds,
+)
 from ..proto.federation_pb2_grpc import FederationStub
 from ..proto.frames import Frame, decode, encode
+from ..proto.secure_told import read_told
 
 CALL_SECONDS = 20.0
 RECONNECT_MS = (500, 10_000)  # first and longest wait between two attempts of the channel
@@ -29,8 +39,12 @@ class TurnedAwayError(RefusedError):
 class Client:
     """One channel to one coordinator, whose certificate is pinned by the roster."""
 
-    def __init__(self, address: str, coordinator: str, certificates: tuple[bytes, bytes, bytes], hint: str) -> None:
+    def __init__(
+        self, address: str, coordinator: str, certificates: tuple[bytes, bytes, bytes], hint: str, silos: int
+    ) -> None:
         """``certificates``: the coordinator's certificate, our private key, our certificate, all PEM.
+
+        No message is read that is of more than so many ``silos``.
 
         ``hint`` says who we are (key fingerprint, roster version), for the text of a failed handshake.
         """
@@ -51,8 +65,14 @@ class Client:
             ],
         )
         self._stub = cast("Any", FederationStub)(self._channel)
-        # Streams of tensors with a codec of their own in place of the stub's.
+        # With codecs of their own in place of the stub's.
         self._fetch: Any = self._channel.unary_stream(FETCH, pb.FetchRequest.SerializeToString, decode)
+        self._secure_next: Any = self._channel.unary_unary(
+            SECURE_NEXT, secure_pb2.SecureAsked.SerializeToString, lambda data: read_told(data, silos)
+        )
+        self._group_key: Any = self._channel.unary_unary(
+            GROUP_KEY, secure_pb2.KeyAsked.SerializeToString, lambda data: group_messages.read_told(data, silos)
+        )
         self._upload: Any = self._channel.stream_unary(UPLOAD, encode, pb.Receipt.FromString)
 
     async def hello(self, request: pb.HelloRequest) -> pb.HelloReply:
@@ -85,7 +105,7 @@ class Client:
 
     async def secure_next(self, asked: secure_pb2.SecureAsked, hold: float) -> secure_pb2.SecureTold:
         """Wait for the next message of a round's secure sums, at most about ``hold`` seconds."""
-        return cast("secure_pb2.SecureTold", await self._unary(self._stub.SecureNext, asked, hold + HOLD_GRACE_SECONDS))
+        return cast("secure_pb2.SecureTold", await self._unary(self._secure_next, asked, hold + HOLD_GRACE_SECONDS))
 
     async def contribute(self, given: secure_pb2.Contributed) -> None:
         """Give what this silo has for the key of a job."""
@@ -93,7 +113,7 @@ class Client:
 
     async def group_key(self, asked: secure_pb2.KeyAsked) -> secure_pb2.KeyTold:
         """What the other silos gave to the key of a job."""
-        return cast("secure_pb2.KeyTold", await self._unary(self._stub.GroupKey, asked, CALL_SECONDS))
+        return cast("secure_pb2.KeyTold", await self._unary(self._group_key, asked, CALL_SECONDS))
 
     async def padded(self, given: secure_pb2.PaddedGiven) -> None:
         """Give the word on a padded upload."""

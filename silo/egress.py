@@ -25,7 +25,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NoReturn
 
 from google.protobuf.message import Message
 from torch import Tensor
@@ -75,6 +75,7 @@ from .witness import Witness
 
 MAX_SESSION_BYTES = 64
 MOST_WITNESSED = 4  # witness tasks a session for each member of the roster that are dealt with at once
+PROTOCOL = "protocol"  # the kind, in the log, of a secure sum's messages
 MAX_REASON = 500  # characters of one reason in a record: a coordinator chooses what we refuse
 
 __all__ = ["DeniedError", "Gate", "TurnedAwayError", "UnreachableError", "checked_address", "open_client"]
@@ -85,7 +86,7 @@ def open_client(address: str, keys: Keys, roster: rosters.Roster) -> Client:
     coordinator = roster.coordinator
     certificates = (coordinator.certificate.encode(), keys.tls_key, keys.entry.certificate.encode())
     hint = handshake_hint(keys.entry.tls_fingerprint, roster.version, coordinator.id)
-    return Client(address, coordinator.id, certificates, hint)
+    return Client(address, coordinator.id, certificates, hint, len(roster.entries))
 
 
 class DeniedError(LocalError):
@@ -376,20 +377,22 @@ class Gate:
             norms=norms,
         )
         if not decision.allow:
-            denied = (declared.digest, round_, decision.reasons)
-            if denied != self._denied:  # asked again and again, the same answer is recorded once
-                await asyncio.to_thread(
-                    lambda: self._ledger.policy_deny(
-                        job=declared.job,
-                        round_number=round_,
-                        purpose="update",
-                        policy=self._policy.digest,
-                        reasons=decision.reasons,
-                    )
-                )
-            self._denied = denied
-            raise DeniedError("the policy holds this round back: " + "; ".join(decision.reasons))
+            await self._deny(declared.job, declared.digest, round_, decision.reasons)
         return Applied(file=self._policy.digest, rule=decision.rule, decision="allow")
+
+    async def _deny(self, job: str, digest: str, round_: int, reasons: tuple[str, ...]) -> NoReturn:
+        denied = (digest, round_, reasons)
+        if denied != self._denied:  # asked again and again, the same answer is recorded once
+            await asyncio.to_thread(
+                self._ledger.policy_deny,
+                job=job,
+                round_number=round_,
+                purpose="update",
+                policy=self._policy.digest,
+                reasons=reasons,
+            )
+        self._denied = denied
+        raise DeniedError("the policy holds this round back: " + "; ".join(reasons))
 
     def _intend(
         self,
@@ -459,10 +462,20 @@ class Gate:
         return told_from_wire(await self._client.secure_next(asked, self._hold))
 
     async def secure(self, attempt: Attempt, body: GivenBody) -> None:
-        """Give a message of a secure sum, recorded before it leaves."""
+        """Give a message of a secure sum, recorded before it leaves; DeniedError over the policy's bytes of a round."""
         given = given_to_wire(Given(self._session, attempt, body))
+        job, digest, round_, size = attempt.job, attempt.job_digest.hex(), attempt.round, given.ByteSize()
+        total, most = self._ledger.sent(digest, round_) + size, self._policy.file.limits.max_bytes_per_round
+        if total > most:
+            reason = f"{total} bytes this round are over max_bytes_per_round = {most}; raise it if they may leave"
+            await self._deny(job, digest, round_, (reason,))
         await self.secure_records.leaving(attempt, given)
+        log.event("leaving", job=job, round=round_, kind=PROTOCOL, bytes=size)
         await self._client.secure(given)
+
+    def entered(self, job: Job) -> bool:
+        """Whether this silo gave keys into a secure sum of this job, as its ledger has it."""
+        return self._ledger.entered(job.digest)
 
     # The key of a job's silos.
 

@@ -4,8 +4,10 @@ Durable before the message that it is about leaves, so that neither a crash nor 
 (security/secagg_memory.py). It holds no secret.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
+from ..errors import LocalError
 from ..files import canonical_json, parse_canonical, read_bytes, write_atomic
 from ..security.secagg_memory import Memory
 
@@ -13,13 +15,20 @@ from ..security.secagg_memory import Memory
 class MemoryFiles:
     """A ``Keeper`` of one job."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, entered: Callable[[], bool]) -> None:
+        """``entered``: whether the ledger has that this silo gave keys into a sum of the job."""
         self._folder = folder
+        self._entered = entered
 
     def load(self, instance: str) -> Memory:
-        """The newest memory of an instance; LocalError where its file was changed."""
+        """The newest memory of an instance; LocalError where its file was changed, or is gone."""
         path = self._path(instance)
         if not path.exists():
+            if self._entered():  # without it, an attempt could be entered twice
+                raise LocalError(
+                    f"{path}: gone; the ledger says that this silo took part in the job's secure sums: restore its "
+                    "folder, or have the job signed under a new name"
+                )
             return Memory()
         return parse_canonical(read_bytes(path), Memory, str(path))
 

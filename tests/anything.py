@@ -31,6 +31,8 @@ def field(descriptor):
         return st.text(max_size=20) | st.sampled_from(MAGIC)
     if kind == FieldDescriptor.TYPE_BOOL:
         return st.booleans()
+    if kind == FieldDescriptor.TYPE_DOUBLE:
+        return st.floats()
     return st.sampled_from([0, 1, 2, 4]) | st.integers(*BITS[kind])
 
 

@@ -1,7 +1,8 @@
 """A coordinator with the right keys that does as it is told, over real TLS, against the agent as it ships.
 
 A world has ``jobs`` and ``signed`` by name, ``silos``, ``roster``, ``keys`` of the coordinator, and ``silo_keys``,
-``config`` and ``policy`` of the one real silo. ``secure`` and ``secure_next`` are for coordinators of blind rounds.
+``config`` and ``policy`` of the one real silo. ``secure`` and ``secure_next`` are for coordinators of blind rounds,
+``contribute`` and ``group_key`` for those of keyed jobs.
 """
 
 import asyncio
@@ -180,6 +181,9 @@ async def listening(hostile):
     if hasattr(hostile, "secure"):
         handlers["Secure"] = unary(hostile.secure, secure.SecureGiven.FromString, encode)
         handlers["SecureNext"] = unary(hostile.secure_next, secure.SecureAsked.FromString, encode)
+    if hasattr(hostile, "contribute"):
+        handlers["Contribute"] = unary(hostile.contribute, secure.Contributed.FromString, encode)
+        handlers["GroupKey"] = unary(hostile.group_key, secure.KeyAsked.FromString, encode)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("staddle.v1.Federation", handlers),))
     keys = hostile.world.keys
     pair = (keys.tls_key, keys.entry.certificate.encode())

@@ -15,6 +15,7 @@ from staddle.algorithms.method import METRICS
 from staddle.commands import local_federation
 from staddle.commands.local_federation import LocalFederation
 from staddle.proto import federation_pb2 as pb
+from staddle.proto import secure_pb2 as secure
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.frames import decode, encode
@@ -48,7 +49,7 @@ class Made:
     coordinator: Keys
     jobs: dict[str, Job] = field(default_factory=dict)
 
-    def job(self, name, method="fedper", silos=SILOS, options=None, model="cnn-digits", **changes) -> Job:
+    def job(self, name, method="fedper", silos=SILOS, options=None, **changes) -> Job:
         """A job that the operator has signed."""
         document = {
             "version": 1,
@@ -56,9 +57,9 @@ class Made:
             "seed": 3,
             "rounds": 4,
             "silos": list(silos),
+            "model": {"name": "cnn-digits", "classes": 3},
             **changes,
             "method": {"name": method, "options": options or ({"rho": 0.5} if method == "pfedsim" else {})},
-            "model": {"name": model, "classes": 3},
             "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
         }
         self.jobs[name] = local_federation.sign_job(self.files, document)
@@ -144,6 +145,9 @@ class FakeClient:
     async def attest(self, request):
         self._control("Attest", request, pb.AttestReply())
 
+    async def padded(self, request):
+        self._control("Padded", request, secure.SecureTaken())
+
     async def fetch(self, request, largest):
         self._control("Fetch", request, *self.delivery)
         self.largest = largest
@@ -198,7 +202,7 @@ class World:
 
     def __init__(self, made, folder, policy=None):
         self.made = made
-        self.job = made.jobs["simple"]
+        self.job = made.jobs.get("simple")
         self.declares = None  # in place of the job
         self.path = folder / "ledger"
         self.policy = policy or made.policy(*made.jobs.values())

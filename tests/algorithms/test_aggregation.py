@@ -3,7 +3,7 @@ import torch
 
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver, in_job_order
 from staddle.algorithms.exchange import PLAIN, WEIGHT, Plain
-from staddle.algorithms.method import KEEP, Combined, Facts, Latest, Post, Row, initial_state
+from staddle.algorithms.method import KEEP, Combined, Facts, Latest, Post, Row, Value, initial_state
 from staddle.errors import LocalError
 
 
@@ -191,3 +191,11 @@ def test_a_post_without_a_row_is_not_made_and_the_method_is_told(make_job, monke
     assert (state["n"].item(), state["without"]) == (1, ("b",))
     assert archive.mail("extractor", "b") is None
     assert archive.mail("extractor", "c")[KEEP.name].item() == 0.5
+
+
+def test_a_part_that_is_each_silos_own_is_declared_so(make_job, monkeypatch):
+    """Blind rounds compare what silos were given, but for these parts."""
+    method = make_job("fedavg").method()
+    monkeypatch.setattr(method, "deliveries", lambda *_: (Value("model", {}),))
+    with pytest.raises(LocalError, match="part 'model' to each silo in a value of its own, and does not say so"):
+        deliver(method, PLAIN, {}, 1, "a", MemoryArchive())

@@ -3,7 +3,7 @@ import copy
 import pytest
 
 from staddle.algorithms.catalog import METHODS
-from staddle.algorithms.exchange import WEIGHT, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange import MOST_TENSORS, WEIGHT, Each, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job import Job
 from staddle.algorithms.method import METRICS
 from staddle.algorithms.networks import NETWORKS
@@ -342,3 +342,16 @@ def test_names_that_cross_are_what_they_look_like(part, name, complaint):
             phases(1, lambda _: (), lambda _: parts)
     else:
         assert len(phases(1, lambda _: parts, lambda _: ())) == 1
+
+
+def test_no_more_tensors_cross_than_a_manifest_may_have():
+    def parts(number):
+        specs = tuple(TensorSpec(f"t{i}", "float32", (1,)) for i in range(number))
+        return (Part("model", Kind.WHOLE_MODEL, Each(), specs),)
+
+    most = parts(MOST_TENSORS)
+    assert len(phases(1, lambda _: most, lambda _: ())) == 1
+    more = parts(MOST_TENSORS + 1)
+    for up, down in ((more, ()), ((), more)):
+        with pytest.raises(LocalError, match=f"{MOST_TENSORS + 1} tensors cross, at most {MOST_TENSORS} may"):
+            phases(1, lambda _, up=up: up, lambda _, down=down: down)

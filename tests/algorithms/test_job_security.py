@@ -248,6 +248,17 @@ def test_vectors_that_are_too_long_to_rotate_are_refused(blind):
         blind("fedaims", {"sampling": "algorithm2", "sketch": 0}, model=model)
 
 
+def test_declared_counts_weigh_means_alone(blind):
+    assert blind("fedavg", security=PUBLIC).weighing == COUNTS
+    assert blind("pfedsim", security=PUBLIC).weighing == COUNTS  # in its first phase
+    for method, options in (("local", {}), ("pfedsim", {"rho": 0}), ("fedssa", {})):
+        job = blind(method, options, PUBLIC)
+        means = [part for phase in job.document()["schema"] for part in phase["up"] if part["exchange"] == "sum.mean"]
+        assert job.weighing == (COUNTS if means else {})
+    assert blind("pfedsim", {"rho": 0}, PUBLIC).weighing == {}
+    assert blind("fedavg").weighing == {}
+
+
 CLASSES = {"a": [20, 20, 0], "b": [30, 0, 0], "c": [10, 20, 20], "d": [45, 0, 0], "e": [0, 1, 29]}
 FIVE = {**PUBLIC, "counts": {silo: sum(own) for silo, own in CLASSES.items()}, "class_counts": CLASSES}
 

@@ -5,6 +5,7 @@ it takes part in an honest round.
 """
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import replace
 from hashlib import sha256
@@ -21,7 +22,7 @@ from staddle.files import canonical_json
 from staddle.proto import secure_pb2 as secure
 from staddle.proto.blind import model_digest, round_frame, round_terms
 from staddle.proto.channel import ERROR_METADATA
-from staddle.proto.secure_given import Attempt, Over, given_from_wire
+from staddle.proto.secure_given import Attempt, Over, attempt_to_wire, given_from_wire
 from staddle.proto.secure_told import SignedSpec, Told, told_to_wire
 from staddle.proto.wire import delivered_items
 from staddle.security import roster as rosters
@@ -40,6 +41,7 @@ from staddle.security.signers import Signers
 from staddle.silo import agent as agents
 from staddle.silo import blind
 from staddle.silo import config as configs
+from staddle.silo.state import JobFolder
 
 OTHERS = ("east", "south", "west")
 SILOS = (SILO, *OTHERS)
@@ -229,11 +231,14 @@ class Blind(Hostile):
         self.given = []  # (round, ctx, kind)
         self.contexts = []  # of whole uploads
         self.first = []  # replies to SecureNext before all others
+        self.hasty = False  # rounds are over before the real silo reveals anything: the others suffice
         self.flood = None  # number → a message, for ever after all others
 
     async def secure(self, request, context):
         given = given_from_wire(SILO, request)
         self.given.append((given.attempt.round, given.attempt.ctx, request.WhichOneof("body")))
+        if request.WhichOneof("body") == "reveal" and self.hasty:
+            await self.closed(context)
         for attempted in self.sums[given.attempt.round]:
             if attempted.spec.context() == given.attempt.ctx:
                 attempted.happen("coordinator", attempted.event(SILO, given.body))
@@ -250,9 +255,11 @@ class Blind(Hostile):
             if self.flood is not None:
                 return self.flood(request.had)
             await asyncio.sleep(0.01)
-        return await context.abort(
-            grpc.StatusCode.FAILED_PRECONDITION, "over", trailing_metadata=((ERROR_METADATA, "ROUND_CLOSED"),)
-        )
+        return await self.closed(context)
+
+    async def closed(self, context):
+        code, closed = grpc.StatusCode.FAILED_PRECONDITION, ((ERROR_METADATA, "ROUND_CLOSED"),)
+        return await context.abort(code, "over", trailing_metadata=closed)
 
     async def taken(self, frames):
         manifest, payload, end = await super().taken(frames)
@@ -483,12 +490,95 @@ def test_a_message_that_is_none_of_this_sum_loses_the_round_and_not_the_agent(wo
     assert ("FAILED", 0, "DELIVERY") in hostile.answers
 
 
-@pytest.mark.parametrize("reply", [GARBAGE, secure.SecureTold(spec=secure.SignedSpec(document=bytes(5_000_000)))])
+NO_MESSAGES = {
+    "garbage": GARBAGE,
+    "more than a message may have": secure.SecureTold(spec=secure.SignedSpec(document=bytes(5_000_000))),
+    "more keys than there are members": secure.SecureTold(keys=secure.KeysTold(bundles=[secure.KeyBundle()] * 20)),
+}
+
+
+@pytest.mark.parametrize("reply", NO_MESSAGES.values(), ids=NO_MESSAGES)
 def test_a_reply_that_is_no_message_is_asked_for_again_and_the_round_is_summed(world, tmp_path, reply):
     hostile = attacks(world, tmp_path, [Attempted(world, "public")], first=[reply] * 2, times=3)
     assert hostile.calls["hello"] == 3
     assert kinds(hostile) == Counter((*GAVE, "survival", "reveal"))
     assert ends(tmp_path) == []
+
+
+def test_who_reveals_too_late_learns_what_came_of_the_round(world, tmp_path):
+    hostile = Blind(world, [offer(world, "public"), round_of(world, 0, "public")], {0: [Attempted(world, "public")]})
+    hostile.hasty = True
+    play(hostile, tmp_path)
+    assert kinds(hostile) == Counter((*GAVE, "survival", "reveal"))
+    opened = [record["round"] for record in records(tmp_path) if record["type"] == "secagg.sum"]
+    assert (opened, ends(tmp_path)) == ([0], [])
+
+
+def test_training_that_ends_while_the_round_is_told_again_loses_nothing(world, tmp_path, monkeypatch):
+    """Who looks for what it trained before it is kept, and counts its rounds after, must not think the round over."""
+    found, looked = JobFolder.outbox, []
+
+    def slowly(folder, round_):
+        payload = found(folder, round_)
+        looked.append(round_)
+        while looked == [0, 0] and not folder.rounds_done:
+            time.sleep(0.01)
+        return payload
+
+    monkeypatch.setattr(JobFolder, "outbox", slowly)
+    attacks(world, tmp_path, [Attempted(world, "public")], first=[GARBAGE], times=2)
+    assert ends(tmp_path) == []
+    opened = [record["round"] for record in records(tmp_path) if record["type"] == "secagg.sum"]
+    assert opened == [0, 1]
+
+
+def test_a_malformed_message_in_an_attempt_is_recorded_as_its_end(world, tmp_path):
+    bundle = secure.KeyBundle(silo="east", seal=bytes(32), mask=bytes(32), signature=bytes(64))
+    twice = lambda attempted, _: [  # noqa: E731
+        secure.SecureTold(attempt=attempt_to_wire(attempted.attempt), keys=secure.KeysTold(bundles=[bundle] * 2))
+    ]
+    hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=when(s.KeysTold, twice))])
+    assert kinds(hostile) == Counter(["keys"])
+    assert ("FAILED", 0, "DELIVERY") in hostile.answers
+    assert ends(tmp_path) == [("KEYS", "coordinator")]
+
+
+def test_a_message_of_another_round_in_an_attempt_is_recorded_as_its_end(world, tmp_path):
+    other = lambda attempted, told: [Told(replace(attempted.attempt, round=1), told)]  # noqa: E731
+    attacks(world, tmp_path, [Attempted(world, "public", alter=when(s.KeysTold, other))])
+    assert ends(tmp_path) == [("ORDER", "coordinator")]
+
+
+@pytest.mark.parametrize(
+    ("limit", "uploads"), [("54KiB", 0), ("55KiB", 1)], ids=["masked words are too many", "the header is too much"]
+)
+def test_protocol_messages_count_against_the_bytes_of_a_round(world, tmp_path, limit, uploads):
+    """There is room for the masked words, and not for all that goes with them."""
+    hostile = Blind(world, [offer(world, "public"), round_of(world, 0, "public")], {0: [Attempted(world, "public")]})
+    policy = world.policy.replace('max_bytes_per_round = "64MiB"', f'max_bytes_per_round = "{limit}"')
+    assert policy != world.policy
+    play(hostile, tmp_path, policy=policy)
+    assert (kinds(hostile), len(hostile.contexts)) == (Counter(["keys", "shares"]), uploads)
+    assert ("FAILED", 0, "POLICY") in hostile.answers
+    (denied,) = [record for record in records(tmp_path) if record["type"] == "policy.deny"]
+    assert f"over max_bytes_per_round = {int(limit[:2]) * 1024}" in denied["reasons"][0]
+
+
+def test_without_what_it_remembers_of_its_attempts_a_silo_enters_none(world, tmp_path):
+    first = Blind(world, [offer(world, "public"), round_of(world, 0, "public")], {0: [Attempted(world, "public")]})
+    play(first, tmp_path)
+    assert kinds(first) == Counter((*GAVE, "survival", "reveal"))
+    (memory,) = (tmp_path / "jobs" / "public").glob("secagg-*.json")
+    kept = memory.read_bytes()
+    memory.unlink()
+    for remembers in (False, True):
+        if remembers:
+            memory.write_bytes(kept)
+        again = Blind(world, [round_of(world, 1, "public")], {1: [Attempted(world, "public", 1)]})
+        again.script["fetch"] = [lambda: delivery(world, "public", 1, seed=1)]
+        play(again, tmp_path)
+        assert bool(again.given) == remembers
+        assert (("FAILED", 1, "TRAINING") in again.answers) != remembers
 
 
 # Pace.

@@ -30,8 +30,10 @@ from staddle.security import secagg_silo as machine
 from staddle.security import secagg_silo_events as s
 from staddle.security.dealing import make_bundle
 from staddle.security.identity import load_keys
+from staddle.security.labels import SECAGG_DEALING
 from staddle.security.masked_sum import Given as Values
 from staddle.security.masked_sum import masked_chunks
+from staddle.security.merkle import Tree
 from staddle.security.round_spec import Terms
 from staddle.security.secagg_fault import Code
 from staddle.security.secagg_memory import Memory
@@ -40,6 +42,7 @@ from staddle.security.signers import Signers
 
 SILOS = ("north", "east", "south", "west")  # the first is the bad one
 ENOUGH = (s.SendSurvival, s.SendReveal)  # enough of these end a stage: the honest wait until the harm is done
+HURRIED, PATIENT = 2, 60  # seconds for a step: where it is over because the bad one is silent, and where it is not
 
 
 @pytest.fixture(scope="module")
@@ -48,25 +51,27 @@ def world(tmp_path_factory):
     federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
     document = {
         "version": 1,
-        "name": "job",
         "seed": 11,
         "rounds": 3,
         "min_cohort": 3,
         "silos": list(SILOS),
-        "round_timeout": 2,
         "method": {"name": "fedavg"},
         "model": {"name": "cnn-digits", "classes": 10},
         "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
         "security": {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, 60)},
     }
-    job = local_federation.sign_job(federation, document)
-    timing = {"admission_seconds": 20, "beat_seconds": 2, "hold_seconds": 1, "secure_seconds": 2}
-    local_federation.write_coordinator(federation, ["job"], timing)
+    timing = {"admission_seconds": 20, "beat_seconds": 2, "hold_seconds": 1}
+    jobs, loaded = {}, {}
+    for seconds in (HURRIED, PATIENT):
+        name = f"job-{seconds}"
+        jobs[seconds] = local_federation.sign_job(federation, {**document, "name": name, "round_timeout": seconds})
+        local_federation.write_coordinator(federation, [name], {**timing, "secure_seconds": seconds})
+        loaded[seconds] = configs.load(federation.coordinator_config)
     return SimpleNamespace(
-        job=job,
+        jobs=jobs,
         roster=rosters.load(federation.folder / "roster.json"),
         keys={silo: load_keys(federation.folder / silo / "keys") for silo in SILOS},
-        config=configs.load(federation.coordinator_config),
+        configs=loaded,
     )
 
 
@@ -153,15 +158,19 @@ class BlindCaller(Caller):
 
 @pytest.fixture
 def serving(world, tmp_path):
-    """A coordinator with four silos in round 0; ``serving.rows()`` is what it keeps of the bad one's sum."""
+    """A coordinator with four silos in round 0; ``serving.rows()`` is what it keeps of the bad one's sum.
+
+    It gives them ``seconds`` for each step.
+    """
     complaints = []
 
     @contextlib.asynccontextmanager
-    async def begin():
+    async def begin(seconds):
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        config = world.config.model_copy(update={"directory": tmp_path / "state"})
+        job = world.jobs[seconds]
+        config = world.configs[seconds].model_copy(update={"directory": tmp_path / "state"})
         async with server.running(config) as address:
-            callers = [BlindCaller(address, world.keys[silo], world.roster, world.job) for silo in SILOS]
+            callers = [BlindCaller(address, world.keys[silo], world.roster, job) for silo in SILOS]
             for caller in callers:
                 await caller.accept()
             for caller in callers:
@@ -173,14 +182,14 @@ def serving(world, tmp_path):
 
     begin.rows = lambda: [
         row
-        for row in Database(tmp_path / "state" / "coordinator.sqlite", read_only=True).secure_rows("job", 0)
+        for row in Database(tmp_path / "state" / "coordinator.sqlite", read_only=True).secure_rows(f"job-{PATIENT}", 0)
         if row.silo == SILOS[0]
     ]
     begin.spools = lambda: list((tmp_path / "state" / "spool").iterdir())
     return begin
 
 
-def play(serving, harm, at):
+def play(serving, harm, at, seconds=PATIENT):
     """A round with this harm; who survived, and what became of the bad silo in it."""
 
     async def scenario():
@@ -194,7 +203,7 @@ def play(serving, harm, at):
         async def after_it(*_):
             return await harmed.wait()
 
-        async with serving() as (bad, *good):
+        async with serving(seconds) as (bad, *good):
             async with asyncio.timeout(SECONDS):
                 others = (silo.run(after_it, at if at in ENOUGH else None) for silo in good)
                 await asyncio.gather(bad.run(first, at), *others)
@@ -229,7 +238,7 @@ def test_who_stops_in_a_stage_holds_nobody_up_for_long(serving, at, survivors, s
             await bad.secure(bad.message(Over(Code.STOPPED)))
         return False
 
-    assert play(serving, harm, at) == survivors
+    assert play(serving, harm, at, PATIENT if says else HURRIED) == survivors
 
 
 # Lies: (before which of its messages, what it says, code, words of the refusal, who survives).
@@ -366,8 +375,47 @@ def test_masked_words_that_are_not_awaited_are_refused(serving, at, frames, code
         assert code_of(caught.value) == code, caught.value.details()
         return survivors == EVERYBODY
 
-    assert play(serving, harm, at) == survivors
+    assert play(serving, harm, at, HURRIED if frames is twice else PATIENT) == survivors  # it owes its header
     assert serving.spools() == []
+
+
+def test_shares_that_do_not_open_cost_who_got_them_the_sum_and_nobody_else(serving):
+    """Only the holder can see it: it ends its attempt, names the dealer in its own ledger, and tells nobody."""
+    ended = []
+
+    def spoilt(bad, effect):
+        portions = tuple(
+            replace(portion, sealed=os.urandom(len(portion.sealed))) if portion.holder == "east" else portion
+            for portion in effect.portions
+        )
+        root = Tree(portion.leaf() for portion in portions).root()
+        unsigned = replace(effect.dealing, root=root)
+        signature = bad.party.sign(SECAGG_DEALING, unsigned.payload(bad.state.ctx))
+        return s.SendShares(replace(unsigned, signature=signature), portions)
+
+    async def gives_up(silo, effect):
+        ended.append((silo.silo, effect.code, effect.blame))
+        await silo.secure(silo.message(Over(effect.code)))
+        return False
+
+    async def scenario():
+        async with serving(PATIENT) as (bad, *good):
+            honest = bad.do
+
+            async def do(effect):
+                if isinstance(effect, s.SendShares):
+                    effect = spoilt(bad, effect)
+                    bad.state = replace(bad.state, dealing=effect.dealing)
+                await honest(effect)
+
+            bad.do = do
+            async with asyncio.timeout(SECONDS):
+                await asyncio.gather(bad.run(), *(silo.run(gives_up, s.End) for silo in good))
+            return {silo.silo: silo.survivors for silo in (bad, *good)}
+
+    survivors = ("north", "south", "west")
+    assert asyncio.run(scenario()) == {**dict.fromkeys(survivors, survivors), "east": None}
+    assert ended == [("east", Code.SHARES, "north")]
 
 
 # Many calls, and large numbers.
@@ -390,6 +438,10 @@ def test_bytes_that_are_no_message_are_refused(serving):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await bad.raw(data, timeout=SECONDS)
             assert caught.value.code() is not grpc.StatusCode.UNKNOWN, caught.value.details()
+        empty = secure.Dealt(portions=[secure.Portion()] * 100)
+        with pytest.raises(grpc.aio.AioRpcError, match="fields in field 4") as caught:
+            await bad.secure(secure.SecureGiven(session=bad.session, shares=empty))
+        assert code_of(caught.value) == "MANIFEST"
         return True
 
     assert play(serving, harm, s.SendShares) == EVERYBODY
@@ -419,6 +471,6 @@ def test_what_is_refused_or_said_again_is_not_kept(serving):
                 assert code_of(caught.value) in ("SECURE", "ROUND_CLOSED")
         assert len(before) == 1
         assert before == serving.rows()
-        return False
+        return True
 
-    assert play(serving, harm, s.SendKeys) == OTHERS
+    assert play(serving, harm, s.SendKeys) == EVERYBODY

@@ -157,6 +157,28 @@ def test_a_draft_of_jobs_of_both_kinds_allows_both(federation, signed):
     assert "masked, so that only their sum over a round's silos can be read." in flowing
 
 
+def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, signed):
+    roster = rosters.load(federation.folder / "roster.json")
+    job = signed("keyed", {**BLIND, "clip_exponent": 6}, "pfedsim")
+    policy = policies.parse(draft([job]).encode(), "policy.toml")
+    assert sum_objections(job, policy, roster) == ()
+    assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
+    asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
+    assert asked == {"required": True, "trust": "non-colluding-coordinator"}
+    forms = {rule.parts[0]: (rule.forms, rule.readers, rule.dtypes) for rule in policy.file.allow}
+    assert forms == {
+        "model": (("masked",), ("sum",), ("uint64",)),
+        "metrics": (("masked",), ("sum",), ("uint64",)),
+        "extractor": (("padded",), ("mix",), ("uint64",)),
+        "rows": (("rotated",), ("gram",), ("float32",)),
+    }
+    flowing = " ".join(draft([job]).replace("\n# ", " ").split())
+    assert "If the coordinator and any one of them put together what they have, they read what each" in flowing
+    assert "a round, padded, so that each silo can read its own weighted mean of the others' alone" in flowing
+    assert "a round, rotated, so that the coordinator can read how like the silos' vectors are" in flowing
+    assert "trust" not in draft([signed("summing", BLIND)])
+
+
 def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 

@@ -148,6 +148,7 @@ def test_a_blind_job_says_form_and_reader_of_each_part(check, blind):
     assert "  part 'extractor' (backbone), 52,224 bytes, masked, read as a sum over the round's silos alone" in lines
     assert "    extractor.conv2.weight  uint32  [32, 16, 3, 3]  18,432  leaves by rule fedper-extractor" in lines
     assert "@weight" not in shown
+    assert "a key that the job's silos share" not in " ".join(shown.split())
     assert "ACCEPT" in lines[-2]
     assert max(map(len, lines)) <= 100
     (phase,) = json.loads(check("blind", "--json", drafted=True))["phases"]

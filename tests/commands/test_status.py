@@ -34,7 +34,8 @@ app.command()(status.status)
 def show(config, *arguments):
     result = CliRunner().invoke(app, ["--config", str(config), *arguments])
     assert result.exit_code == 0, (result.output, result.exception)
-    assert arguments or all(len(line) <= 100 for line in result.output.splitlines() if not line.startswith("coord"))
+    for line in [] if arguments else result.output.splitlines():  # the head names a folder, which may be long
+        assert len(line) <= 100 or line.startswith(("coordinator ", "silo ")), line
     return result.output
 
 

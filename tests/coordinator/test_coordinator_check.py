@@ -7,11 +7,14 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from staddle.algorithms.job import Job, JobFile
 from staddle.commands import local_federation
 from staddle.commands.coordinator import app
 from staddle.coordinator import config as configs
-from staddle.coordinator.check import check
+from staddle.coordinator.check import check, largest_round
+from staddle.coordinator.opening import masked_bytes
 from staddle.coordinator.server import running
+from staddle.files import validate
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
 from staddle.security.receiving_ledger import ReceivingLedger
@@ -200,3 +203,24 @@ def test_a_ledger_that_was_changed_is_found(federation, failed):
     path = folder / "seg-00000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b"asked", b"ASKED"))
     assert "run: staddle ledger verify" in failed()["ledger"]
+
+
+def test_the_largest_round_of_a_blind_job_has_padded_words_of_eight_bytes():
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "rounds": 2,
+        "silos": ["a", "b", "c", "d"],
+        "min_cohort": 3,
+        "method": {"name": "pfedsim", "options": {"rho": 0.0}},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.05},
+    }
+    plain, blind = (
+        Job.from_file(validate({**document, "security": {"secure_aggregation": how}}, JobFile, "job"), "job")
+        for how in ("off", "required")
+    )
+    extractor, rows, metrics = (sum(spec.nbytes for spec in part.tensors) for part in plain.up(0))
+    assert largest_round(plain) == 4 * (extractor + rows + metrics)
+    assert largest_round(blind) == 4 * (2 * extractor + rows + masked_bytes(blind, 0))

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from staddle.coordinator.database import SUBMISSIONS, VERSION, Database, StoredContribution, Submission
+from staddle.coordinator.database import SUBMISSIONS, VERSION, Database, StoredContribution, StoredHidden, Submission
 from staddle.coordinator.events import Answered, Began, Drawn, Folded, Given
 from staddle.coordinator.round import JobState, advance
 from staddle.coordinator.secure_rows import Row
 from staddle.errors import LocalError
+from staddle.security.mix_row import RowMemory
 
 SILOS = ("b", "a", "c")
 NEW = ("blind", "attempt", "fruitless", "keyed")  # fields of a state that came later
@@ -258,3 +259,56 @@ def test_a_database_of_a_version_before_is_taken_over(database, path, version):
     found.close()
     with sqlite3.connect(path) as new:
         assert new.execute("PRAGMA user_version").fetchone() == (VERSION,)
+
+
+def test_uploads_of_parts_and_the_words_on_them_come_back(database, path):
+    state = replace(job(), blind=True)
+    add(database, state, replace(job("other"), blind=True))
+    words = StoredHidden(1, "extractor", "a", b"\1" * 32, "1.a.extractor.padded", 2**40, b"\2" * 32)
+    vectors = StoredHidden(1, "rows", "a", b"\3" * 32, "1.a.rows.rotated", 40, b"\4" * 32)
+    older = replace(words, round=0, file="0.a.extractor.padded", signed=b"word")
+    with database.transaction():
+        for each in (words, vectors, older):
+            database.add_hidden("j", each)
+        database.add_hidden("other", words)
+        database.sign_hidden("j", 1, "extractor", "a", b"\0signed")
+    database = again(database, path)
+    found = {kept.state.job: kept.hidden for kept in database.jobs()}
+    assert found == {"j": (older, replace(words, signed=b"\0signed"), vectors), "other": (words,)}
+    assert database.signed("j", 1, "extractor", "a") == b"\0signed"
+    for place in (("j", 1, "rows", "a"), ("other", 1, "extractor", "a"), ("j", 2, "extractor", "a")):
+        with pytest.raises(LocalError, match=r"no upload of part .* that 'a' signed; restore"):
+            database.signed(*place)
+    with database.transaction():
+        database.drop_hidden("j", [older.file, vectors.file])
+    found = {kept.state.job: [each.file for each in kept.hidden] for kept in database.jobs()}
+    assert found == {"j": [words.file], "other": [words.file]}
+
+
+def test_an_upload_of_a_part_takes_nobodys_place_by_itself(database):
+    add(database, replace(job(), blind=True))
+    words = StoredHidden(1, "extractor", "a", b"\1" * 32, "1.a.extractor.padded", 8, b"\2" * 32)
+    with database.transaction():
+        database.add_hidden("j", words)
+    with pytest.raises(LocalError, match="UNIQUE"), database.transaction():
+        database.add_hidden("j", replace(words, context=b"\5" * 32))
+
+
+def test_what_rows_were_made_of_is_kept_by_part_and_recipient(database, path):
+    add(database, replace(job(), blind=True))
+    first, second = RowMemory(last="9f" * 32, newest={"a": 4}), RowMemory(last="8e" * 32, newest={"a": 5, "c": 1})
+    with database.transaction():
+        database.save_memories("j", {("extractor", "b"): first, ("extractor", "c"): first})
+        database.save_memories("j", {("extractor", "b"): second})
+    (kept,) = again(database, path).jobs()
+    assert kept.memories == {("extractor", "b"): second, ("extractor", "c"): first}
+
+
+def test_a_part_has_a_submission_of_its_own(database):
+    add(database, job())
+    with database.transaction():
+        database.add_submission("j", GIVEN)
+        database.add_submission("j", replace(GIVEN, part="extractor", size=8))
+    assert database.submission("j", 1, "a") == GIVEN
+    assert database.submission("j", 1, "a", "extractor").size == 8
+    assert database.submission("j", 1, "a", "rows") is None

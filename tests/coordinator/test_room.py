@@ -7,6 +7,7 @@ import pytest
 
 from staddle.algorithms import simulation
 from staddle.algorithms.aggregation import close_round
+from staddle.algorithms.catalog import method_options
 from staddle.algorithms.data import digits
 from staddle.algorithms.job import Job, JobFile, SecurityTable
 from staddle.coordinator.opening import masked_bytes
@@ -14,6 +15,7 @@ from staddle.coordinator.room import check_room, room
 from staddle.coordinator.store import JobStore, Spool
 from staddle.errors import LocalError
 from staddle.files import validate
+from staddle.proto.blind import uploaded
 from staddle.proto.wire import given_items, tensor_bytes
 
 SILOS = ("a", "b", "c", "d")
@@ -123,6 +125,37 @@ def test_the_words_of_sums_that_come_down_are_counted():
         tagged.published - untagged.published
     ) / 3  # of three rounds: 8 bytes each, where weights are that far apart
     assert 8 * values <= words < 8 * values + 10_000
+
+
+def blind_job(method, silos=SILOS, participation=0.75, **security):
+    counts = {"weights": "public", "counts": dict.fromkeys(silos, 40)} if participation < 1 else {}
+    table = SecurityTable(secure_aggregation="required", **counts, **security)
+    return dataclasses.replace(made(method, silos), min_cohort=3, participation=participation, security=table)
+
+
+def test_a_blind_mix_is_counted_by_eight_bytes_a_number():
+    job = blind_job("pfedsim", participation=1.0)
+    extractor, rows = uploaded(job.up(3))
+    padded, rotated = (sum(spec.elements for spec in part.tensors) for part in (extractor, rows))
+    found = room(job)
+    assert found.versions == 4 * 2 * 8 * padded
+    whole = 4 * (masked_bytes(job, 3) + 8 * padded + 4 * rotated)
+    model = room(dataclasses.replace(job, method_name="fedavg", method_options=made("fedavg").method_options)).uploads
+    assert found.uploads >= max(whole, model)
+    assert found.uploads <= max(whole, model) + 20_000
+
+
+def test_what_waits_for_a_blind_row_is_counted_over_all_rounds():
+    silos = ("a", "b", "c", "d", "e", "f")
+    job = dataclasses.replace(blind_job("fedsimsup", silos, 0.67), method_options=samples())
+    (theta,) = uploaded(job.up(1))
+    found = room(job)
+    assert found.versions == job.length * 4 * 8 * sum(spec.elements for spec in theta.tensors)
+    assert found.mail == 0  # rows without their words
+
+
+def samples():
+    return method_options("fedsimsup", {"similarity": "samples", "tau_theta": 1})
 
 
 def test_a_job_over_the_limit_is_refused_with_numbers():

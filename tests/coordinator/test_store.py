@@ -11,7 +11,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from staddle.algorithms.exchange import Kind, Mix, Part, TensorSpec
+from staddle.algorithms.exchange import Gram, Kind, Mix, Part, TensorSpec
 from staddle.algorithms.method import Post
 from staddle.coordinator import store
 from staddle.coordinator.store import MARGIN_BYTES, JobStore, Spool, Upload, check_folder
@@ -528,3 +528,87 @@ def test_a_result_that_cannot_be_written_leaves_the_earlier_one(folder, monkeypa
     with pytest.raises(OSError, match="full"):
         job.keep_result({"n": torch.tensor(2)}, ("a",))
     assert int(safetensors.torch.load_file(folder / "result.safetensors")["n"]) == 1
+
+
+# Of a job that mixes blind: versions are padded words, and rows are put aside without theirs.
+
+
+def hidden(job, tmp_path, round_, silo, part="theta", form="padded"):
+    (tmp_path / "part").write_bytes(bytes(24))
+    return job.store.keep_as(f"{round_}.{silo}.{part}.{form}", tmp_path / "part")
+
+
+def mixing(round_, *silos, rows=None, cleared=()):
+    """A fold whose versions are padded words; ``rows`` by silo is what is put aside."""
+
+    def act(job):
+        folding = job.store.folding(round_, lambda post, _: (rows or {}).get(post.silo))
+        for silo in silos:
+            store_version(folding, "theta", silo)
+        for silo in cleared:
+            folding.clear_mail(silo)
+        done = {silo: folding.put_mail(Post("theta", silo, {}, 0.5), None) for silo in rows or {}}
+        return folding.changes, done
+
+    return act
+
+
+def test_padded_words_stay_while_they_are_versions_or_rows_that_were_put_aside_are_of_them(tmp_path, job):
+    for silo in "abc":
+        hidden(job, tmp_path, 0, silo)
+        hidden(job, tmp_path, 0, silo, "rows", "rotated")
+    changes, done = mixing(0, *"abc", rows={"d": b"{}", "e": None})(job)
+    assert done == {"d": True, "e": False}
+    job.store.commit(0, changes, {}, {"0.a.theta.padded", "0.b.theta.padded"})
+    versions = [f"0.{silo}.theta.padded" for silo in "abc"]
+    assert job.names == [*versions, "0.theta.d.rows"]
+    assert (job.store.put_aside("theta", "d"), job.store.put_aside("theta", "e")) == (b"{}", None)
+    assert job.store.mail("theta", "d") is None
+    for silo in "abc":
+        hidden(job, tmp_path, 1, silo)
+    changes, _ = mixing(1, *"abc")(job)
+    for round_ in (1, 2):  # the replaced one may still be read once
+        job.store.commit(round_, changes if round_ == 1 else {}, {}, {"0.a.theta.padded", "0.b.theta.padded"})
+    newer = [f"1.{silo}.theta.padded" for silo in "abc"]
+    assert job.names == [*versions[:2], "0.theta.d.rows", *newer]
+    changes, _ = mixing(3, cleared="d")(job)
+    job.store.commit(3, changes, {})
+    job.store.commit(4, {}, {})
+    assert job.names == newer
+
+
+def test_a_restart_keeps_padded_words_that_are_still_to_be_mixed(tmp_path, job):
+    for silo in "ab":
+        hidden(job, tmp_path, 0, silo)
+    changes, _ = mixing(0, "a", rows={"d": b"{}"})(job)
+    hidden(job, tmp_path, 1, "c")
+    hidden(job, tmp_path, 1, "d")
+    store = JobStore(job.folder, lambda _: ITEMS, {place: name for place, name in changes.items() if name})
+    store.clean(["1.c.theta.padded"], {"0.b.theta.padded"})
+    assert job.names == ["0.a.theta.padded", "0.b.theta.padded", "0.theta.d.rows", "1.c.theta.padded"]
+
+
+def test_what_was_given_in_a_round_without_a_fold_goes(tmp_path, job):
+    for round_ in (0, 1):
+        hidden(job, tmp_path, round_, "a")
+        hidden(job, tmp_path, round_, "a", "rows", "rotated")
+    job.store.discard_hidden(1)
+    assert job.names == ["0.a.rows.rotated", "0.a.theta.padded"]
+
+
+@pytest.mark.parametrize("name", ["3.a.theta.padded", "3.a.rows.rotated", "3.theta.a.rows"])
+def test_a_folder_with_parts_of_later_rounds_is_refused(folder, name):
+    folder.mkdir()
+    (folder / name).write_bytes(b"")
+    check_folder(folder, 3)
+    with pytest.raises(LocalError, match=name):
+        check_folder(folder, 2)
+
+
+def test_rotated_vectors_are_read_by_part_and_silo(tmp_path, job):
+    part = Part("rows", Kind.CLASSIFIER_ROWS, Gram(), (TensorSpec("r", "float32", (2, 3)),))
+    for number, silo in enumerate("ab"):
+        (tmp_path / "part").write_bytes(np.full(6, number, "<f4").tobytes())
+        job.store.keep_as(f"2.{silo}.rows.rotated", tmp_path / "part")
+    read = job.store.rotated(("b", "a"), 2, [part])
+    assert [read("rows", silo, "r").tolist() for silo in "ab"] == [[[0.0] * 3] * 2, [[1.0] * 3] * 2]

@@ -107,11 +107,11 @@ class Running:
     def start_silo(self, silo: str) -> Daemon:
         return self.launch(silo, ("-m", "staddle.silo"), self.federation.silo_config(silo))
 
-    def start_impatient(self, name: str, plan: str = "never", *, kind: str = "") -> Daemon:
-        """One that pauses for moments only and, by a plan of ``crashing.py``, dies; ``kind`` begins its role there."""
+    def start_impatient(self, name: str, plan: str = "never") -> Daemon:
+        """One that pauses for moments only and, by a plan of ``crashing.py``, dies."""
         if name == "coordinator":
-            return self.launch(name, (CRASHING, f"{kind}coordinator", plan), self.federation.coordinator_config)
-        return self.launch(name, (CRASHING, f"{kind}silo", plan), self.federation.silo_config(name))
+            return self.launch(name, (CRASHING, "coordinator", plan), self.federation.coordinator_config)
+        return self.launch(name, (CRASHING, "silo", plan), self.federation.silo_config(name))
 
     def stop(self) -> None:
         for daemon in self.daemons.values():

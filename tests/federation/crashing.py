@@ -1,4 +1,4 @@
-"""A daemon that dies again and again: ``crashing.py ROLE PLAN --config CONFIG``, for tests.
+"""A daemon that dies again and again: ``crashing.py (coordinator|silo) PLAN --config CONFIG``, for tests.
 
 The parent imports everything once and forks; each child runs the daemon as it ships and kills itself where ``PLAN``
 says, or finds the disk full; the parent then forks the next. A child that ends by itself for any other reason ends the
@@ -11,7 +11,6 @@ right after it; steps are told apart by the file and what it holds, so the n-th 
 ``full``: the kernel refuses each durable write once; there is room again for the next child. ``full:TEXT``: only where
 the write's name has this text, and there is no next child.
 ``never``: it is left alone.
-Of the roles ``keyed-coordinator`` and ``keyed-silo``, every blind job has a key (key_all_blind_jobs).
 ``seed:S:N``: N children die after a random time of at most one second, drawn from the seed S; the next one lives.
 """
 
@@ -37,7 +36,6 @@ require_tls13()
 import safetensors.torch  # noqa: E402, F401
 import torch  # noqa: E402
 
-from staddle.algorithms.job import Job  # noqa: E402
 from staddle.coordinator import config as coordinator_configs  # noqa: E402
 from staddle.coordinator import daemon as coordinator_daemon  # noqa: E402
 from staddle.coordinator import database, gathering, server, store  # noqa: E402
@@ -183,6 +181,12 @@ def changed(sql: str, args: tuple, before: str) -> str:
         return transition(json.loads(args[0][0]))
     if sql.startswith("INSERT INTO contributions"):
         return f"{args[0][0]} contribution"
+    if sql.startswith("INSERT INTO hidden"):
+        job, round_, part = args[0][:3]
+        return f"{job} padded or rotated {round_}: {part}"
+    if sql.startswith("UPDATE hidden"):
+        _, job, round_, part, _ = args[0]
+        return f"{job} word on padded {round_}: {part}"
     if sql.startswith("INSERT INTO secure"):
         job, round_, _, kind, _, body, *_ = args[0]
         what = pb.SecureGiven.FromString(body).WhichOneof("body") if kind == "given" else ""
@@ -219,28 +223,14 @@ def die_after(seconds: float) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def key_all_blind_jobs() -> None:
-    """Silos of a blind job of sums alone make a key, too, before they take part in a round."""
-    Job.keyed = property(lambda job: job.security.required)
-    take_part = agent.Agent._round
-
-    async def keyed(silo, admitted, asked):
-        await silo._group_keys.key(admitted.job)
-        await take_part(silo, admitted, asked)
-
-    agent.Agent._round = keyed
-
-
 def run(role: str, config: Path) -> None:
-    if role.startswith("keyed-"):
-        key_all_blind_jobs()
     torch.set_num_threads(1)
     agent.FIRST_WAIT_SECONDS = agent.LONGEST_WAIT_SECONDS = 0.05
     agent.PAUSE_SECONDS = blind.PAUSE_SECONDS = group_keys.PAUSE_SECONDS = 0.02
     client.RECONNECT_MS = (20, 100)
     coordinator_daemon.FOLD_WAITS = (0.05,) * 9
     gathering.PAUSES = (0.05,)
-    if role.endswith("coordinator"):
+    if role == "coordinator":
         loaded = coordinator_configs.load(config)
         log.setup(loaded.log)
         asyncio.run(server.serve(loaded))

@@ -13,6 +13,7 @@ from coordinating import coordinator
 from ledgers import stored
 from raw_silo import SECONDS, Caller, refused
 
+from staddle import log
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.files import canonical_json
@@ -283,11 +284,13 @@ def test_a_keyed_job_fails_without_one_of_its_silos(world):
 # The roster changes.
 
 
-def later_roster(world):
-    """One member more, and all signatures anew; the coordinator's file is replaced."""
+def later_roster(world, without=None):
+    """One member more, or one less, and all signatures anew; the coordinator's file is replaced."""
     folder = world.federation.folder
-    entry = create_keys(world.folder / "newcomer", "newcomer", Role.SILO, "org")
-    made = rosters.add(world.roster, entry)
+    if without:
+        made = rosters.remove(world.roster, without)
+    else:
+        made = rosters.add(world.roster, create_keys(world.folder / "newcomer", "newcomer", Role.SILO, "org"))
     founder = load_keys(folder / "founder")
     made = rosters.sign(made, founder)
     (folder / "roster.json").write_bytes(canonical_json(made.model_dump(mode="json")))
@@ -305,6 +308,7 @@ def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_ta
 
     async def after():
         state = here.daemon.runs[0].state
+        assert here.daemon._database.states()[0] == state  # on the disk before anybody is told
         assert (state.stage, state.outcome) == ("finishing", "failed")
         assert state.reason == (
             "the roster has changed since its silos gave to the key that they share; submit it again under a new name"
@@ -320,6 +324,22 @@ def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_ta
     with coordinator(world.config) as here:
         here.run(after())
         assert here.broken == []
+
+
+def test_a_job_of_which_a_silo_has_left_the_roster_fails_though_nobody_gave(world):
+    with coordinator(world.config) as here:
+        assert here.daemon.runs[0].state.stage == "admitting"
+    world.roster = later_roster(world, without="west")
+    for _ in range(2):
+        with coordinator(world.config) as here:
+            state = here.daemon.runs[0].state
+            assert (state.stage, state.outcome) == ("ended", "failed")
+            assert state.reason == (
+                "the roster no longer has west, and the key that its silos share takes all of them; submit it again "
+                "under a new name"
+            )
+            assert here.daemon.runs[1].state.stage == "admitting"  # the next, which has no key, may begin
+            assert here.broken == []
 
 
 def test_a_keyed_job_to_which_nobody_gave_goes_on_under_another_roster(world):
@@ -359,7 +379,8 @@ class Tapped:
         return kept
 
 
-def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, caplog, capfd):
+def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, caplog):
+    caplog.set_level("INFO", "staddle")
     clients = {}
 
     @contextlib.asynccontextmanager
@@ -388,7 +409,8 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
             made = {name: await keys.key(world.job) for name, (_, keys) in at.items()}
             return secrets, made, repr(at)
 
-    with coordinator(world.config) as here:
+    events = []
+    with log.followed(lambda event, fields: events.append(repr((event, fields)))), coordinator(world.config) as here:
         secrets, made, printed = asyncio.run(scenario())
         assert here.broken == []
     files = {name: (world.folder / "silos" / name / "jobs" / "job" / KEY).read_bytes() for name in SILOS}
@@ -397,7 +419,8 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
     assert len(set(made.values())) == 1
     crossed = b"".join(client.bytes for client in clients.values())
     hidden = [made["north"], *(kept[at : at + 32] for kept in secrets.values() for at in (32, 64))]
-    said = printed + caplog.text + "".join(capfd.readouterr())
+    said = "\n".join((printed, *events))
+    assert "round.opened" in said
     ledgers = b"".join(path.read_bytes() for path in (world.folder / "silos").rglob("seg-*.jsonl")).decode()
     for each in hidden:
         assert each not in crossed

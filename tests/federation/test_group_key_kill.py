@@ -6,7 +6,6 @@ import sqlite3
 
 import pytest
 
-from staddle.algorithms.job import Job
 from staddle.commands import local_federation
 from staddle.proto import secure_pb2 as secure
 from staddle.security import group_key as g
@@ -16,12 +15,6 @@ from staddle.silo.group_keys import KEY
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}
-
-
-@pytest.fixture(autouse=True)
-def keyed(monkeypatch):
-    """As ``crashing.py`` has it."""
-    monkeypatch.setattr(Job, "keyed", property(lambda job: job.security.required))
 
 
 def free_port():
@@ -57,14 +50,16 @@ PLANS = {"north": "every:group", "east": "every:contribution", "coordinator": "e
 @pytest.mark.timeout(120)
 def test_killed_around_every_durable_step_all_have_one_key(start, document):
     running = start(*SILOS)
-    made = document("job", SILOS, min_cohort=3, rounds=1, round_timeout=120, security=SECURITY)
+    made = document(
+        "job", SILOS, "pfedsim", options={"rho": 0.0}, min_cohort=3, rounds=1, round_timeout=120, security=SECURITY
+    )
     job = running.job(made)
     running.address = f"127.0.0.1:{free_port()}"
     local_federation.write_coordinator(running.federation, ["job"], TIMING, running.address)
     for silo in SILOS:
         running.write_silo(silo)
     for name in ("coordinator", *SILOS):
-        running.start_impatient(name, PLANS.get(name, "never"), kind="keyed-")
+        running.start_impatient(name, PLANS.get(name, "never"))
     for silo in SILOS:
         assert running.daemons[silo].wait_for("job.finished", 150)["completed"]
     running.stop()
@@ -80,6 +75,7 @@ def test_killed_around_every_durable_step_all_have_one_key(start, document):
     epoch = g.Epoch.of(rosters.load(running.federation.folder / "roster.json"), SILOS, job.digest)
     (file,) = set(files.values())
     assert (file[:32], len(file)) == (epoch.context(), 64)
+    assert not [path for path in running.federation.folder.rglob("*.log") if file[32:].hex() in path.read_text()]
     with sqlite3.connect(running.federation.coordinator_config.parent / "state" / "coordinator.sqlite") as rows:
         kept = dict(rows.execute("SELECT silo, body FROM contributions").fetchall())
     assert set(kept) == set(SILOS)

@@ -6,12 +6,14 @@ from collections import Counter
 import grpc
 import pytest
 import torch
-from explained import SECURE, UPLOAD, entries, payload_bytes, unexplained
+from explained import FETCH, SECURE, UPLOAD, entries, payload_bytes, unexplained
 from tap import Tap
 
 from staddle.algorithms.data import Dataset
+from staddle.algorithms.exchange import Mix
 from staddle.commands import local_federation
 from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.blind import uploaded
 from staddle.security import ledger_audit, ledger_view
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
@@ -129,9 +131,49 @@ def test_nothing_of_a_blind_job_crosses_that_the_ledger_does_not_explain(start, 
         assert payload_bytes(calls) == sum(intent.message.bytes for intent in intents)
 
 
+@pytest.mark.timeout(300)
+def test_nothing_of_a_keyed_job_crosses_that_the_ledger_does_not_explain(start, document):
+    """Padded and rotated parts beside masked words, one of them cut; what goes to the key, and rows that come down."""
+    running = start(*SILOS)
+    security = {"secure_aggregation": "required", "weight_most": 2000}
+    job = document("keyed", SILOS, "pfedsim", options={"rho": 0.0}, rounds=3, min_cohort=3, security=security)
+    job = running.job(job)
+    coordinator = running.start_coordinator(beat_seconds=2)
+    with tapping(running) as tap:
+        tap.cut_next_upload(CUT, 1)  # the manifest
+        for silo in SILOS:
+            running.write_silo(silo)
+            running.start_silo(silo)
+        ended = coordinator.wait_for("job.ended", 200)
+        assert (ended["job"], ended["outcome"]) == (job.name, "completed")
+        tap.wait_for(lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in SILOS))
+        for silo in SILOS:
+            running.daemons[silo].stop()
+        running.stop()
+    hidden = Counter(
+        "padded" if isinstance(part.exchange, Mix) else "rotated"
+        for round_ in range(job.length)
+        for part in uploaded(job.up(round_))
+    )
+    assert set(hidden) == {"padded", "rotated"}
+    for silo in SILOS:
+        path = running.federation.state(silo) / "ledger"
+        ledger, calls = entries(path), tap.calls[silo]
+        assert ledger_audit.verify(path).ok
+        assert unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json")) == []
+        check_sums(path, ledger, calls)
+        kinds = Counter(entry.record.kind for entry in ledger if isinstance(entry.record, ProtocolMessage))
+        assert (kinds["contribution"], kinds["padded"]) == (1, hidden["padded"])
+        forms = Counter(entry.record.form for entry in ledger if isinstance(entry.record, Intent))
+        assert forms == hidden + Counter(masked=job.length, padded=silo == CUT)
+        deliveries = [tensor.Frame.FromString(call.received[0]).manifest for call in calls if call.method == FETCH]
+        assert any(manifest.rows for manifest in deliveries)
+
+
 def check_sums(path, ledger, calls):
     """Payload bytes at the tap are those of the summary; of an upload without END, at most those that it declared."""
-    totals = [total for (job, _), total in ledger_view.summary(path).items() if job != ledger_view.CONTROL]
+    small = (ledger_view.CONTROL, ledger_view.PROTOCOL)
+    totals = [total for (_, part), total in ledger_view.summary(path).items() if part not in small]
     intents = {entry.seq: entry.record for entry in ledger if isinstance(entry.record, Intent)}
     digests = {entry.seq: entry.record.ref for entry in ledger if isinstance(entry.record, Digest)}
     declared = sum(intent.message.bytes for intent in intents.values())

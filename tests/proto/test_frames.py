@@ -75,7 +75,11 @@ def test_any_bytes_are_read_as_protobuf_reads_them(data):
         with pytest.raises(DecodeError):
             decode(data)
         return
-    read = decode(data)
+    try:
+        read = decode(data)
+    except DecodeError as error:  # bounds.py
+        assert "wire type 3" in str(error) or "more than" in str(error)  # noqa: PT017
+        return
     if isinstance(read, Chunk):
         assert wanted.WhichOneof("body") == "chunk"
         assert read.payload == wanted.chunk

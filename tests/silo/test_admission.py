@@ -1,4 +1,5 @@
 import json
+import re
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from staddle.security.envelope import sign_document
 from staddle.security.identity import load_keys
 from staddle.security.labels import JOB, ROSTER
 from staddle.security.release import SUM_READER
-from staddle.silo.admission import admit, checked_cohort, outflows, sum_objections
+from staddle.silo.admission import admit, asked_of_rows, checked_cohort, outflows, sum_objections
 from staddle.silo.config import SiloConfig, Weights
 
 SILOS = ("silo-a", "silo-b", "silo-c")
@@ -272,6 +273,7 @@ def test_4_memberships_are_released_only_where_the_policy_says_so(ask, refused, 
 # (4) again: blind sums.
 
 FOUR = (*SILOS, "silo-d")
+FIVE = (*FOUR, "silo-e")
 BLIND = {"secure_aggregation": "required"}
 PUBLIC = {**BLIND, "weights": "public", "counts": dict.fromkeys(FOUR, 30)}
 
@@ -367,6 +369,112 @@ def test_4_what_a_policy_asks_of_blind_sums_is_met_at_its_bounds(ask, blind):
 def test_4_a_job_in_the_clear_is_asked_nothing_of_it(made):
     hard = "[secure_aggregation]\nmin_cohort = 900\nmin_honest = 800\nassumed_colluders = 99\n"
     assert sum_objections(made.jobs["simple"], made.policy(made.jobs["simple"], added=hard), made.roster) == ()
+
+
+# (4) again: jobs that mix and compare, by a key that all of their silos have.
+
+TRUST = 'trust = "non-colluding-coordinator"'
+
+
+@pytest.fixture
+def keyed(blind):
+    def call(name, asks=None, security=BLIND, **fields):
+        return blind(name, {**security, "clip_exponent": 6}, "pfedsim", asks=asks, **fields)
+
+    return call
+
+
+def test_4_a_keyed_job_is_decided_form_by_form(ask, keyed, blind, made):
+    asked = keyed("by-forms")
+    assert ask(**asked).job.keyed
+    early, late = outflows(blind.job, made.roster, asked["policy"])
+    assert (early.readers, late.readers) == (("sum",), ("mix", "gram", "sum"))
+    found = {(v.release.part, v.release.form, v.release.dtype) for v in late.decision.tensors}
+    assert found == {("extractor", "padded", "uint64"), ("rows", "rotated", "float32"), ("metrics", "masked", "uint64")}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('forms = ["padded"]', 'forms = ["masked"]', "extractor/extractor.conv1.weight: rule 'pfedsim-extractor': 'p"),
+        ('forms = ["rotated"]', 'forms = ["padded"]', "'rotated' is not in forms"),
+        ('readers = ["mix"]', 'readers = ["sum", "gram"]', "'mix' is not in readers"),
+        ('readers = ["gram"]', 'readers = ["coordinator", "sum", "mix"]', "'gram' is not in readers"),
+    ],
+)
+def test_4_a_rule_for_one_form_is_none_for_another(refused, keyed, old, new, said):
+    assert said in refused("POLICY", **keyed("forms", replace={old: new}))
+
+
+def test_4_all_messages_of_a_round_count_against_its_bytes(refused, keyed, blind, made):
+    job = keyed("whole", options={"rho": 0})
+    (limit,) = re.findall(r"max_bytes_per_round = .*", job["policy"].text)
+    (largest,) = outflows(blind.job, made.roster, job["policy"])
+    by_form = {}
+    for verdict in largest.decision.tensors:
+        by_form[verdict.release.form] = by_form.get(verdict.release.form, 0) + verdict.release.nbytes
+    assert max(by_form.values()) < largest.size == sum(by_form.values())
+    less = {limit: f"max_bytes_per_round = {largest.size - 1}"}
+    why = refused("POLICY", **keyed("whole", options={"rho": 0}, replace=less))
+    assert f"{largest.size} bytes this round are over" in why
+
+
+@pytest.mark.parametrize("asks", ["", 'trust = "none"'])
+def test_4_a_keyed_job_wants_trust_in_the_coordinator(refused, keyed, asks):
+    why = refused("POLICY", **keyed("untrusted", asks))
+    assert why.startswith("extractor, rows would be hidden from coordinator by a key that every silo of the job has")
+    assert 'secure_aggregation.trust = "none"; set it to "non-colluding-coordinator" if you trust' in why
+
+
+def test_4_trust_is_asked_of_no_job_that_only_sums(ask, blind):
+    assert not ask(**blind("summing", asks='trust = "none"')).job.keyed
+
+
+@pytest.mark.parametrize("key", ["organisation", "host_operator"])
+def test_4_a_keyed_job_is_declined_where_the_coordinators_operator_runs_a_silo(blind, keyed, made, key):
+    """Whatever the policy trusts: coordinator and silo in one hand have the key and the uploads."""
+    entries = tuple(
+        entry.model_copy(update={key: made.roster.coordinator.host_operator}) if entry.id == "silo-c" else entry
+        for entry in made.roster.entries
+    )
+    roster = made.roster.model_copy(update={"entries": entries})
+    job = keyed("one-hand", TRUST)
+    (why,) = sum_objections(blind.job, job["policy"], roster)
+    assert why.startswith("whoever runs coordinator (organisation of coordinator) also runs silo-c, and so can open ")
+    assert "extractor, rows of every silo, whatever trust says" in why
+    assert sum_objections(blind.job, job["policy"], made.roster) == ()
+
+
+def test_4_the_host_of_the_coordinator_counts_as_much_as_whose_it_is(blind, keyed, made):
+    hosted = {"host_operator": made.roster["silo-b"].organisation}
+    entries = [entry.model_copy(update=hosted) if entry.id == "coordinator" else entry for entry in made.roster.entries]
+    job = keyed("hosted", TRUST)
+    (why,) = sum_objections(blind.job, job["policy"], made.roster.model_copy(update={"entries": tuple(entries)}))
+    assert "(organisation of coordinator and organisation of silo-b) also runs silo-b" in why
+
+
+@pytest.mark.parametrize(
+    ("asks", "said"),
+    [
+        ("min_cohort = 4", "rows of the job may be over min_cohort = 3 other silos, secure_aggregation.min_cohort = 4"),
+        ("min_honest = 4", "of 4 silos in a row of the job 3 may be in league with nobody, secure_aggregation.min_hon"),
+    ],
+)
+def test_4_rows_are_made_of_as_many_silos_as_the_policy_asks(refused, keyed, asks, said):
+    assert said in refused("POLICY", **keyed("rows-of", f"{TRUST}\n{asks}", silos=FIVE))
+
+
+def test_4_what_a_policy_asks_of_rows_is_met_at_its_bounds(ask, keyed):
+    assert ask(**keyed("at-bounds", f"{TRUST}\nmin_cohort = 3\nmin_honest = 3", silos=FIVE)).job.keyed
+
+
+def test_what_is_asked_of_rows_is_the_stricter_of_job_and_policy(keyed, blind, made):
+    job = keyed("stricter", f"{TRUST}\nmin_cohort = 2\nmin_honest = 3\nassumed_colluders = 0")
+    found = asked_of_rows(blind.job, job["policy"])
+    assert (found.min_cohort, found.min_honest, found.colluders) == (3, 3, 1)
+    strict = made.policy(made.jobs["simple"], added="[secure_aggregation]\nmin_cohort = 9\nassumed_colluders = 2\n")
+    found = asked_of_rows(blind.job, strict)
+    assert (found.min_cohort, found.min_honest, found.colluders) == (9, 2, 2)
 
 
 # (5) Our data fit the model.

@@ -427,3 +427,78 @@ def test_values_beyond_the_declared_bounds_do_not_leave():
         await silos.close()
 
     asyncio.run(scenario())
+
+
+class First:
+    """Parts that leave before the masked words; the line breaks at the first calls."""
+
+    def __init__(self, door, breaks=0):
+        self.door, self.breaks, self.given, self.seen = door, breaks, 0, None
+
+    async def give(self, gives):
+        assert not self.door.uploads
+        if self.breaks:
+            self.breaks -= 1
+            raise UnreachableError("coordinator", "the line is dead")
+        self.seen, self.given = gives, self.given + 1
+
+
+@pytest.mark.parametrize("breaks", [0, 2])
+def test_masked_words_leave_after_the_parts_that_leave_one_by_one(breaks):
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        silo = SILOS[1]
+        first = First(silos.doors[silo], breaks)
+        await silos.rounds[silo].close()
+        party = Party(silo, signers(SILOS), Terms(), signer(silo), os.urandom)
+        training = asyncio.create_task(trained(silo))
+        own = (silos.doors[silo], party, FRAME, silos.kept[silo], JOB, DECLARED, training, first)
+        silos.rounds[silo] = BlindRound(*own)
+        hall.begin()
+        await silos.all()
+        await silos.close()
+        check_sum(hall)
+        assert first.given == 1
+        assert first.seen.keys() == payload(silo).keys()
+        assert len(silos.doors[silo].uploads) == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_leaves_before_and_fails_ends_the_round_and_no_words_leave():
+    class Fails:
+        async def give(self, gives):
+            raise LocalError("a value is above its clip")
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[0]
+        silos.rounds[odd]._before = Fails()
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS[1:]]
+        with pytest.raises(LocalError, match="above its clip"):
+            async with asyncio.timeout(SECONDS):
+                await silos.run(odd)
+        assert silos.doors[odd].uploads == []
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_words_of_an_earlier_attempt_that_are_there_are_not_taken_for_those_of_this_one():
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        silos.rounds[SILOS[0]].accepted(bytes(32))
+        hall.begin()
+        await silos.all()
+        await silos.close()
+        check_sum(hall)
+        assert len(silos.doors[SILOS[0]].uploads) == 1
+
+    asyncio.run(scenario())

@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from recording_gate import SILOS
+from keyed_jobs import SILOS, make_keyed
 
 from staddle import files
 from staddle.errors import LocalError, RefusedError
@@ -25,9 +25,13 @@ def hurried(monkeypatch):
 
 
 @pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_keyed(tmp_path_factory.mktemp("keyed"))
+
+
+@pytest.fixture(scope="module")
 def job(made):
-    security = {"secure_aggregation": "required", "colluders": 0}
-    return made.job("keyed", "pfedsim", min_cohort=3, security=security)
+    return made.jobs["rows"]
 
 
 class Post:
@@ -119,7 +123,7 @@ def test_what_it_gave_is_0600_before_it_leaves_and_gone_once_the_key_is_there(si
 
     monkeypatch.setattr(Door, "contribute", watched)
     silos.contribute()
-    assert seen == [0o600] * 3
+    assert seen == [0o600] * len(SILOS)
     for silo in SILOS:
         key = silos.key(silo)
         assert {path.name for path in silos.path(silo).iterdir()} == {KEY}
@@ -184,12 +188,12 @@ def test_what_is_missing_is_waited_for_at_our_pace_and_not_for_ever(silos, monke
         await sleep(0)
 
     monkeypatch.setattr(group_keys.asyncio, "sleep", noted)
-    silos.contribute(*SILOS[:2])
-    with pytest.raises(UnreachableError, match="lacks what some silos gave to the key of job 'keyed'"):
+    silos.contribute(*SILOS[:-1])
+    with pytest.raises(UnreachableError, match="lacks what some silos gave to the key of job 'rows'"):
         silos.key(SILOS[0])
     assert silos.post.asked == 5
     assert slept.count(group_keys.PAUSE_SECONDS) == 5
-    silos.contribute(SILOS[2])
+    silos.contribute(SILOS[-1])
     assert silos.key(SILOS[0]) == silos.key(SILOS[2])
 
 
@@ -202,8 +206,8 @@ def test_it_is_there_after_some_answers_without_it(silos):
 
 
 def swapped(_, relayed):
-    first, second = relayed
-    return (replace(first, letter=second.letter), replace(second, letter=first.letter))
+    first, second, *rest = relayed
+    return (replace(first, letter=second.letter), replace(second, letter=first.letter), *rest)
 
 
 def of_another_epoch(silos, _):
@@ -226,7 +230,7 @@ def own_back(silos, relayed):
 
 HOSTILE = {
     "withholds one": (lambda _, relayed: relayed[1:], "KEYS", "lacks those of silo-b"),
-    "doubles one": (lambda _, relayed: (relayed[0], relayed[0], relayed[1]), "KEYS", "doubles those of silo-b"),
+    "doubles one": (lambda _, relayed: (relayed[0], *relayed), "KEYS", "doubles those of silo-b"),
     "brings our own": (own_back, "KEYS", "has some of silo-a"),
     "swaps letters": (swapped, "SHARES", "that is not what 'silo-b' signed"),
     "another epoch": (of_another_epoch, "KEYS", "passed on from 'silo-b'"),
@@ -278,7 +282,7 @@ def test_a_key_of_another_roster_is_none_and_its_job_is_not_begun_again(silos, m
     silos.contribute()
     silos.key(SILOS[0])
     later = silos.begun(SILOS[0], other_roster(made))
-    with pytest.raises(LocalError, match="of another roster or job than 'keyed' is now"):
+    with pytest.raises(LocalError, match="of another roster or job than 'rows' is now"):
         asyncio.run(later.key(silos.job))
     for at in (later, silos.at[SILOS[0]]):
         with pytest.raises(LocalError, match="the key of a job of this name was made here"):

@@ -128,6 +128,20 @@ def test_a_row_comes_down_and_is_the_mean_by_its_weights(recipient, own, chunk, 
     assert (ingress["type"], ingress["message"]["bytes"]) == ("ingress", made.line.nbytes)
 
 
+def test_words_that_chunks_cut_in_two_are_put_together(recipient):
+    """As behind tensors whose bytes are no multiple of eight."""
+    made, weights = recipient.coordinator, even(versions(0))
+    message, hidden = made.row(ME, weights)
+    opener = rows.Rows(recipient.sharing, 1, TERMS, recipient.own)
+    assert opener.announced("coordinator", [message]) == [len(hidden)]
+    opener.admit()
+    at = 0
+    for size in (4, 1, 2, 3, 8, 13, 4096 - 31, len(hidden)):
+        opener.write(memoryview(hidden)[at : at + size])
+        at += size
+    assert close(opener.delivered()["extractor"], made.wanted(weights))
+
+
 def test_nothing_is_a_delivery_too(recipient):
     assert recipient.take(recipient.coordinator.delivery(1, [])).tensors == {}
     assert recipient.memory() == {}

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -105,3 +107,27 @@ def test_a_count_that_the_silo_knows_nothing_of_trains_nothing(work):
     with pytest.raises(LocalError, match="an old state was put back"):
         one.train(1, 2, {})
     assert one.folder.rounds_done == 1
+
+
+def test_what_a_silo_mixes_in_itself_is_its_state_of_the_round_that_counted(work, made):
+    one = work("one")
+    part = made.jobs["simple"].up(0)[0]  # its tensors are named by the state's own, as those of a Mix
+    one.train(0, 0, {})
+    counted = one.folder.state(1)
+    one.train(1, 1, delivery(one, 1))
+    own = one.own(1, part)
+    assert [piece.shape for piece in own] == [(spec.elements,) for spec in part.tensors]
+    for spec, piece in zip(part.tensors, own, strict=True):
+        module, _, leaf = spec.name.partition(".")
+        assert torch.equal(torch.from_numpy(piece), counted.parts[module][leaf].reshape(-1))
+    later = one.own(2, part)
+    assert any((a != b).any() for a, b in zip(own, later, strict=True))
+
+
+def test_a_part_that_is_not_named_by_the_state_cannot_be_mixed_in(work, made):
+    part = made.jobs["simple"].up(0)[0]
+    odd = replace(part, tensors=(replace(part.tensors[0], name="theta.w"),))
+    with pytest.raises(LocalError, match=r"tensor 'theta\.w' is none of this silo's state"):
+        work("one").own(0, odd)
+    with pytest.raises(LocalError, match="is none of this silo's state"):
+        work("two").own(0, replace(part, tensors=(replace(part.tensors[0], shape=(1, 2)),)))

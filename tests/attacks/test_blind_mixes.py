@@ -1,0 +1,422 @@
+"""Silos with the right keys and bad intentions in rounds that mix and compare, against the coordinator as it ships."""
+
+import hashlib
+import sqlite3
+from dataclasses import replace
+from types import SimpleNamespace
+
+import grpc
+import pytest
+import torch
+from coordinating import coordinator
+from mix_silo import MixSilo, in_turn
+from raw_silo import SECONDS, refused
+
+from staddle.algorithms.exchange import PLAIN, Gift
+from staddle.algorithms.method import METRICS
+from staddle.commands import local_federation
+from staddle.coordinator import config as configs
+from staddle.proto.blind import uploaded
+from staddle.proto.wire import given_items, to_wire
+from staddle.security import roster as rosters
+from staddle.security import secagg_silo_events as s
+from staddle.security.identity import load_keys
+from staddle.security.labels import MIX_UPLOAD
+from staddle.security.mix_line import Version
+from staddle.security.sealing import Sealed
+
+SILOS = ("north", "east", "south", "west")  # the first is the bad one
+FAILED, INVALID = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "rounds": 3,
+        "silos": list(SILOS),
+        "min_cohort": 3,
+        "round_timeout": 60,
+        "method": {"name": "pfedsim", "options": {"rho": 0.0}},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.05},
+        "security": {"secure_aggregation": "required"},
+    }
+    job = local_federation.sign_job(federation, document)
+    other = local_federation.sign_job(federation, {**document, "name": "other"})
+    timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
+    local_federation.write_coordinator(federation, ["job"], timing)
+    return SimpleNamespace(
+        job=job, other=other, roster=rosters.load(federation.folder / "roster.json"),
+        keys={silo: load_keys(federation.folder / silo / "keys") for silo in SILOS},
+        config=configs.load(federation.coordinator_config),
+    )  # fmt: skip
+
+
+def gifts(world):
+    rng = torch.Generator().manual_seed(3)
+    extractor, rows = uploaded(world.job.up(0))
+    (spec,) = rows.tensors
+    vectors = torch.randn(spec.shape, generator=rng, dtype=torch.float64)
+    found = {
+        extractor.name: {each.name: torch.randn(each.shape, generator=rng) for each in extractor.tensors},
+        rows.name: {spec.name: (vectors / vectors.norm()).float()},
+        METRICS.name: {each.name: torch.full(each.shape, 7, dtype=torch.int64) for each in METRICS.tensors},
+    }
+    return lambda _: {part.name: PLAIN.give(part, Gift(found[part.name])) for part in world.job.up(0)}
+
+
+@pytest.fixture
+def play(world, tmp_path):
+    """``play(harm)`` runs ``await harm(bad)`` in round 0.
+
+    ``whole``: then the round comes to its end with all four, who get rows of it.
+    """
+    config = world.config.model_copy(update={"directory": tmp_path / "state"})
+
+    def run(harm, whole=False):
+        async def scenario():
+            silos = [MixSilo(here.address, world.keys[n], world.roster, world.job, gifts(world)) for n in SILOS]
+            for each in silos:
+                await each.accept()
+            for each in silos:
+                await each.told("round")
+            await harm(silos[0])
+            await in_turn(silos if whole else (), lambda each: each.take_part(0))
+            for each in silos if whole else ():
+                each.counted(0)
+                assert (await each.told("round")).round == 1
+                found = await each.opened(1)
+                assert set(found) == {"extractor"}
+            for each in silos:
+                await each.channel.close()
+
+        with coordinator(config) as here:
+            here.run(scenario(), 60)
+            assert here.broken == []
+
+    run.hidden = lambda: rows_of(config, "round, part, silo, signed")
+    run.folder = config.directory / "jobs" / "job"
+    return run
+
+
+def rows_of(config, columns):
+    database = sqlite3.connect(config.directory / "coordinator.sqlite")
+    return database.execute(f"SELECT {columns} FROM hidden ORDER BY round, part, silo").fetchall()
+
+
+def parts(bad):
+    return uploaded(bad.job.up(0))
+
+
+async def given(bad):
+    """An upload of the extractor that is here and not signed: its words, and the word on it."""
+    extractor, _ = parts(bad)
+    words, context, made = bad.padded(extractor, 0)
+    await bad.upload(bad.part_frames(extractor, 0, words, context))
+    return extractor, words, made
+
+
+# Manifests: what changes, code, words of the refusal.
+
+MANIFESTS = {
+    "too short": ({"size": 8}, "MANIFEST", "declared 8 bytes of padded words"),
+    "with tensors": ({"tensors": "headers"}, "MANIFEST", " tensors, due are "),
+    "no such part": ({"part": "nothing"}, "MANIFEST", "no upload of a part 'nothing'"),
+    "a part that is summed": ({"part": "metrics"}, "MANIFEST", "no upload of a part 'metrics'"),
+    "no context": ({"context": b""}, "MANIFEST", "gives a part 'extractor'"),
+    "half a context": ({"context": b"\1" * 31}, "MANIFEST", "is bound to"),
+    "another round": ({"round": 1}, "ROUND_CLOSED", "does not await it"),
+    "the round after the last": ({"round": 2**32 - 1}, "ROUND_CLOSED", "does not await it"),
+    "goes on at nothing": ({"offset": 2**20}, "MANIFEST", "this coordinator has 0 bytes of it"),
+}
+
+
+@pytest.mark.parametrize("wrong", MANIFESTS)
+def test_a_manifest_that_does_not_fit_is_refused(play, wrong):
+    changes, code, words = MANIFESTS[wrong]
+
+    async def harm(bad):
+        extractor, _ = parts(bad)
+        payload, context, _ = bad.padded(extractor, 0)
+        if "tensors" in changes:
+            changes["tensors"] = to_wire(given_items([extractor]))
+        status = FAILED if code == "ROUND_CLOSED" else INVALID
+        frames = bad.part_frames(extractor, 0, payload, context, **changes)
+        await refused(bad.upload(frames[:1] + frames[-1:], wary=True), code, status, words)
+        assert play.hidden() == []
+
+    play(harm)
+
+
+def test_rotated_vectors_are_bound_to_their_round(play):
+    async def harm(bad):
+        _, rows = parts(bad)
+        payload, _ = bad.rotated(rows, 0)
+        frames = bad.part_frames(rows, 0, payload, b"\1" * 32)
+        await refused(bad.upload(frames, wary=True), "MANIFEST", INVALID, "is bound to")
+        assert play.hidden() == []
+
+    play(harm)
+
+
+def test_rotated_vectors_with_nan_are_refused(play):
+    async def harm(bad):
+        _, rows = parts(bad)
+        payload, context = bad.rotated(rows, 0)
+        frames = bad.part_frames(rows, 0, b"\0\0\xc0\x7f" + payload[4:], context)
+        await refused(bad.upload(frames), "NOT_FINITE", INVALID, "rows/rows holds NaN")
+        assert play.hidden() == []
+
+    play(harm)
+
+
+def test_an_upload_comes_once_and_is_told_of_after_a_lost_connection(play):
+    async def harm(bad):
+        extractor, rows = parts(bad)
+        payload, context = bad.rotated(rows, 0)
+        await bad.upload(bad.part_frames(rows, 0, payload, context))
+        again = bad.part_frames(rows, 0, payload, context)
+        await refused(bad.upload(again, wary=True), "ROUND_CLOSED", FAILED, "has all of part 'rows'")
+        assert (await bad.part_standing(rows, 0)).receipt.size == len(payload)
+        assert (await bad.part_standing(extractor, 0)).received == 0
+        bad.given = {rows.name}
+
+    play(with_rest(harm), whole=True)
+
+
+def test_an_upload_that_broke_goes_on_for_its_own_version_alone(play):
+    async def harm(bad):
+        extractor, rows = parts(bad)
+        words, context, made = bad.padded(extractor, 0)
+        frames = bad.part_frames(extractor, 0, words, context)
+        call = bad.stub.Upload(timeout=SECONDS)
+        for frame in frames[:-1]:
+            await call.write(frame)
+        while not (await bad.part_standing(extractor, 0)).received:  # it ends what still runs
+            await bad.hello()
+        assert (await bad.part_standing(extractor, 0)).received == len(words)
+        assert (await bad.part_standing(rows, 0)).received == 0
+        assert (await bad.standing(0)).received == 0
+        _, newer, _ = bad.padded(extractor, 0)
+        other = bad.part_frames(extractor, 0, words, newer, offset=len(words))
+        await refused(bad.upload(other, wary=True), "MANIFEST", INVALID, "this coordinator has 0 bytes of it")
+        await bad.upload(bad.part_frames(extractor, 0, words, context, offset=len(words)))
+        await bad.say_padded(bad.word(extractor, made))
+        (kept,) = [path.read_bytes() for path in play.folder.glob("*.padded")]
+        assert kept == words
+
+    play(harm)
+
+
+def with_rest(harm):
+    """Afterwards the bad silo gives what it has not given."""
+
+    async def run(bad):
+        await harm(bad)
+        give, done = bad.give_part, bad.given
+
+        async def rest(part, round_):
+            if part.name not in done:
+                await give(part, round_)
+
+        bad.give_part = rest
+
+    return run
+
+
+def test_until_it_is_signed_a_newer_version_takes_its_place(play):
+    async def harm(bad):
+        extractor, words, made = await given(bad)
+        _, newer, word = await given(bad)  # as after a restart: another seed, another number
+        assert words != newer
+        (kept,) = [path.read_bytes() for path in play.folder.glob("*.padded")]
+        assert kept == newer
+        older = bad.say_padded(bad.word(extractor, made))
+        await refused(older, "SECURE", FAILED, "UPLOAD: signs version 0, its upload is bound to another one")
+        await bad.say_padded(bad.word(extractor, word))
+        await bad.say_padded(bad.word(extractor, word))  # its answer was lost on the way
+        payload, context, third = bad.padded(extractor, 0)
+        frames = bad.part_frames(extractor, 0, payload, context)
+        await refused(bad.upload(frames, wary=True), "ROUND_CLOSED", FAILED, "has all of part 'extractor'")
+        await refused(bad.say_padded(bad.word(extractor, third)), "SECURE", FAILED, "EQUIVOCATION: signs another")
+        assert (await bad.part_standing(extractor, 0)).receipt.size == len(newer)
+        bad.given = {extractor.name}
+
+    play(with_rest(harm), whole=True)
+
+
+def test_masked_words_come_after_all_else(play):
+    async def harm(bad):
+        give = bad.give_parts
+
+        async def too_early(round_):
+            async def masked(words):
+                await refused(bad.upload(bad.masked_frames(), wary=True), "ROUND_CLOSED", FAILED, words)
+
+            bad.words = bad.masked(next(e.terms for e in bad.now if isinstance(e, s.Upload)))
+            await masked("extractor, rows come first")
+            extractor, rows = parts(bad)
+            _, _, made = await given(bad)
+            await masked("extractor, rows come first")
+            await bad.say_padded(bad.word(extractor, made))
+            await masked("rows come first")
+            await bad.give_part(rows, round_)
+            bad.give_parts = give
+
+        real = bad.do
+
+        async def noted(effects):
+            bad.now = effects
+            await real(effects)
+
+        bad.do, bad.give_parts = noted, too_early
+
+    play(harm, whole=True)
+
+
+# Words on an upload that is here: what is wrong, and how it is refused.
+
+
+def signed_again(bad, upload):
+    line = bad.line(parts(bad)[0])
+    return replace(upload, signature=bad.keys.sign(MIX_UPLOAD, replace(upload, signature=b"").payload(line)))
+
+
+def foreign(bad, made):
+    upload, pieces = made
+    return signed_again(bad, replace(upload, sha256=hashlib.sha256(b"other").digest())), pieces
+
+
+def of_another_job(bad, made):
+    here, bad.job = bad.job, bad.world.other
+    try:
+        return bad.padded(parts(bad)[0], 0)[2]
+    finally:
+        bad.job = here
+
+
+def version_of(**changes):
+    def wrong(bad, made):
+        upload, pieces = made
+        version = Version(**{**upload.version.model_dump(), **changes})
+        return signed_again(bad, replace(upload, version=version)), pieces
+
+    return wrong
+
+
+def recipient(piece):
+    return piece.recipient
+
+
+WORDS = {
+    "unsigned": (lambda _, made: (replace(made[0], signature=bytes(64)), made[1]), "SECURE", "signature does not fit"),
+    "other bytes": (foreign, "SECURE", "UPLOAD: its upload is not the one that it signed"),
+    "another job": (of_another_job, "SECURE", "is bound to another one"),
+    "another's name": (version_of(silo="east"), "SECURE", "gives an upload in the name of 'east'"),
+    "a stranger": (version_of(silo="nobody"), "SECURE", "gives an upload in the name of 'nobody'"),
+    "another attempt": (version_of(attempt=1), "SECURE", "is bound to another one"),
+    "another number": (version_of(number=7), "SECURE", "signs version 7, its upload is bound to another one"),
+    "another round": (version_of(round=1), "ROUND_CLOSED", "round 1 does not await it"),
+    "a round far away": (version_of(round=2**32 - 1), "ROUND_CLOSED", "does not await it"),
+    "a piece is missing": (lambda _, made: (made[0], made[1][:-1]), "SECURE", "SHARES: sealed 2 pieces"),
+    "a piece twice": (lambda _, made: (made[0], (*made[1], made[1][-1])), "SECURE", "ascending"),
+    "a piece for itself": (
+        lambda bad, made: (
+            made[0],
+            tuple(sorted((*made[1][1:], Sealed(bad.silo, bytes(48))), key=lambda p: p.recipient)),
+        ),
+        "SECURE",
+        "SHARES: sealed 3 pieces, not one for each of the others",
+    ),
+    "a piece that was changed": (
+        lambda _, made: (made[0], (Sealed(made[1][0].recipient, bytes(48)), *made[1][1:])),
+        "SECURE",
+        "do not lead to the root",
+    ),
+    "a tag of nothing": (lambda _, made: (replace(made[0], tag=b""), made[1]), "SECURE", "tag"),
+    "a tag that was changed": (lambda _, made: (replace(made[0], tag=bytes(8)), made[1]), "SECURE", "signature"),
+    "another's sealing": (
+        lambda bad, made: (
+            signed_again(bad, replace(made[0], sealing=replace(made[0].sealing, sender="east"))),
+            made[1],
+        ),
+        "SECURE",
+        "signed a seed of 'east' as its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WORDS)
+def test_a_word_on_an_upload_that_does_not_hold_is_refused_and_the_right_one_is_taken(play, world, wrong):
+    change, code, words = WORDS[wrong]
+
+    async def harm(bad):
+        bad.world = world
+        extractor, _, made = await given(bad)
+        message = bad.word(extractor, change(bad, made))
+        await refused(bad.say_padded(message), code, FAILED, words)
+        assert [row[3] for row in play.hidden()] == [b""]
+        await bad.say_padded(bad.word(extractor, made))
+        assert [bool(row[3]) for row in play.hidden()] == [True]
+
+    play(harm)
+
+
+FIELDS = {
+    "no job": ({"job": ""}, "MANIFEST", INVALID),
+    "another job": ({"job": "nothing"}, "UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND),
+    "another digest": ({"job_digest": b"\1" * 32}, "UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND),
+    "half a digest": ({"job_digest": b"\1" * 31}, "MANIFEST", INVALID),
+    "no part": ({"part": ""}, "MANIFEST", INVALID),
+    "a long part": ({"part": "x" * 129}, "MANIFEST", INVALID),
+    "a part that is summed": ({"part": "metrics"}, "SECURE", FAILED),
+    "a part that is rotated": ({"part": "rows"}, "SECURE", FAILED),
+    "no session": ({"session": b""}, "SESSION", grpc.StatusCode.UNAUTHENTICATED),
+}
+
+
+@pytest.mark.parametrize("wrong", FIELDS)
+def test_garbage_in_the_fields_of_a_word_is_refused(play, wrong):
+    changes, code, status = FIELDS[wrong]
+
+    async def harm(bad):
+        extractor, _, made = await given(bad)
+        await refused(bad.say_padded(bad.word(extractor, made, **changes)), code, status)
+        await bad.say_padded(bad.word(extractor, made))
+
+    play(harm)
+
+
+def test_a_word_comes_after_its_upload(play):
+    async def harm(bad):
+        extractor, _ = parts(bad)
+        _, _, made = bad.padded(extractor, 0)
+        await refused(bad.say_padded(bad.word(extractor, made)), "SECURE", FAILED, "ORDER", "send it first")
+
+    play(harm)
+
+
+def test_numbers_of_versions_grow_over_rounds(play):
+    """Else no row with this silo's upload could be made any more: recipients refuse older ones than they had."""
+
+    async def harm(bad):
+        bad.number, told = 5, bad.told
+
+        async def then(body):
+            found = await told(body)
+            if found.round == 1:
+                bad.number = 3
+                extractor, _ = uploaded(bad.job.up(1))
+                words, context, made = bad.padded(extractor, 1)
+                await bad.upload(bad.part_frames(extractor, 1, words, context))
+                why = "UPLOAD: signs version 3 after version 5"
+                await refused(bad.say_padded(bad.word(extractor, made)), "SECURE", FAILED, why)
+            return found
+
+        bad.told = then
+
+    play(harm, whole=True)

@@ -1,0 +1,279 @@
+"""A hostile coordinator of the key that a job's silos share, over real TLS, against the agent as it ships.
+
+It has all keys but that of ``north``, whose part it does not have: what it brings of the others is as good as theirs.
+A round ends here once the silo has the key.
+"""
+
+import asyncio
+import os
+import time
+from types import SimpleNamespace
+
+import grpc
+import numpy as np
+import pytest
+from hostile import GARBAGE, SILO, Hostile, offer, play, records, round_of
+
+from staddle import log
+from staddle.algorithms.data import digits
+from staddle.commands import local_federation
+from staddle.proto import group_messages as messages
+from staddle.proto import secure_pb2 as secure
+from staddle.proto.channel import ERROR_METADATA
+from staddle.security import group_key as g
+from staddle.security import roster as rosters
+from staddle.security.identity import load_keys
+from staddle.security.sealing import letters
+from staddle.silo import agent as agents
+from staddle.silo import config as configs
+from staddle.silo import group_keys
+from staddle.silo.group_keys import KEY, SECRET
+
+SILOS = (SILO, "east", "south", "west")
+OTHERS = ("east", "south", "west")  # ascending
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(group_keys, "PAUSE_SECONDS", 0.02)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rounds():
+    """In place of what a round does with the key."""
+    patch = pytest.MonkeyPatch()
+
+    async def key_alone(agent, admitted, asked):
+        await agent._group_keys.key(admitted.job)
+        await agent._gate.answer(admitted.job.name, admitted.job.digest, asked.round, "FAILED", "TRAINING")
+
+    patch.setattr(agents.Agent, "_round", key_alone)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
+    document = {
+        "version": 1,
+        "name": "first",
+        "seed": 11,
+        "rounds": 2,
+        "silos": list(SILOS),
+        "min_cohort": 3,
+        "round_timeout": 60,
+        "method": {"name": "pfedsim"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
+        "security": {"secure_aggregation": "required"},
+    }
+    job = local_federation.sign_job(federation, document)
+    local_federation.write_silo(federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), [job])
+    folder = federation.folder
+    roster = rosters.load(folder / "roster.json")
+    return SimpleNamespace(
+        jobs={"first": job},
+        silos=SILOS,
+        signed={"first": (folder / "jobs" / "first.json").read_bytes()},
+        roster=roster,
+        keys=load_keys(folder / "coordinator" / "keys"),
+        silo_keys=load_keys(folder / SILO / "keys"),
+        other_keys={silo: load_keys(folder / silo / "keys") for silo in OTHERS},
+        config=configs.load(federation.silo_config(SILO)),
+        policy=(folder / SILO / "policy.toml").read_text(),
+        epoch=g.Epoch.of(roster, SILOS, job.digest),
+    )
+
+
+class Keying(Hostile):
+    """``refuse``: codes with which the next contributions are refused. ``bring``: what comes next, then the truth."""
+
+    def __init__(self, world, tasks, *, refuse=(), bring=(), **options):
+        super().__init__(world, tasks, **options)
+        self.refuse, self.bring = list(refuse), list(bring)
+        self.given = []  # contributions
+        self.calls |= {"group_key": 0}
+        self.secrets = {silo: (os.urandom(32), os.urandom(32)) for silo in OTHERS}
+        self.begun = time.monotonic()
+
+    async def contribute(self, request, context):
+        self.given.append(messages.contributed_from_wire(SILO, request))
+        if self.refuse:
+            code = self.refuse.pop(0)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no", trailing_metadata=((ERROR_METADATA, code),))
+        return secure.SecureTaken()
+
+    async def group_key(self, request, context):
+        self.calls["group_key"] += 1
+        found = self.bring.pop(0)(self) if self.bring else self.relayed()
+        return found if isinstance(found, bytes) else messages.told_to_wire(found)
+
+    def relayed(self, epoch=None, to=SILO):
+        made = (self.give(silo, epoch or self.world.epoch) for silo in OTHERS)
+        return tuple(g.Relayed(given, letters(pieces)[to]) for given, pieces in made)
+
+    def give(self, silo, epoch):
+        return g.contribute(epoch, silo, *self.secrets[silo], self.world.other_keys[silo].sign)
+
+    def key(self):
+        """As another silo of the job makes it; the silo's part is the one that it gave."""
+        me, *others = OTHERS
+        given = {SILO: (self.given[0].contribution, self.given[0].pieces)}
+        given |= {silo: self.give(silo, self.world.epoch) for silo in others}
+        relayed = [g.Relayed(contribution, letters(pieces)[me]) for contribution, pieces in given.values()]
+        seed = self.world.other_keys[me].exchange.private_bytes_raw()
+        signers = g.Signers.of(self.world.roster, SILOS)
+        made = self.give(me, self.world.epoch)[0]
+        return g.make_key(self.world.epoch, me, seed, made, self.secrets[me][0], relayed, signers)
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in (folder / "jobs" / "first").glob("group.*")}
+
+
+def answers(hostile, kind):
+    return [answer for answer in hostile.answers if answer[0] == kind]
+
+
+ENDED = ("FAILED", 0, "TRAINING")  # it had the key
+
+
+def test_offered_again_and_again_it_gives_the_very_same_and_then_has_the_key(world, tmp_path):
+    hostile = play(Keying(world, [*[offer(world)] * 5, round_of(world, 0)]), tmp_path)
+    assert len(hostile.given) == 5
+    assert all(given == hostile.given[0] for given in hostile.given)
+    assert answers(hostile, "ACCEPT") == [("ACCEPT", 0, "UNSPECIFIED")] * 5
+    assert answers(hostile, "FAILED") == [ENDED]
+    assert files(tmp_path) == {KEY: world.epoch.context() + hostile.key()}
+    left = [record for record in records(tmp_path) if record["type"] == "egress.protocol"]
+    assert [record["kind"] for record in left] == ["contribution"] * 5
+
+
+def test_a_refused_contribution_is_no_acceptance(world, tmp_path):
+    hostile = play(Keying(world, [offer(world), offer(world)], refuse=["SECURE"]), tmp_path)
+    assert hostile.answers == [("DECLINE", 0, "SECURE"), ("ACCEPT", 0, "UNSPECIFIED")]
+    assert hostile.given[0] == hostile.given[1]
+    decided = [record["type"] for record in records(tmp_path) if record["type"].startswith("job.")]
+    assert decided == ["job.accept", "job.decline", "job.accept"]
+
+
+@pytest.mark.parametrize("code", ["SESSION", "LIMIT", "INTERRUPTED", "ROUND_CLOSED"])
+def test_a_contribution_that_was_turned_away_goes_again_with_the_next_offer(world, tmp_path, code):
+    hostile = play(Keying(world, [offer(world), offer(world)], refuse=[code]), tmp_path)
+    assert hostile.answers == [("ACCEPT", 0, "UNSPECIFIED")]
+    assert hostile.given[0] == hostile.given[1]
+
+
+def without_one(hostile):
+    return hostile.relayed()[1:]
+
+
+def doubled(hostile):
+    first, *rest = hostile.relayed()
+    return (first, first, *rest)
+
+
+def with_swapped_letters(hostile):
+    first, second, third = hostile.relayed()
+    return (g.Relayed(first.contribution, second.letter), g.Relayed(second.contribution, first.letter), third)
+
+
+def of_another_recipient(hostile):
+    first, *rest = hostile.relayed()
+    _, pieces = hostile.give("east", hostile.world.epoch)
+    return (g.Relayed(first.contribution, letters(pieces)["west"]), *rest)
+
+
+def of_another_epoch(hostile):
+    return hostile.relayed(g.Epoch.of(hostile.world.roster, SILOS, hostile.world.jobs["first"].digest, 1))
+
+
+def of_another_job(hostile):
+    return hostile.relayed(g.Epoch.of(hostile.world.roster, SILOS, "ab" * 32))
+
+
+def its_own_back(hostile):
+    _, pieces = hostile.give("east", hostile.world.epoch)
+    own = g.Relayed(hostile.given[0].contribution, letters(pieces)[SILO])
+    return tuple(sorted((*hostile.relayed(), own), key=lambda each: each.contribution.sealing.sender))
+
+
+def far_too_many(hostile):
+    return hostile.relayed() * 1000
+
+
+WRONG = (
+    without_one, doubled, with_swapped_letters, of_another_recipient, of_another_epoch, of_another_job, its_own_back,
+    far_too_many,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_it_brings_wrongly_makes_no_key_and_the_round_is_given_up(world, tmp_path, wrong):
+    hostile = play(Keying(world, [offer(world), round_of(world, 0)], bring=[wrong]), tmp_path)
+    assert answers(hostile, "FAILED") == [("FAILED", 0, "DELIVERY")]
+    assert set(files(tmp_path)) == {SECRET}
+
+
+def test_after_wrong_answers_the_right_one_counts(world, tmp_path):
+    tasks = [offer(world), *[round_of(world, 0)] * (len(WRONG) + 1)]
+    hostile = play(Keying(world, tasks, bring=WRONG), tmp_path)
+    assert answers(hostile, "FAILED") == [*[("FAILED", 0, "DELIVERY")] * len(WRONG), ENDED]
+    assert files(tmp_path) == {KEY: world.epoch.context() + hostile.key()}
+
+
+def test_bytes_that_are_no_answer_are_a_lost_coordinator(world, tmp_path):
+    tasks = [offer(world), round_of(world, 0), round_of(world, 0)]
+    hostile = play(Keying(world, tasks, bring=[lambda _: GARBAGE]), tmp_path)
+    assert answers(hostile, "FAILED") == [ENDED]
+    assert hostile.calls["hello"] == 2
+
+
+def test_once_it_has_the_key_it_asks_no_more_and_gives_nothing_for_the_job_again(world, tmp_path):
+    tasks = [offer(world), round_of(world, 0), round_of(world, 0), round_of(world, 1), offer(world)]
+    hostile = play(Keying(world, tasks), tmp_path)
+    assert hostile.calls["group_key"] == 1
+    assert len(hostile.given) == 1
+    assert hostile.answers[-1] == ("DECLINE", 0, "JOB_INVALID")
+
+
+def test_what_is_withheld_for_ever_is_asked_for_at_our_pace(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(group_keys, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(group_keys, "MOST_ASKED", 3)
+    hostile = Keying(world, [offer(world)], bring=[lambda _: ()] * 10_000, endless=round_of(world, 0))
+    play(hostile, tmp_path, seconds=3)
+    asked = hostile.calls["group_key"]
+    assert 6 <= asked <= 3 / 0.1 + 3
+    assert hostile.calls["hello"] >= asked // 3
+    assert answers(hostile, "FAILED") == []
+    assert set(files(tmp_path)) == {SECRET}
+
+
+def test_the_key_and_what_it_is_made_of_stay_at_home(world, tmp_path, caplog):
+    """In no log and no ledger, and nothing of it in what the coordinator has."""
+    caplog.set_level("INFO", "staddle")
+    hostile = Keying(world, [offer(world), round_of(world, 0)])
+    kept, said = [], []
+    give = hostile.contribute
+
+    async def looked_at(request, context):
+        secret = await asyncio.to_thread((tmp_path / "jobs" / "first" / SECRET).read_bytes)
+        kept.extend((secret[32:64], secret[64:]))
+        kept.append(request.SerializeToString())
+        return await give(request, context)
+
+    hostile.contribute = looked_at
+    with log.followed(lambda event, fields: said.append(repr((event, fields)))):
+        play(hostile, tmp_path)
+    secret, ephemeral, crossed = kept
+    key = files(tmp_path)[KEY][32:]
+    text = "\n".join(said)
+    ledger = b"".join(path.read_bytes() for path in tmp_path.rglob("*.jsonl")).decode()
+    assert "job.accepted" in text
+    for each in (secret, ephemeral, key):
+        assert each not in crossed
+        assert each.hex() not in text + ledger
+        assert repr(each)[2:-1] not in text

@@ -1,0 +1,114 @@
+"""A hostile coordinator of rows, over real TLS, against the agent as it ships: what breaks a rule is not trained on.
+
+The key that the silos share is given to the agent: how it comes to be is in test_key_coordinator.py.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hostile import SILO, Hostile, offer, play, records, round_of
+from keyed_jobs import KEY, WHOLE, Coordinator, even
+from recording_gate import Made
+
+from staddle.algorithms.data import digits
+from staddle.commands import local_federation
+from staddle.security import roster as rosters
+from staddle.security.identity import load_keys
+from staddle.silo import agent as agents
+from staddle.silo import config as configs
+from staddle.silo import group_keys
+from staddle.silo.rows import expected_rows
+
+OTHERS = ("east", "middle", "south", "west")
+SILOS = (SILO, *OTHERS)
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.02)
+
+    async def contribute(keys, job):
+        pass
+
+    async def key(keys, job):
+        return KEY
+
+    monkeypatch.setattr(group_keys.GroupKeys, "contribute", contribute)
+    monkeypatch.setattr(group_keys.GroupKeys, "key", key)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("attacked")
+    files = local_federation.make(folder / "federation", SILOS)
+    roster = rosters.load(files.folder / "roster.json")
+    made = Made(files, roster, load_keys(files.folder / "coordinator" / "keys"))
+    security, model = {"secure_aggregation": "required", "clip_exponent": 6}, {"name": "cnn-digits", "classes": 10}
+    job = made.job("first", "pfedsim", SILOS, {"rho": 0}, model=model, min_cohort=3, security=security)
+    local_federation.write_silo(files, SILO, "127.0.0.1:1", digits().take(np.arange(80)), [job])
+    mixing = Coordinator(made, job, expected_rows(job, 1)["extractor"].part, folder / "silos")
+    for number in range(2):
+        mixing.give_all(number)
+    return SimpleNamespace(
+        jobs=made.jobs,
+        silos=SILOS,
+        signed={"first": made.signed("first")},
+        roster=roster,
+        keys=made.coordinator,
+        silo_keys=load_keys(files.folder / SILO / "keys"),
+        config=configs.load(files.silo_config(SILO)),
+        policy=(files.folder / SILO / "policy.toml").read_text(),
+        mixing=mixing,
+    )
+
+
+def versions(number, silos=OTHERS):
+    return [(silo, number) for silo in silos]
+
+
+def shifted(words):
+    return bytes([words[0] ^ 1]) + words[1:]
+
+
+def halved(words):
+    return words[: len(words) // 2]
+
+
+ATTACKS = {
+    "a shifted word": (lambda m: [m.row(SILO, even(versions(0)), words=shifted)], "DELIVERY"),
+    "weights that do not add up": (lambda m: [m.row(SILO, dict.fromkeys(versions(0), WHOLE // 5))], "DELIVERY"),
+    "too few silos": (lambda m: [m.row(SILO, even(versions(0, OTHERS[:2])))], "POLICY"),
+    "the row of another": (lambda m: [m.row(OTHERS[0], even(versions(0, (*OTHERS[1:], SILO))))], "DELIVERY"),
+    "two rows": (lambda m: [m.row(SILO, even(versions(number))) for number in range(2)], "DELIVERY"),
+    "half a row": (
+        lambda m: [m.row(SILO, even(versions(0)), words=lambda words: words[: len(words) // 2])],
+        "DELIVERY",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_row_that_breaks_a_rule_ends_the_round_here_and_nothing_leaves(world, tmp_path, name):
+    attack, code = ATTACKS[name]
+    frames = world.mixing.delivery(1, attack(world.mixing))
+    hostile = Hostile(world, [offer(world), round_of(world, 1)], fetch=[lambda: frames])
+    play(hostile, tmp_path)
+    assert hostile.answers == [("ACCEPT", 0, "UNSPECIFIED"), ("FAILED", 1, code)]
+    assert hostile.uploads == []
+    kinds = {record["type"] for record in records(tmp_path)}
+    assert not kinds & {"ingress", "egress.intent", "egress.protocol"}
+    assert not (tmp_path / "jobs" / "first" / "state-2.safetensors").exists()
+
+
+def test_a_second_row_over_the_same_uploads_is_not_opened_after_a_restart(world, tmp_path):
+    """The first is asked for in a round that fails for another reason, and the agent begins anew."""
+    first = world.mixing.delivery(1, [world.mixing.row(SILO, even(versions(0)), words=shifted)])
+    play(Hostile(world, [offer(world), round_of(world, 1)], fetch=[lambda: first]), tmp_path)
+    other = world.mixing.delivery(1, [world.mixing.row(SILO, even(versions(0), 1 << 30), 1 << 30)])
+    hostile = Hostile(world, [round_of(world, 1)], fetch=[lambda: other])
+    play(hostile, tmp_path)
+    assert hostile.answers == [("FAILED", 1, "POLICY")]
+    memory = (tmp_path / "jobs" / "first" / "mix-extractor.rows.json").read_bytes()
+    assert all(f'"{silo}":0'.encode() in memory for silo in OTHERS)

@@ -1,0 +1,249 @@
+"""Rounds that mix and compare blind, over real TLS: a coordinator, and silos of raw calls with the pure core."""
+
+import json
+import sqlite3
+from types import SimpleNamespace
+
+import grpc
+import pytest
+import torch
+from coordinating import coordinator
+from mix_silo import KEY, MixSilo, in_turn
+
+from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
+from staddle.algorithms.exchange import DTYPES, PLAIN, Gift, Gram, Mix
+from staddle.algorithms.method import KEEP, METRICS
+from staddle.commands import local_federation
+from staddle.coordinator import config as configs
+from staddle.files import parse_canonical
+from staddle.proto.blind import simulated
+from staddle.security import roster as rosters
+from staddle.security.identity import load_keys
+from staddle.security.mix_row import Row
+
+FOUR = ("north", "east", "south", "west")
+SIX = (*FOUR, "up", "down")
+CLOSED, INVALID = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
+
+
+def vectors(spec, rng):
+    """Unit vectors, near to those of other silos, with entries of both signs."""
+    base = torch.randn(spec.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    own = base + 0.3 * torch.randn(spec.shape, generator=rng, dtype=torch.float64)
+    return (own / own.norm(dim=1, keepdim=True)).to(DTYPES[spec.dtype])
+
+
+def made(part, silos, silo, round_):
+    rng = torch.Generator().manual_seed(100 * round_ + silos.index(silo))
+    if part.name == METRICS.name:
+        tensors = {spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors}
+    elif isinstance(part.exchange, Gram):
+        tensors = {spec.name: vectors(spec, rng) for spec in part.tensors}
+    else:
+        tensors = {spec.name: torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype]) for spec in part.tensors}
+    return PLAIN.give(part, Gift(tensors, None if part.wire == part.tensors else 60.0))
+
+
+@pytest.fixture
+def world(tmp_path):
+    def build(method="pfedsim", options=None, silos=FOUR, **changes):
+        federation = local_federation.make(tmp_path / "federation", silos)
+        document = {
+            "version": 1,
+            "name": "job",
+            "seed": 11,
+            "rounds": 3,
+            "silos": list(silos),
+            "min_cohort": 3,
+            "round_timeout": 60,
+            "method": {"name": method, "options": options or {"rho": 0.0}},
+            "model": {"name": "cnn-digits", "classes": 10},
+            "training": {"lr": 0.05},
+            "security": {"secure_aggregation": "required"},
+            **changes,
+        }
+        job = local_federation.sign_job(federation, document)
+        assert job.keyed
+        timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
+        local_federation.write_coordinator(federation, ["job"], timing)
+        roster = rosters.load(federation.folder / "roster.json")
+        gifts = lambda silo: lambda round_: {p.name: made(p, silos, silo, round_) for p in job.up(round_)}  # noqa: E731
+        keys = {silo: load_keys(federation.folder / silo / "keys") for silo in silos}
+        config = configs.load(federation.coordinator_config)
+        return SimpleNamespace(
+            job=job, roster=roster, gifts=gifts, config=config, folder=config.directory / "jobs" / "job",
+            silo=lambda here, name: MixSilo(here.address, keys[name], roster, job, gifts(name)),
+        )  # fmt: skip
+
+    return build
+
+
+def rows_of(world, table="hidden"):
+    database = sqlite3.connect(world.config.directory / "coordinator.sqlite")
+    return database.execute(f"SELECT * FROM {table}").fetchall()
+
+
+class Oracle:
+    """The same job in one process."""
+
+    def __init__(self, world):
+        self.world, self.method, self.exchanges = world, world.job.method(), simulated(world.job, KEY)
+        self.archive, self.state = MemoryArchive(), world.job.method().begin()
+
+    def down(self, round_, silo):
+        return deliver(self.method, self.exchanges, self.state, round_, silo, self.archive)
+
+    def close(self, round_, members):
+        read = lambda part, silo, name: self.world.gifts(silo)(round_)[part][name]  # noqa: E731
+        up = self.world.job.up(round_)
+        self.state, _ = close_round(self.method, self.exchanges, self.state, round_, members, up, read, self.archive)
+
+
+def part_of(job, name):
+    return next(p for n in range(job.length) for p in job.up(n) if p.name == name and isinstance(p.exchange, Mix))
+
+
+def as_mailed(part, found):
+    """What a silo makes of the rows that were put aside for it: m ← keep·m + (1 − keep)·row, k ← keep·k."""
+    mailed, kept = {spec.name: torch.zeros(spec.shape, dtype=DTYPES[spec.dtype]) for spec in part.tensors}, 1.0
+    for place, (_, values, keep) in enumerate(found):
+        at = 0
+        for spec in part.tensors:
+            row = torch.from_numpy(values[at : at + spec.elements]).reshape(spec.shape).to(DTYPES[spec.dtype])
+            share = row.double() * (1 - keep)
+            mailed[spec.name] = (share + (mailed[spec.name].double() * keep if place else 0)).to(DTYPES[spec.dtype])
+            at += spec.elements
+        kept *= keep
+    return {**mailed, KEEP.name: torch.tensor(kept, dtype=torch.float64)}
+
+
+def check_rows(world, found, expected):
+    """Bit for bit what the oracle delivers by Row."""
+    mixed = {part: tensors for part, tensors in expected.items() if part in found or part == "extractor"}
+    assert set(found) == set(mixed)
+    for name, ((row, values, keep),) in found.items():
+        part, whole, at = part_of(world.job, name), mixed[name], 0
+        assert keep == 0
+        assert row.own_weight > 0
+        for spec in part.tensors:
+            own = torch.from_numpy(values[at : at + spec.elements]).reshape(spec.shape).to(DTYPES[spec.dtype])
+            assert torch.equal(own, whole[spec.name])
+            at += spec.elements
+
+
+async def check_mail(world, oracle, each, round_):
+    """Bit for bit what the oracle delivers by Mail; of how many rows it is."""
+    expected = oracle.down(round_, each.silo).get("theta")
+    found = (await each.opened(round_)).get("theta", [])
+    assert bool(found) == (expected is not None)
+    for name, value in as_mailed(part_of(world.job, "theta"), found).items() if found else ():
+        assert torch.equal(value, expected[name])
+    return len(found)
+
+
+def test_extractors_are_mixed_and_classifiers_compared_as_in_the_oracle(world):
+    torch.set_num_threads(1)
+    world = world()
+    oracle = Oracle(world)
+
+    async def scenario():
+        silos = [world.silo(here, name) for name in FOUR]
+        for each in silos:
+            await each.accept()
+        for round_ in range(world.job.length + 1):
+            for each in silos:
+                await each.told("round" if round_ < world.job.length else "finish")
+                expected = oracle.down(round_, each.silo)
+                found = await each.opened(round_)
+                check_rows(world, found, expected)
+                assert bool(found) == (round_ > 0)
+                again = await each.opened(round_)  # the same row is made again
+                assert {part: rows[0][0] for part, rows in again.items()} == {p: r[0][0] for p, r in found.items()}
+            if round_ < world.job.length:
+                await in_turn(silos, lambda each, round_=round_: each.take_part(round_))
+                oracle.close(round_, FOUR)
+                for each in silos:
+                    each.counted(round_)
+        for each in silos:
+            await each.answer("DONE")
+        for each in silos:
+            await each.channel.close()
+
+    with coordinator(world.config) as here:
+        here.run(scenario(), 120)
+        assert here.broken == []
+    last = world.job.length - 1
+    versions = {f"{last}.{silo}.extractor.padded" for silo in FOUR}
+    assert {row[5] for row in rows_of(world)} == versions
+    assert {path.name for path in world.folder.iterdir() if path.suffix in (".padded", ".rotated")} >= versions
+    assert len(rows_of(world, "mixed")) == 4
+
+
+PUBLIC = {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SIX, 60)}
+
+
+def test_rows_that_were_put_aside_are_opened_in_order_and_kept_over_a_restart(world):
+    torch.set_num_threads(1)
+    options = {"supervisor": "cnn", "similarity": "samples"}
+    world = world("fedsimsup", options, SIX, rounds=7, participation=0.67, security=PUBLIC)
+    oracle, piled, rounds = Oracle(world), [], iter(range(world.job.length + 1))
+    away = [set(SIX) - set(world.job.cohort(round_)) for round_ in range(world.job.length)]
+    stop = next(n for n in range(2, world.job.length) if away[n] & away[n - 1]) + 1  # rows of two rounds lie there
+
+    async def go_on(here, silos, count):
+        for _ in range(count):
+            round_ = next(rounds)
+            cohort = world.job.cohort(round_)
+            for each in silos if round_ else ():
+                if each.silo in cohort:
+                    assert (await each.told("round")).round == round_
+                    piled.append(await check_mail(world, oracle, each, round_))
+            await in_turn(
+                [each for each in silos if each.silo in cohort], lambda each, round_=round_: each.take_part(round_)
+            )
+            oracle.close(round_, cohort)
+
+    async def first(here):
+        silos = [world.silo(here, name) for name in SIX]
+        for each in silos:
+            await each.accept()
+        await go_on(here, silos, stop)
+        for each in silos:
+            await each.channel.close()
+        return {each.silo: (each.number, each.memories) for each in silos}
+
+    async def second(here, known):
+        silos = [world.silo(here, name) for name in SIX]
+        for each in silos:
+            await each.hello()
+            each.number, each.memories = known[each.silo]
+        await go_on(here, silos, world.job.length - stop)
+        for each in silos:
+            await each.told("finish")
+            piled.append(await check_mail(world, oracle, each, world.job.length))
+            await each.answer("DONE")
+        for each in silos:
+            await each.channel.close()
+
+    with coordinator(world.config) as here:
+        known = here.run(first(here), 120)
+        assert here.broken == []
+    with coordinator(world.config) as here:
+        files = {row[4] for row in rows_of(world, "files")}
+        asides = [json.loads((world.folder / name).read_text())["rows"] for name in files if name.endswith(".rows")]
+        shares = [
+            share["version"] for rows in asides for row in rows for share in json.loads(row["document"])["shares"]
+        ]
+        needed = {f"{share['round']}.{share['silo']}.theta.padded" for share in shares}
+        assert {int(name.partition(".")[0]) for name in needed} == {stop - 2, stop - 1}
+        assert {path.name for path in world.folder.iterdir()} == files | needed
+        assert {row[5] for row in rows_of(world)} == {name for name in files | needed if name.endswith(".padded")}
+        newest = {tuple(row[1:3]): json.loads(row[3])["last"] for row in rows_of(world, "mixed")}
+        for name in files:
+            if name.endswith(".rows"):
+                _, part, silo, _ = name.split(".")
+                last = json.loads((world.folder / name).read_text())["rows"][-1]["document"]
+                assert newest[part, silo] == parse_canonical(last.encode(), Row, name).digest()
+        here.run(second(here, known), 120)
+        assert here.broken == []
+    assert max(piled) > 1

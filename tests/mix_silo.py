@@ -1,0 +1,221 @@
+"""A silo of raw calls that takes part in rounds which mix and compare blind, with the pure core."""
+
+import asyncio
+import hashlib
+import os
+
+import torch
+from blind_silo import MIB, BlindSilo
+from raw_silo import SECONDS
+
+from staddle.algorithms.exchange import DTYPES, Gram, Mix
+from staddle.proto import federation_pb2 as pb
+from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.blind import line_of, summed, uploaded, use_of
+from staddle.proto.group_messages import Contributed, contributed_to_wire
+from staddle.proto.mix_messages import Padded, padded_to_wire, rows_from_wire
+from staddle.proto.wire import given_items, tensor_bytes, to_wire
+from staddle.security import mix_row
+from staddle.security import one_upload as o
+from staddle.security import roster as rosters
+from staddle.security import secagg_silo_events as s
+from staddle.security.blind_sum import given
+from staddle.security.group_key import Epoch, contribute
+from staddle.security.masked_sum import masked_chunks
+from staddle.security.mix_line import Version
+from staddle.security.rotation import rotate
+from staddle.security.round_spec import Terms
+from staddle.security.signers import Signers
+
+KEY = b"what the coordinator lacks".ljust(32)
+
+
+def flat(part, tensors):
+    """A part's tensors one after another, [elements] float64."""
+    return torch.cat([tensors[spec.name].double().reshape(-1) for spec in part.tensors]).numpy()
+
+
+def cut(part, values):
+    """The tensors of a row."""
+    found, at = {}, 0
+    for spec in part.tensors:
+        piece = torch.from_numpy(values[at : at + spec.elements])
+        found[spec.name] = piece.reshape(spec.shape).to(DTYPES[spec.dtype])
+        at += spec.elements
+    return found
+
+
+class MixSilo(BlindSilo):
+    """``gifts(round)`` are its tensors by part; ``rows`` what it opened in its last fetch, by part."""
+
+    def __init__(self, address, keys, roster, job, gifts):
+        super().__init__(address, keys, roster, job, gifts)
+        self.keys, self.number, self.memories, self.rows, self.parts_of = keys, 0, {}, {}, {}
+        self.signers = Signers.of(roster, job.silos)
+        self.epoch = Epoch.of(roster, job.silos, job.digest)
+        self.own = {}  # by part: its version that counts
+
+    @property
+    def others(self):
+        return self.epoch.others(self.silo)
+
+    def line(self, part):
+        return line_of(self.job, part, self.whole_roster.federation, rosters.digest(self.whole_roster))
+
+    async def contribute(self):
+        made = contribute(self.epoch, self.silo, os.urandom(32), os.urandom(32), self.keys.sign)
+        message = contributed_to_wire(Contributed(self.session, self.job.name, self.digest, *made))
+        await self.stub.Contribute(message, timeout=SECONDS)
+
+    async def accept(self):
+        await self.hello()
+        await self.told("offer")
+        await self.contribute()
+        await self.answer("ACCEPT")
+
+    # What it gives.
+
+    def version(self, round_):
+        return Version(silo=self.silo, round=round_, attempt=0, number=self.number)
+
+    def padded(self, part, round_):
+        """The words of an upload of a Mix, and its word on it."""
+        line, version = self.line(part), self.version(round_)
+        self.number += 1
+        seed, tagger = os.urandom(32), o.tagger_of(line, KEY)
+        values = flat(part, self.gifts(round_)[part.name])
+        words = b"".join(w.tobytes() for w in o.hidden_pieces(line, version, seed, values, tagger))
+        tag = tagger.padded(KEY, version.context(line), self.silo)
+        sha256 = hashlib.sha256(words).digest()
+        made = o.make_upload(line, version, sha256, tag, seed, os.urandom(32), self.others, self.keys.sign)
+        return words, version.context(line), made
+
+    def word(self, part, made, /, **changes):
+        message = padded_to_wire(Padded(self.session, self.job.name, self.digest, part.name, *made))
+        for name, value in changes.items():
+            setattr(message, name, value)
+        return message
+
+    def say_padded(self, message):
+        return self.stub.Padded(message, timeout=SECONDS)
+
+    def rotated(self, part, round_):
+        """The bytes of an upload of a Gram, and what it is bound to."""
+        (spec,) = part.tensors
+        vectors = self.gifts(round_)[part.name][spec.name].double().numpy()
+        turned = [
+            rotate(vectors[row : row + 1].copy(), use_of(self.job, part, round_, row).key(KEY))[0]
+            for row in range(len(vectors))
+        ]
+        told = self.whole_roster.federation, rosters.digest(self.whole_roster)
+        value = torch.stack([torch.from_numpy(row) for row in turned]).to(DTYPES[spec.dtype])
+        return bytes(tensor_bytes(value)), use_of(self.job, part, round_).context(*told)
+
+    def part_frames(self, part, round_, payload, context, /, **changes):
+        """The upload of a part, right in all that ``changes`` of the manifest leave."""
+        headers = to_wire(given_items([part])) if isinstance(part.exchange, Gram) else ()
+        manifest = {
+            "session": self.session,
+            "job": self.job.name,
+            "job_digest": self.digest,
+            "round": round_,
+            "size": len(payload),
+            "part": part.name,
+            "context": context,
+            "tensors": headers,
+            **changes,
+        }
+        digest = hashlib.sha256(payload).digest()
+        end = tensor.End(sha256=hashlib.sha256(digest).digest(), tensor_sha256=[digest], **self.ledger.end())
+        offset = manifest.get("offset", 0)
+        pieces = [payload[at : at + MIB] for at in range(offset, len(payload), MIB)]
+        return [
+            tensor.Frame(manifest=tensor.Manifest(**manifest)),
+            *(tensor.Frame(chunk=piece) for piece in pieces),
+            tensor.Frame(end=end),
+        ]
+
+    async def give_part(self, part, round_):
+        if isinstance(part.exchange, Mix):
+            words, context, made = self.padded(part, round_)
+            await self.upload(self.part_frames(part, round_, words, context))
+            await self.say_padded(self.word(part, made))
+        else:
+            await self.upload(self.part_frames(part, round_, *self.rotated(part, round_)))
+
+    async def give_parts(self, round_):
+        for part in uploaded(self.job.up(round_)):
+            await self.give_part(part, round_)
+
+    async def do(self, effects):
+        for effect in effects:
+            if isinstance(effect, s.Upload):
+                await self.give_parts(self.state.spec.round)
+            await super().do((effect,))
+
+    def masked(self, terms):
+        spec = self.state.spec
+        parts = zip(summed(self.job.up(spec.round)), spec.groups, strict=True)
+        values = [given(part, group, self.gifts(spec.round)[part.name]) for part, group in parts]
+        return b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms))
+
+    async def part_standing(self, part, round_):
+        request = pb.StandingRequest(
+            session=self.session, job=self.job.name, job_digest=self.digest, round=round_, part=part.name
+        )
+        return await self.stub.Standing(request, timeout=SECONDS)
+
+    # What it gets.
+
+    async def delivery(self, round_):
+        """The manifest, the bytes, the end of a delivery."""
+        frames = [frame async for frame in self.fetch(round_)]
+        return frames[0].manifest, b"".join(frame.chunk for frame in frames), frames[-1].end
+
+    async def opened(self, round_):
+        """Rows by part, opened as a silo opens them: [(row, values, keep)]."""
+        manifest, payload, end = await self.delivery(round_)
+        at = sum(header.size for header in manifest.tensors)
+        mixes = {p.name: p for n in range(self.job.length) for p in uploaded(self.job.up(n))}
+        found = {}
+        for mixed, sha256 in zip(
+            rows_from_wire("coordinator", manifest.rows, 100), end.tensor_sha256[len(manifest.tensors) :], strict=True
+        ):
+            part = mixes[mixed.part]
+            line = self.line(part)
+            row, memory = mix_row.admit(
+                line, self.silo, mixed.document, mixed.signature, self.memory_of(part), self.terms, self.signers
+            )
+            mix_row.check_uploads(row, [each.upload for each in mixed.summands])
+            own = self.keys.exchange.private_bytes_raw()
+            seeds = [o.open_seed(line, e.upload, e.letter, self.silo, own, self.signers) for e in mixed.summands]
+            parts = zip(mixed.summands, row.shares, seeds, strict=True)
+            opening = o.Opening(line, KEY, [o.Summand(e.upload, share.weight, seed) for e, share, seed in parts])
+            words = payload[at : at + line.nbytes]
+            assert hashlib.sha256(words).digest() == sha256
+            opening.add(words)
+            at += line.nbytes
+            self.memories[part.name] = memory
+            values = opening.finish(mixed.tag, row.own_weight, self.own.get(part.name))
+            found.setdefault(part.name, []).append((row, values, mixed.keep))
+        assert at == len(payload) == manifest.size
+        return found
+
+    @property
+    def terms(self):
+        return Terms(min_cohort=self.job.min_cohort, colluders=self.job.security.colluders)
+
+    def memory_of(self, part):
+        return self.memories.get(part.name, mix_row.RowMemory())
+
+    def counted(self, round_):
+        """Its gifts of a round counted: they are its versions."""
+        for part in uploaded(self.job.up(round_)):
+            if isinstance(part.exchange, Mix):
+                self.own[part.name] = flat(part, self.gifts(round_)[part.name])
+
+
+async def in_turn(silos, work):
+    """The same of all silos at a time, within the time of a test."""
+    async with asyncio.timeout(SECONDS):
+        return await asyncio.gather(*(work(silo) for silo in silos))

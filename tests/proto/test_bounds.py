@@ -1,0 +1,151 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+from secure_wire import longest_given, longest_told
+
+from staddle.proto import secure_pb2 as pb
+from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.bounds import check_fields
+from staddle.proto.channel import MAX_MESSAGE_BYTES
+from staddle.proto.frames import MOST_TENSORS, decode
+from staddle.proto.secure_given import given_to_wire, read_given
+from staddle.proto.secure_messages import MOST_GROUPS
+from staddle.proto.secure_told import MOST_NOTES, MOST_SPEC_BYTES, read_told, told_to_wire
+
+
+def empties(body, field, number):
+    """A message that is ``number`` empty entries of a field in a body."""
+    content = bytes((field << 3 | 2, 0)) * number
+    return pb.SecureGiven(session=content).SerializeToString().replace(b"\x0a", bytes((body << 3 | 2,)), 1)
+
+
+# Honest messages.
+
+
+@pytest.mark.parametrize("n", [2, 4, 100, 1000])
+@pytest.mark.parametrize("groups", [0, 3, MOST_GROUPS])
+def test_the_longest_that_silos_say_are_read(n, groups):
+    for message in map(given_to_wire, longest_given(n, groups).values()):
+        assert read_given(message.SerializeToString(), n) == message
+    for message in map(told_to_wire, longest_told(n, groups).values()):
+        assert read_told(message.SerializeToString(), n) == message
+
+
+def test_the_longest_specification_with_all_notes_is_read():
+    message = told_to_wire(longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"])
+    assert read_told(message.SerializeToString(), 4) == message
+
+
+def test_the_most_tensors_are_read_and_one_more_of_each_is_not():
+    def frames(number):
+        headers = [tensor.TensorHeader(part="p" * 64, name="n" * 100, shape=[1] * 8, size=4)] * number
+        ends = tensor.End(sha256=bytes(32), tensor_sha256=[bytes(32)] * number, head=bytes(2**18))
+        return tensor.Frame(manifest=tensor.Manifest(job="j", tensors=headers)), tensor.Frame(end=ends)
+
+    for frame in frames(MOST_TENSORS):
+        assert decode(frame.SerializeToString()) == frame
+    for frame in frames(MOST_TENSORS + 128):
+        with pytest.raises(DecodeError, match=r"more than \d+ fields in field"):
+            decode(frame.SerializeToString())
+
+
+# Others.
+
+
+@pytest.mark.parametrize("field", [1, 2, 3, 15])
+@pytest.mark.parametrize("body", range(2, 10))
+def test_more_entries_than_silos_are_refused(body, field):
+    read_given(empties(body, field, 12), 4)
+    with pytest.raises(DecodeError, match=f"more than 12 fields in field {body}"):
+        read_given(empties(body, field, 13), 4)
+    if body not in (2, 3):  # a specification has notes of many attempts
+        with pytest.raises(DecodeError, match=f"more than 12 fields in field {body}"):
+            read_told(empties(body, field, 13), 4)
+
+
+def test_entries_that_are_too_long_are_refused():
+    deliveries = pb.SecureTold(shares=pb.SharesTold(deliveries=[pb.Delivery(proof=[b""] * 1000)]))
+    with pytest.raises(DecodeError, match="a field of 2000 bytes in field 5, at most 866 it can have"):
+        read_told(deliveries.SerializeToString(), 4)
+    headers = tensor.Frame(manifest=tensor.Manifest(tensors=[tensor.TensorHeader(shape=[1] * 5000)]))
+    with pytest.raises(DecodeError, match="a field of 5003 bytes in field 1, at most 4096 it can have"):
+        decode(headers.SerializeToString())
+
+
+def test_a_body_again_and_again_is_refused():
+    once = pb.SecureGiven(survival=pb.Survival(silo="a")).SerializeToString()
+    assert read_given(once * 8, 4).survival.silo == "a"
+    with pytest.raises(DecodeError, match="more than 8 fields"):
+        read_given(once * 9, 4)
+
+
+@pytest.mark.parametrize("data", [b"\x0b\x0c", b"\x0a\x05abc", b"\x08\xff", b"\xff" * 11, b"\x0d\1\2", b"\x09\1"])
+def test_what_protobuf_does_not_read_either_is_refused(data):
+    with pytest.raises(DecodeError):
+        check_fields(data, 10, {})
+    if data != b"\x0b\x0c":  # a group, which proto3 has not
+        with pytest.raises(DecodeError):
+            pb.SecureGiven.FromString(data)
+
+
+@given(st.binary(max_size=60))
+def test_what_protobuf_reads_is_walked_to_its_end(data):
+    try:
+        wanted = pb.SecureGiven.FromString(data)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            read_given(data, 100)
+        return
+    try:
+        assert read_given(data, 100) == wanted
+    except DecodeError as error:
+        assert "wire type" in str(error) or "more than 8 fields" in str(error), error  # noqa: PT017
+
+
+# What they cost.
+
+MEASURED = """
+import sys
+from pathlib import Path
+from google.protobuf.message import DecodeError
+from staddle.proto.frames import decode
+from staddle.proto.secure_given import read_given
+from staddle.proto.secure_told import read_told
+
+def peak():
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+
+reads = {"given": lambda data: read_given(data, 4), "told": lambda data: read_told(data, 4), "frame": decode}
+data = sys.stdin.buffer.read()
+before = peak()
+try:
+    reads[sys.argv[1]](data)
+except DecodeError:
+    print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from Linux")
+@pytest.mark.parametrize(
+    ("kind", "body", "field"),
+    [
+        ("given", 4, 2),
+        ("given", 7, 2),
+        ("told", 3, 3),
+        ("told", 4, 1),
+        ("told", 5, 1),
+        ("frame", 1, 6),
+        ("frame", 3, 2),
+    ],
+    ids=["portions", "revealed", "notes", "keys", "deliveries", "manifest", "end"],
+)
+def test_four_megabytes_of_empty_entries_cost_no_memory(kind, body, field):
+    """Protobuf would make 50 to 180 MB of them."""
+    data = empties(body, field, MAX_MESSAGE_BYTES // 2 - 8)
+    done = subprocess.run([sys.executable, "-c", MEASURED, kind], input=data, capture_output=True, check=True)
+    assert int(done.stdout) < 2000, "KiB"
