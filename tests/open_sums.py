@@ -37,7 +37,14 @@ def make_tagged(folder) -> Made:
     for name, method, changes in (
         ("simple", "fedavg", {}),
         ("twin", "fedavg", {}),
-        ("two", "fedaims", {"model": "convnet-digits", "security": {**COUNTED, "weights": "private", "counts": {}}}),
+        (
+            "two",
+            "fedaims",
+            {
+                "model": {"name": "convnet-digits", "classes": 3},
+                "security": {**COUNTED, "weights": "private", "counts": {}},
+            },
+        ),
         ("away", "fedper", {"participation": 0.8}),
     ):
         made.job(name, method, SILOS, {}, **{"min_cohort": 3, "security": COUNTED, **changes})

@@ -5,12 +5,14 @@ import hashlib
 
 import pytest
 import torch
+from google.protobuf.message import DecodeError
 from keyed_jobs import KEY, SILOS, keys_of, sharing_of
 from open_sums import Summed, delivery, make_tagged
 from recording_gate import World, records
 
 from staddle.errors import RefusedError
 from staddle.proto.blind import model_digest, sums_down
+from staddle.proto.sum_messages import sums_from_wire
 from staddle.security.labels import SECAGG_CONTEXT, SECAGG_SPEC, framed
 from staddle.silo.sums import Sums
 
@@ -239,10 +241,9 @@ def test_a_manifest_that_does_not_fit_is_refused(recipient, sums, round_, change
         ("tag", bytes(16), "has 16 bytes, not 8"),
         ("survivors", ["Not an id"], "is no id of a member"),
         ("survivors", ["a"] * 1001, "1001 survivors of a sum, at most 1000"),
-        ("document", bytes((1 << 21) + 1), "at most 2097152 it can have"),
         ("document", b"{", "specification of a secure sum"),
     ],
-    ids=["signature", "tag", "survivor", "survivors", "long", "no JSON"],
+    ids=["signature", "tag", "survivor", "survivors", "no JSON"],
 )
 def test_a_claim_that_is_none_is_refused(recipient, sums, field, value, said):
     made = sums["simple", 0]
@@ -256,3 +257,12 @@ def test_a_claim_that_is_none_is_refused(recipient, sums, field, value, said):
         recipient.take(made.job, 1, delivery(made.job, 1, [(message, words)]))
     assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
     assert said in caught.value.why
+
+
+def test_a_specification_too_long_is_refused_before_it_is_read(recipient, sums):
+    made = sums["simple", 0]
+    message, words = made.down("model", document=bytes((1 << 21) + 1))
+    with pytest.raises(RefusedError, match="at most 2097152 it can have"):
+        sums_from_wire("coordinator", [message], ("model",))
+    with pytest.raises(DecodeError, match="at most 2097152 it can have"):
+        recipient.take(made.job, 1, delivery(made.job, 1, [(message, words)]))
