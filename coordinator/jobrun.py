@@ -141,12 +141,17 @@ class JobRun:
     def told(self, silo: str, round_: int, had: int) -> Told | None:
         """The next message of a round's sum for a silo that has had so many, None where there is none yet.
 
-        What came of the round that closed last is told too. RefusedError ROUND_CLOSED for any other.
+        What came of the round that closed last is told too. RefusedError ROUND_CLOSED for any other, and where an
+        operator has stopped the job and all was told: nobody waits in a round that may not go on for days.
         """
         before = self.summed if self.summed is not None and self.summed.round == round_ else None
         if before is not None and (told := before.told(silo, had)) is not None:
             return told
-        return self.sum_of(silo, round_).told(silo, had)
+        summing = self.sum_of(silo, round_)
+        told = summing.told(silo, had)
+        if told is None and self.state.stage in ("stopped", "queued") and not summing.goes_on:
+            raise RefusedError(silo, "ROUND_CLOSED", f"job {self.job.name!r} is stopped in round {round_}")
+        return told
 
     async def delivery(self, round_: int, silo: str) -> Delivery:
         """What this silo gets at the start of this round."""

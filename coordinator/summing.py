@@ -171,7 +171,7 @@ class Summing:
 
     def drop(self, silo: str, code: str) -> None:
         """A silo cannot take part any more."""
-        if self._goes_on and silo in self.spec.cohort and silo not in self._states[-1].failed:
+        if self.goes_on and silo in self.spec.cohort and silo not in self._states[-1].failed:
             self._take(self.attempt, c.Failed(silo, str(code)))
 
     def halt(self) -> None:
@@ -208,7 +208,7 @@ class Summing:
         state = self._states[-1]
         if state.stage in machine.WATCHED:
             self._shell.watch(self.attempt, state.stage)
-        if self._goes_on:
+        if self.goes_on:
             for silo, code in state.failed.items():
                 self._shell.dropped(silo, code)
         if state.stage == "opening" and self._opening is not None:
@@ -218,7 +218,8 @@ class Summing:
     # How it takes effect.
 
     @property
-    def _goes_on(self) -> bool:
+    def goes_on(self) -> bool:
+        """Whether an attempt is under way."""
         return bool(self._states) and self._states[-1].stage not in ("done", "ended")
 
     def _awaited(self, silo: str) -> bool:
@@ -315,7 +316,7 @@ class Summing:
     def _conclude(self) -> None:
         """Tell the shell once that the last attempt is over, when another may follow."""
         state = self._states[-1]
-        if self._over or self._goes_on:
+        if self._over or self.goes_on:
             return
         if state.stage == "done":
             self._over = True

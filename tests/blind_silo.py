@@ -84,7 +84,7 @@ class BlindSilo(Caller):
                     self.words = self.masked(terms)
                     await self.upload(self.masked_frames())
                     sha256 = hashlib.sha256(self.words).digest()
-                    self.state, more = machine.advance(self.state, s.Streamed(len(self.words), sha256))
+                    self.state, more = machine.advance(self.state, s.Streamed(len(self.words), sha256, self.tags))
                     await self.do(more)
                 case s.Finish(sha256):
                     self.finished = sha256
@@ -95,6 +95,8 @@ class BlindSilo(Caller):
 
     async def say(self, body):
         await self.stub.Secure(given_to_wire(Given(self.session, self.attempt, body)), timeout=SECONDS)
+
+    tags = b""  # of masked words, padded; where the job's silos share a key
 
     def masked(self, terms):
         spec = self.state.spec

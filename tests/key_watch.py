@@ -22,7 +22,7 @@ def keys_watched(federation, silos):
                     with contextlib.suppress(FileNotFoundError):  # erased just now
                         seen[path.parent.name, silo].add(path.read_bytes())
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield seen

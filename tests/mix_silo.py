@@ -26,6 +26,7 @@ from staddle.security.mix_line import Version
 from staddle.security.rotation import rotate
 from staddle.security.round_spec import Terms
 from staddle.security.signers import Signers
+from staddle.security.tags import Tagger
 
 KEY = b"what the coordinator lacks".ljust(32)
 
@@ -157,7 +158,10 @@ class MixSilo(BlindSilo):
         spec = self.state.spec
         parts = zip(summed(self.job.up(spec.round)), spec.groups, strict=True)
         values = [given(part, group, self.gifts(spec.round)[part.name]) for part, group in parts]
-        return b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms))
+        tagger = Tagger(KEY, spec.context(), len(spec.groups))
+        made = b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger))
+        self.tags = tagger.padded(KEY, spec.context(), self.silo)
+        return made
 
     async def part_standing(self, part, round_):
         request = pb.StandingRequest(

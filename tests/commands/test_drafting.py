@@ -173,7 +173,7 @@ def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, s
         "rows": (("rotated",), ("gram",), ("float32",)),
     }
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())
-    assert "If the coordinator and any one of them put together what they have, they read what each" in flowing
+    assert "If the coordinator and any one of them put what" in flowing
     assert "a round, padded, so that each silo can read its own weighted mean of the others' alone" in flowing
     assert "a round, rotated, so that the coordinator can read how like the silos' vectors are" in flowing
     assert "trust" not in draft([signed("summing", BLIND)])

@@ -6,6 +6,7 @@ import sqlite3
 from unittest.mock import patch
 
 import torch
+from key_watch import keys_watched
 
 from staddle.algorithms.data import digits, split
 from staddle.algorithms.job import Job
@@ -18,7 +19,6 @@ from staddle.proto.blind import simulated
 from staddle.security import roster as rosters
 from staddle.security.head import own_log_key
 from staddle.security.ledger_audit import ledger_folder, verify
-from staddle.silo.group_keys import KEY
 from staddle.silo.state import split_key
 
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
@@ -37,6 +37,8 @@ def even(running, silos):
     running.data = {silo: digits().take(part) for silo, part in zip(silos, parts, strict=True)}
     for silo in silos:
         running.federation.state(silo).mkdir(mode=0o700)
+    running.watch = keys_watched(running.federation, silos)
+    running.keys = running.watch.__enter__()
 
 
 def counts(running, silos):
@@ -81,8 +83,8 @@ def job_folder(running, job, silo):
 
 
 def group_key(running, job, silos):
-    """The one that all have, behind the context of its epoch."""
-    (key,) = {(job_folder(running, job, silo) / KEY).read_bytes()[32:] for silo in silos}
+    """The one that all had while the job ran, behind the context of its epoch."""
+    (key,) = {kept[32:64] for silo in silos for kept in running.keys[job.name, silo]}
     return key
 
 
@@ -92,6 +94,7 @@ def check_result(running, job, silos):
     Which silos these are is what the coordinator says; it is returned, round by round.
     """
     torch.set_num_threads(1)
+    running.watch.__exit__(None, None, None)
     key = group_key(running, job, silos)
     closed = stored(running, f"rounds WHERE job = '{job.name}'", "round, members")
     members = {round_: tuple(json.loads(names)) for round_, names in closed}

@@ -21,6 +21,7 @@ from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator import gathering, opening
 from staddle.coordinator import jobrun as jobruns
+from staddle.coordinator.events import Stopped
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto.blind import bounds
@@ -309,6 +310,25 @@ def test_a_method_that_delivers_different_values_fails_its_job_and_says_why(worl
         here.run(scenario())
         (run,) = here.daemon.runs
         assert "method 'fedavg' delivers different values to silos in round 1" in run.state.reason
+
+
+def test_nobody_waits_in_the_round_of_a_job_that_was_stopped(world):
+    """A silo that has done its part would take no other job meanwhile."""
+
+    async def leave(each):
+        async with asyncio.timeout(SECONDS):
+            while True:  # what is still told of the attempt that ended
+                await each.next(0)
+
+    async def scenario():
+        made = await begun(world, here)
+        await asyncio.gather(*(until_words_are_due(each) for each in made))
+        here.daemon.apply(here.daemon.runs[0], Stopped())
+        for each in made:
+            await refusal(leave(each), "ROUND_CLOSED", "FAILED_PRECONDITION", "is stopped in round 0")
+
+    with coordinator(world.config) as here:
+        here.run(scenario())
 
 
 def test_a_coordinator_that_is_stopped_while_it_opens_a_sum_folds_it_first(world, monkeypatch):
