@@ -57,6 +57,7 @@ from staddle.silo.declared import Declared, Records  # noqa: E402
 from staddle.silo.delivery import Delivered  # noqa: E402
 from staddle.silo.egress import Gate, open_client  # noqa: E402
 from staddle.silo.group_keys import GroupKeys  # noqa: E402
+from staddle.silo.mix_memory import MixMemory  # noqa: E402
 from staddle.silo.witness import Witness  # noqa: E402
 
 BLIND = {"secure_aggregation": "required", "weight_most": 16}
@@ -152,6 +153,7 @@ async def echo(folder: Path, silo: str, address: str, spent: dict[str, float]) -
             match task.WhichOneof("body"):
                 case "offer":
                     if job.keyed:
+                        MixMemory(place).begin(job)
                         await group_keys.contribute(job)
                     await gate.answer(job.name, job.digest, 0, "ACCEPT")
                 case "round":
