@@ -34,6 +34,10 @@ SIGNED: dict[int, npt.DTypeLike] = {32: "<i4", 64: "<i8"}
 BLOCK = 1 << 15  # elements that are worked on at a time: 256 KiB of float64, inside a core's cache
 WIDEST_PRIVATE = 16  # ratio of the largest to the least private weight up to which 32 bits do: rule 18
 
+COORDINATOR_READS = "coordinator"  # may read a group once its sum is open; for all others its words are padded
+SILOS_READ = "silos"
+
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)]
 Positive = Annotated[int, Field(strict=True, ge=1, le=2**40)]
 
 
@@ -49,6 +53,8 @@ class Group(Strict):
     weights: Literal["public", "private", "equal"]
     weight_most: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0  # private: what no silo's weight exceeds
     weight_least: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0  # private: the declared minimum
+    reader: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] = COORDINATOR_READS  # "silos", or the one silo
+    counts: Annotated[tuple[Count, ...], Field(max_length=1000)] = ()  # public: by silo of the cohort, where its own
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -66,6 +72,8 @@ class Group(Strict):
                 )
         elif self.rows != 1 or self.weight_most or self.weight_least:
             raise ValueError(f"group {self.name!r}: rows, weight_least and weight_most are for private weights only")
+        if self.counts and self.weights != "public":
+            raise ValueError(f"group {self.name!r}: counts are for public weights only")
         return self
 
     @property
@@ -81,7 +89,7 @@ class Group(Strict):
 
 def unscaled(group: Group) -> Group:
     """The group as it is before its cohort is known."""
-    return group.model_copy(update={"scale_exponent": 0})
+    return group.model_copy(update={"scale_exponent": 0, "counts": ()})
 
 
 def scale_exponent(ring: int, silos: int, clip_exponent: int, weights: str) -> int:

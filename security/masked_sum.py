@@ -10,7 +10,7 @@ there are survivors. They show masks that did not come off, by accident; they ar
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ..errors import LocalError, RefusedError
 from .fixedpoint import (
+    COORDINATOR_READS,
     WORD,
     Flat,
     Floats,
@@ -140,15 +141,22 @@ def check_given(spec: RoundSpec, given: Sequence[Given], *, saturate: bool = Fal
 
 
 def masked_chunks(
-    spec: RoundSpec, silo: str, given: Sequence[Given], terms: Sequence[Term], tagger: Tagger | None = None
+    spec: RoundSpec,
+    silo: str,
+    given: Sequence[Given],
+    terms: Sequence[Term],
+    tagger: Tagger | None = None,
+    pads: Mapping[int, Term] | None = None,
 ) -> Iterator[Words]:
     """The chunks that a silo sends, each valid until the next is asked for; ``given`` has passed ``check_given``.
 
-    ``tagger`` takes in the numbers before they are masked. Holds one chunk and one piece of a stream, whatever the size
-    of the upload.
+    ``tagger`` takes in the numbers before they are masked. ``pads``, by group, hide the numbers of groups that the
+    coordinator is not to read from the open sum too; canaries have none. LocalError unless each such group has one.
+    Holds one chunk and one piece of a stream, whatever the size of the upload.
     """
     ctx = spec.context()
     masks = [Mask(terms, index, group.ring) for index, group in enumerate(spec.groups)]
+    padding = _padding(spec, pads or {})
     buffer = np.empty(min(spec.chunk_bytes, -(-upload_bytes(spec) // 8) * 8), np.uint8)  # whole words of either ring
     for chunk in chunks(spec):
         group = spec.groups[chunk.group]
@@ -158,8 +166,22 @@ def masked_chunks(
         words[chunk.body :] = canaries(ctx, chunk, group.ring)
         if tagger is not None:
             tagger.add(chunk.group, body)
+        if chunk.group in padding:
+            padding[chunk.group].add_to(body)
         masks[chunk.group].add_to(words)
         yield words
+
+
+def _padding(spec: RoundSpec, pads: Mapping[int, Term]) -> dict[int, Mask]:
+    wanted = [index for index, group in enumerate(spec.groups) if group.reader != COORDINATOR_READS]
+    if sorted(pads) != wanted:
+        raise LocalError(f"pads of groups {sorted(pads)}, and {wanted} are not for the coordinator's eyes")
+    return {index: Mask([pads[index]], index, spec.groups[index].ring) for index in wanted}
+
+
+def unpad(group: int, words: Words, pads: Sequence[Term]) -> None:
+    """Take the pads of all survivors off the opened words of a group, in place: its numbers in order, no canaries."""
+    Mask(negated(pads), group, 8 * words.itemsize).add_to(words)
 
 
 def _write_body(spec: RoundSpec, silo: str, group: Group, given: Given, chunk: Chunk, into: Words) -> None:
@@ -168,7 +190,7 @@ def _write_body(spec: RoundSpec, silo: str, group: Group, given: Given, chunk: C
     stop = chunk.start + split
     values, elements = cut(given.values, chunk.start, stop), into[:split]
     if given.weights is None:
-        quantise(group, values, spec.share_of(silo) if group.weights == "public" else 1.0, elements)
+        quantise(group, values, spec.share_of(silo, group) if group.weights == "public" else 1.0, elements)
         return
     parts = given.weights / group.weight_most
     if group.rows == 1:
@@ -255,6 +277,7 @@ def opened_group(spec: RoundSpec, index: int, survivors: Sequence[str], bodies: 
     if group.weights == "private":
         unit, weight = float(group.weight_most), weights * group.weight_most
     elif group.weights == "public":
-        counted = sum(spec.counts[spec.cohort.index(silo)] for silo in survivors)
-        unit, weight = float(sum(spec.counts)), np.array([counted], np.float64)
+        counts = spec.counts_of(group)
+        counted = sum(counts[spec.cohort.index(silo)] for silo in survivors)
+        unit, weight = float(sum(counts)), np.array([counted], np.float64)
     return Opened(group.elements, group.ring, group.scale_exponent, unit, weight, tuple(pieces))

@@ -11,12 +11,13 @@ A silo knows all of it but the cohort and the attempt (``Frame``), so it makes t
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ..algorithms.exchange import integer_weights
 from ..errors import LocalError, RefusedError
 from ..files import Strict, canonical_json, parse_canonical
 from .fixedpoint import Group, scale_exponent
@@ -67,9 +68,11 @@ class RoundSpec(Strict):
         names = [group.name for group in self.groups]
         if len(set(names)) != len(names):
             raise ValueError(f"groups {names} do not have distinct names")
-        wanted = len(self.cohort) if any(group.weights == "public" for group in self.groups) else 0
+        wanted = len(self.cohort) if any(g.weights == "public" and not g.counts for g in self.groups) else 0
         if len(self.counts) != wanted:
             raise ValueError(f"{len(self.counts)} counts for public weights, not {wanted}")
+        if wrong := [group.name for group in self.groups if group.counts and len(group.counts) != len(self.cohort)]:
+            raise ValueError(f"groups {', '.join(wrong)} have other numbers of counts than the cohort has silos")
         return self
 
     def payload(self) -> bytes:
@@ -84,9 +87,14 @@ class RoundSpec(Strict):
         """A silo's number among the holders of shares, 1 and up."""
         return self.cohort.index(silo) + 1
 
-    def share_of(self, silo: str) -> float:
-        """The public weight of a silo, a part of 1."""
-        return self.counts[self.cohort.index(silo)] / sum(self.counts)
+    def counts_of(self, group: Group) -> tuple[int, ...]:
+        """The counts behind the public weights of a group, in the cohort's order."""
+        return group.counts or self.counts
+
+    def share_of(self, silo: str, group: Group) -> float:
+        """The public weight of a silo in a group, a part of 1; 0 where all are."""
+        counts = self.counts_of(group)
+        return counts[self.cohort.index(silo)] / max(sum(counts), 1)
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,7 @@ class Frame:
     prg: int = AES_256_CTR
     tagged: bool = False
     counts: tuple[tuple[str, int], ...] = field(default=())  # declared, by silo
+    rows: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # weights of a group for one silo, by group
 
     def instance(self) -> str:
         """Names the sum across rounds and attempts: what a silo's memory is kept by."""
@@ -139,18 +148,21 @@ def specify(frame: Frame, cohort: Sequence[str], attempt: int) -> RoundSpec:
     """The one specification of an attempt; LocalError if a ring is too small for the cohort or a count is missing."""
     members = tuple(sorted(cohort))
     counts: tuple[int, ...] = ()
-    if any(group.weights == "public" for group in frame.groups):
+    if any(group.weights == "public" and group.name not in frame.rows for group in frame.groups):
         declared = dict(frame.counts)
         if missing := [silo for silo in members if silo not in declared]:
             raise LocalError(f"no declared count of {', '.join(missing)}; public weights need one of each silo")
         counts = tuple(declared[silo] for silo in members)
     groups = tuple(
         group.model_copy(
-            update={"scale_exponent": scale_exponent(group.ring, len(members), group.clip_exponent, group.weights)}
+            update={
+                "scale_exponent": scale_exponent(group.ring, len(members), group.clip_exponent, group.weights),
+                "counts": _row(frame, group, members),
+            }
         )
         for group in frame.groups
     )
-    plain = {f.name: getattr(frame, f.name) for f in fields(frame) if f.name not in ("groups", "counts")}
+    plain = {f.name: getattr(frame, f.name) for f in fields(frame) if f.name not in ("groups", "counts", "rows")}
     return RoundSpec.model_validate(
         {
             **plain,
@@ -161,6 +173,18 @@ def specify(frame: Frame, cohort: Sequence[str], attempt: int) -> RoundSpec:
             "groups": groups,
         }
     )
+
+
+def _row(frame: Frame, group: Group, members: Sequence[str]) -> tuple[int, ...]:
+    """Integer weights of a group for one silo, 2^32 together; all 0 where its reader would see too much of one."""
+    if group.name not in frame.rows:
+        return ()
+    weights = [0.0 if silo == group.reader else frame.rows[group.name].get(silo, 0.0) for silo in members]
+    none = (0,) * len(members)
+    if not any(weights):
+        return none
+    integers = integer_weights(weights)
+    return none if seen_fault(integers, frame.min_cohort, rounded=True) else integers
 
 
 def receive(document: bytes, signature: bytes, frame: Frame, terms: Terms, signers: Signers, silo: str) -> RoundSpec:
@@ -222,9 +246,8 @@ def check_cohort(spec: RoundSpec, terms: Terms) -> None:
     missing = [silo for silo in terms.whole if silo not in spec.cohort]
     _agree(not missing, f"the cohort lacks {', '.join(missing)}, and values that do not change are summed over all")
     # (5) No silo outweighs the others.
-    if spec.counts:
-        fault = _weights_fault(spec, spec.cohort, minimum)
-        _agree(not fault, f"public weights of the cohort: {fault}")
+    fault = _weights_fault(spec, spec.cohort, minimum)
+    _agree(not fault, f"public weights of the cohort: {fault}")
 
 
 def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> None:
@@ -245,17 +268,22 @@ def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> 
     why = f"{', '.join(missing)} did not survive, and values that do not change are summed over all or not at all"
     check(not missing, COORDINATOR, Code.SURVIVORS, why)
     # (4) None outweighs the others.
-    if spec.counts:
-        fault = _weights_fault(spec, survivors, max(spec.min_cohort, terms.min_cohort))
-        check(not fault, COORDINATOR, Code.SURVIVORS, f"public weights of the survivors: {fault}")
+    fault = _weights_fault(spec, survivors, max(spec.min_cohort, terms.min_cohort))
+    check(not fault, COORDINATOR, Code.SURVIVORS, f"public weights of the survivors: {fault}")
 
 
 def _weights_fault(spec: RoundSpec, silos: Sequence[str], min_cohort: int) -> str:
-    """Why the public weights of these silos show one too much of another; a Mix is seen by its recipient alone."""
-    counts = {silo: spec.counts[spec.cohort.index(silo)] for silo in silos}
-    if spec.exchange == "mix":
-        return seen_fault([count for silo, count in counts.items() if silo != spec.recipient], min_cohort, rounded=True)
-    return concentration_fault(list(counts.values()), min_cohort)
+    """Why the public weights of these silos show one too much of another; a row is seen by its reader alone."""
+    places = [spec.cohort.index(silo) for silo in silos]
+    if spec.exchange == "mix" and spec.counts:
+        others = [spec.counts[at] for at in places if spec.cohort[at] != spec.recipient]
+        return seen_fault(others, min_cohort, rounded=True)
+    if spec.counts and (fault := concentration_fault([spec.counts[at] for at in places], min_cohort)):
+        return fault
+    for group in spec.groups:
+        if any(group.counts) and (fault := seen_fault([group.counts[at] for at in places], min_cohort, rounded=True)):
+            return f"group {group.name!r}: {fault}"
+    return ""
 
 
 def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:

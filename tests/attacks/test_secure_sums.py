@@ -209,7 +209,7 @@ def wrapped(spec, value):
     """The sum of what silos send who clip w x in the place of x, with the canaries that belong to it."""
     accumulator, own = Accumulator(spec), spec.groups[0]
     for silo in spec.cohort:
-        product = np.clip(np.full(own.elements, value * spec.share_of(silo)), -own.clip, own.clip)
+        product = np.clip(np.full(own.elements, value * spec.share_of(silo, own)), -own.clip, own.clip)
         sent = []
         for chunk in masked_sum.chunks(spec):
             words = np.empty(chunk.words, "<u4")

@@ -45,7 +45,7 @@ def test_what_the_coordinator_specifies_the_silo_accepts():
 
 def test_the_context_is_known_and_binds_every_field():
     spec = specify(frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR)), FOUR, 0)
-    assert spec.context().hex() == "385b7d8940483750256e18fd47d59cd0682042476fa8081828bc3237714078b5"
+    assert spec.context().hex() == "285b7aade6dcc1434fd129d828dfde148c8c2d2833ce6599d686ae5d5d41d35a"
     others = {
         "federation": "other",
         "roster": "ee" * 32,

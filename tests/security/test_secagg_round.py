@@ -151,13 +151,13 @@ def test_a_transcript_with_fixed_seeds_is_known():
         "reveal": hashlib.sha256(run.state.reveals[names(5)[0]].payload(ctx, run.state.h_u3)).digest(),
     }
     assert {name: digest.hex() for name, digest in found.items()} == {
-        "context": "4a9d75c9613a4c9ae33f86c50eaba7f4e0e8766619f838d26ff4ca9c60e6165c",
-        "keys": "c0cf873811b6d27c327e82d9660b0a2ffefac0db77b41423af417b1594da73be",
-        "shares": "8ae349a2e865b8e2fd0a8cb9221fef7e0db7d9f9153e8624553339a611d17f77",
-        "portions": "125214cacf7ee6d1cb72e2e1f3f2352fc839458cacaba7eecfc4a4d7b945f022",
-        "upload": "824870f7290c7c1d41c36a686fea47b9ff1129bab0b5bc53a12c5ce00b8a1ac3",
-        "headers": "9d66220caadf266784f2815795ae7c0511cc69a12b851aa574532c1b79327a98",
-        "reveal": "f9c5b1aaf5f32c800cefb4e61e43aa204abe66c66f24c2ddb6b7e90cd7e47fe2",
+        "context": "2ce721d24825a420befd400106742cdb396b687617739d4371a84a202f78c233",
+        "keys": "647c9b987e658cb5f37fc3b4b6ac1aae5422b2d5d3c6639f1c506e6c6cf4b075",
+        "shares": "fcfad0da220938fd2d1e8264fe06f877b41a44a3912c4fd768a58714dcfedb4d",
+        "portions": "aaf8bcc73beb8dd8b24f315e3a04f2a5588f52d119f5c585cad4ad8588141db2",
+        "upload": "12bf5276f861e72804dfd0007fc93537ce60b282dfeeeb242d8e7241ee9f2510",
+        "headers": "dd8f21a04bee21ef40d5cb5a1a44de389199176c25c5e185e58366eff97d6f44",
+        "reveal": "017f85c5746733687c0d67f08c3f1ccb49595d985f366d6666cc7ae574bcc3ee",
     }
     assert run.opened[0].total.tolist() == [10 / 16] * 20
 
