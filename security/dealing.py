@@ -35,7 +35,7 @@ class Seeds:
     dealing: bytes = field(repr=False)
 
     def drawing(self) -> Draw:
-        """Coefficients and salts, from the AES-256-CTR stream of ``dealing``: the same ones in a replay."""
+        """Coefficients and salts, from the stream of ``dealing`` (masks.py): the same ones in a replay."""
         stream = Keystream(self.dealing, 0)
 
         def draw(n: int) -> bytes:

@@ -1,8 +1,14 @@
 """Masks: streams of uniform words that are added to what a silo sends, and that cancel in the sum.
 
-The stream of a key is AES-256 in counter mode (NIST SP 800-38A section 6.5), one per group of tensors; its counter
-block is the group's number and the block's, 8 bytes each, big-endian. So no two groups share a block, and any piece can
-be made alone. A key serves one attempt (its context is in the key), so the counter may start at 0 each time.
+The stream of a key is AES-256 in the counter mode of GCM (NIST SP 800-38D section 6.5), GCM's tag never being asked
+for: on processors that encrypt several blocks at once it is twice as fast as plain CTR in OpenSSL. It comes in segments
+of 1 MiB, each under a nonce of its own, so any of them can be made alone; block i of segment s of group g is ::
+
+    AES-256(key, counter block)      counter block = g (4 bytes) ‖ s (8 bytes) ‖ i + 2 (4 bytes), big-endian
+
+GCM begins with 2, since 1 is its tag's and the all-zero block its hash key's: none of ours is either. A segment has
+2^16 blocks of the 2^32 - 2 that a nonce may have, so the counter does not run over, and no two (group, segment) share a
+block. A key serves one attempt (its context is in the key), so segments may be numbered from 0 each time.
 
 The mask of silo u, whose ids are ordered as text::
 
@@ -14,20 +20,21 @@ survivors' half of each pair whose other silo is lost.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import CTR
+from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from ..errors import LocalError
 from .fixedpoint import WORD, Words
 
-AES_256_CTR = 1  # field ``prg`` of a specification
+AES_256_GCM: Literal[2] = 2  # field ``prg`` of a specification; 1 was AES-256-CTR
 KEY_BYTES = 32
-AES_BLOCK = 16
+SEGMENT = 1 << 20  # bytes of a stream under one nonce
 PIECE = 1 << 18  # bytes of a stream that are made and added at a time: they stay in a core's cache
-_ZEROS = bytes(PIECE)
+_ZEROS = memoryview(bytes(PIECE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +56,32 @@ def pair_term(silo: str, other: str, key: bytes) -> Term:
 
 
 class Keystream:
-    """AES-256-CTR bytes of one key and group, from a byte offset on."""
+    """The stream of one key and group, from a byte offset on."""
 
     def __init__(self, key: bytes, group: int, offset: int = 0) -> None:
         if len(key) != KEY_BYTES:
             raise LocalError(f"a key of {len(key)} bytes; a mask's has {KEY_BYTES}")
-        block, rest = divmod(offset, AES_BLOCK)
-        self._encryptor = Cipher(AES(key), CTR(group.to_bytes(8) + block.to_bytes(8))).encryptor()
-        self._encryptor.update(bytes(rest))
+        self._cipher = AES(key)
+        self._group = group.to_bytes(4)
+        self._segment, skipped = divmod(offset, SEGMENT)
+        self._begin()
+        self.fill(memoryview(bytearray(skipped)))
 
     def fill(self, into: memoryview) -> None:
-        """Overwrite at most PIECE bytes with the next ones of the stream."""
-        self._encryptor.update_into(_ZEROS[: len(into)] if len(into) < PIECE else _ZEROS, into)
+        """Overwrite bytes with the next ones of the stream."""
+        while into:
+            if not self._left:
+                self._segment += 1
+                self._begin()
+            step = min(len(into), self._left, PIECE)
+            self._encryptor.update_into(_ZEROS[:step], into[:step])
+            self._left -= step
+            into = into[step:]
+
+    def _begin(self) -> None:
+        nonce = self._group + self._segment.to_bytes(8)
+        self._encryptor = Cipher(self._cipher, GCM(nonce)).encryptor()
+        self._left = SEGMENT
 
 
 class Mask:

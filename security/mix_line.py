@@ -4,7 +4,7 @@ A line's canonical JSON, here broken and cut; ``SHA-256(framed(MIX_LINE, documen
 ``SHA-256(framed(MIX_VERSION, line, silo, round, attempt, number))`` all else of one upload::
 
     {"federation":"lung","group":{"clip_exponent":3,"elements":62006,"name":"extractor",…},"job":"j1","key_epoch":2,
-     "job_digest":"5c1f…","prg":1,"protocol":"staddle-mix/1","roster":"9f86…","schema_digest":"9a0b…"}
+     "job_digest":"5c1f…","prg":2,"protocol":"staddle-mix/1","roster":"9f86…","schema_digest":"9a0b…"}
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from ..files import Strict, canonical_json
 from .fixedpoint import Group
 from .identity import Hex32, Id
 from .labels import MIX_LINE, MIX_VERSION, framed
+from .masks import AES_256_GCM
 
 TOP = 62  # no row exceeds 2^62: |Σ a q| with Σ a = 2^32 and |q| ≤ 2^30
 LARGEST_CLIP = TOP - MIX_BITS
@@ -50,7 +51,7 @@ class Line(Strict):
     job_digest: Hex32
     schema_digest: Hex32
     group: Group
-    prg: Literal[1] = 1  # AES-256-CTR
+    prg: Literal[2] = AES_256_GCM
 
     @model_validator(mode="after")
     def _check(self) -> Self:

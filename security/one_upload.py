@@ -9,8 +9,8 @@ In Z_2^64, with integer weights a_rj that add up to 2^32 for each recipient r (S
                          row = (Q_r + a_rr q(x_r)) 2^-(32+e)   its own part never leaves it
 
 No row wraps: |q| ≤ 2^30, so |Σ a q| ≤ 2^62. It is off by at most 2^-(e+1), and by n · clip · 2^-32 in all where exact
-weights are meant. The stream is AES-256-CTR (masks.py) under HKDF(seed_j, salt = ctx_j, info = framed(MIX_STREAM, prg,
-j)), where ctx_j names line, silo, round, attempt and version: even a seed that is used again gives another stream.
+weights are meant. The stream is that of masks.py under HKDF(seed_j, salt = ctx_j, info = framed(MIX_STREAM, prg, j)),
+where ctx_j names line, silo, round, attempt and version: even a seed that is used again gives another stream.
 
 All silos have all seeds: this holds while the coordinator and no silo collude. Weights and versions are the
 recipient's to check (mix_row.py), since the coordinator could add y_j in any proportion.

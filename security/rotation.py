@@ -146,7 +146,7 @@ def folded(values: Reals) -> Reals:
 def gaussians(key: bytes, stream: int, count: int) -> Reals:
     """The first numbers of a keyed stream of standard Gaussians, [count] float64, by Marsaglia's polar method.
 
-    "A convenient method for generating normal variables", SIAM Review, 1964. Two words of AES-256-CTR make a point of
+    "A convenient method for generating normal variables", SIAM Review, 1964. Two words of the stream make a point of
     the square; one outside the unit circle is passed over, one inside gives two numbers.
     """
     source, made = Keystream(key, stream), np.empty(count)

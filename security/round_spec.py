@@ -4,7 +4,7 @@ Canonical JSON, here broken and cut; ``ctx = SHA-256(framed(CONTEXT, document))`
 
     {"attempt":0,"chunk_bytes":1048576,"cohort":["a","b","c","d"],"colluders":1,"counts":[],"exchange":"sum",
      "federation":"lung","groups":[{"clip_exponent":3,"elements":62006,"name":"model",…}],"job":"j1","job_digest":"5c1f…",
-     "key_epoch":0,"min_cohort":3,"model_digest":"e3b0…","prg":1,"protocol":"staddle-secagg/1","purpose":"update",
+     "key_epoch":0,"min_cohort":3,"model_digest":"e3b0…","prg":2,"protocol":"staddle-secagg/1","purpose":"update",
      "recipient":"coordinator","roster":"9f86…","round":17,"schema_digest":"9a0b…","tagged":false,"threshold":3}
 
 A silo knows all of it but the cohort and the attempt (``Frame``), so it makes the document itself and compares.
@@ -23,7 +23,7 @@ from ..files import Strict, canonical_json, parse_canonical
 from .fixedpoint import Group, scale_exponent
 from .identity import Hex32, Id
 from .labels import SECAGG_CONTEXT, SECAGG_SPEC, framed
-from .masks import AES_256_CTR
+from .masks import AES_256_GCM
 from .secagg_fault import COORDINATOR, Code, check
 from .signers import Signers
 
@@ -57,7 +57,7 @@ class RoundSpec(Strict):
     groups: Annotated[tuple[Group, ...], Field(min_length=1, max_length=4096)]
     model_digest: Hex32
     schema_digest: Hex32
-    prg: Literal[1]  # AES-256-CTR
+    prg: Literal[2]  # which stream masks are: masks.py; in all keys too, so that no two kinds share one
     tagged: Annotated[bool, Field(strict=True)]  # uploads carry linear tags: tags.py
     chunk_bytes: Annotated[int, Field(strict=True, ge=CHUNK_STEP, le=1 << 22, multiple_of=CHUNK_STEP)]
 
@@ -116,7 +116,7 @@ class Frame:
     min_cohort: int = 3
     colluders: int = 1
     chunk_bytes: int = 1 << 20
-    prg: int = AES_256_CTR
+    prg: int = AES_256_GCM
     tagged: bool = False
     counts: tuple[tuple[str, int], ...] = field(default=())  # declared, by silo
     rows: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # weights of a group for one silo, by group

@@ -3,7 +3,7 @@
 The map of a count-sketch (algorithms/sketch.py) comes from the key that the coordinator lacks, and a secret rotation
 comes after it: a sketch alone shows the magnitudes of a vector's coordinates (SECURITY.md rule 14)::
 
-    S(x)_b = Σ_{i: h(i) = b} s(i) x_i        h(i), s(i) from the AES-256-CTR stream of the sketch's key
+    S(x)_b = Σ_{i: h(i) = b} s(i) x_i        h(i), s(i) from the stream (masks.py) of the sketch's key
     sent     Q S(x), Q [k, k]                rotation.py
 
 Over the keys, with ⟨,⟩ exact for Q but for rounding (Weinberger et al., "Feature hashing for large scale multitask

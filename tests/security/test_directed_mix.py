@@ -166,7 +166,7 @@ def test_a_pad_is_that_of_the_docstring():
     spec = specify(own_frame(), SIX, 0)
     private = X25519PrivateKey.from_private_bytes(seed_of(SIX[0]))
     agreed = private.exchange(X25519PublicKey.from_public_bytes(public_key(seed_of(R))))
-    info = framed(b"staddle/mix/pad/1", b"\x01", b"silo-00", b"silo-02", bytes(7) + b"\x03", b"head", b"bias")
+    info = framed(b"staddle/mix/pad/1", b"\x02", b"silo-00", b"silo-02", bytes(7) + b"\x03", b"head", b"bias")
     assert pad_of(spec, SIX[0]).key == HKDF(SHA256(), 32, spec.context(), info).derive(agreed)
 
 

@@ -1,8 +1,12 @@
 import shutil
 import subprocess
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import ECB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_sums import Drawn
@@ -27,18 +31,62 @@ def words(mask, n, ring=32):
     return found
 
 
-def test_the_cipher_is_that_of_sp_800_38a_section_f_5_5():
-    key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
-    group, block = 0xF0F1F2F3F4F5F6F7, 0xF8F9FAFBFCFDFEFF
-    plain = "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51"
-    cipher = "601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5"
+VECTORS = [  # key, IV, plain text, cipher text: test cases of McGrew and Viega, "The Galois/Counter Mode", appendix B
+    (bytes(32).hex(), bytes(12).hex(), bytes(16).hex(), "cea7403d4d606b6e074ec5d3baf39d18"),
+    (
+        "feffe9928665731c6d6a8f9467308308" * 2,
+        "cafebabefacedbaddecaf888",
+        "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a721c3c0c95956809532fcf0e2449a6b525",
+        "522dc1f099567d07f47f37a32a84427d643a8cdcbfe5c0c97598a2bd2555d1aa8cb08e48590dbb3da7b08b1056828838",
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "iv", "plain", "cipher"), VECTORS, ids=["case 14", "case 16"])
+def test_the_stream_is_that_of_the_specification_of_gcm(key, iv, plain, cipher):
+    group, segment = int(iv[:8], 16), int(iv[8:], 16)
     expected = bytes(a ^ b for a, b in zip(bytes.fromhex(plain), bytes.fromhex(cipher), strict=True))
-    assert stream(key, group, 32, block * 16) == expected
+    assert stream(bytes.fromhex(key), group, len(expected), segment * masks.SEGMENT) == expected
+
+
+def counter_block(group, at):
+    """Of the block of a stream that begins at byte ``at``, by NIST SP 800-38D: inc32 of nonce ‖ 00000001, i + 1 times.
+
+    Written with numbers of its own, so that a change of the layout is seen.
+    """
+    segment, inside = at >> 20, (at & (1 << 20) - 1) // 16
+    return group.to_bytes(4) + segment.to_bytes(8) + (1 + inside + 1).to_bytes(4)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**40), st.sampled_from([0, -100, 100]), st.integers(1, 400))
+def test_any_piece_is_aes_of_its_counter_blocks(group, far, off, n):
+    for offset in (max(far + off, 0), max(far // 2**20 * 2**20 + off, 0)):  # the second across or near an edge
+        first = offset // 16 * 16
+        blocks = [counter_block(group, at) for at in range(first, offset + n, 16)]
+        made = Cipher(AES(KEY), ECB()).encryptor().update(b"".join(blocks))
+        assert stream(KEY, group, n, offset) == made[offset - first :][:n]
+
+
+def test_no_block_stands_for_two_places():
+    """What the cipher was given, by decrypting: other groups, segments and places are other blocks, and none is GCM's.
+
+    GCM itself takes the block of zeros for its hash, and that with the number 1 for its tag.
+    """
+    edge = masks.SEGMENT
+    places = [(group, at) for group in (0, 1, 256) for at in (0, 16, edge - 16, edge, 2 * edge - 16, 2 * edge)]
+    decrypt = Cipher(AES(KEY), ECB()).decryptor().update
+    given_ = [decrypt(stream(KEY, group, 16, at)) for group, at in places]
+    assert len(set(given_)) == len(places)
+    assert given_ == [counter_block(group, at) for group, at in places]
+    assert min(int.from_bytes(block[12:]) for block in given_) == 2
+    assert max(int.from_bytes(block[12:]) for block in given_) == edge // 16 + 1 < 2**32
 
 
 def test_known_bytes():
-    assert stream(KEY, 0, 16).hex() == "f29000b62a499fd0a9f39a6add2e7780"
-    assert stream(KEY, 1, 16).hex() == "511dd5ef9a682b7da49f91c86c4f7ac3"
+    assert stream(KEY, 0, 16).hex() == "0ebcb5deb52c83bd08a8a935182c9199"
+    assert stream(KEY, 1, 16).hex() == "4436cdaa0c5af4a85f3c6590a9bd3580"
+    assert stream(KEY, 0, 16, masks.SEGMENT).hex() == "15d6bffc44f4301e0e2e5139eca63af7"
     assert words(Mask([Term(KEY)], 0, 32), 2).tobytes() == stream(KEY, 0, 8)
     assert (
         words(Mask([Term(KEY, negative=True)], 0, 32), 1)[0] == (-int.from_bytes(stream(KEY, 0, 4), "little")) % 2**32
@@ -48,7 +96,8 @@ def test_known_bytes():
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command here")
 @pytest.mark.parametrize("group", [0, 7])
 def test_the_stream_is_what_openssl_enc_makes(group):
-    command = ["openssl", "enc", "-aes-256-ctr", "-K", KEY.hex(), "-iv", (group.to_bytes(8) + bytes(8)).hex()]
+    start = (group.to_bytes(4) + bytes(8) + (2).to_bytes(4)).hex()
+    command = ["openssl", "enc", "-aes-256-ctr", "-K", KEY.hex(), "-iv", start]
     made = subprocess.run(command, input=bytes(100_000), capture_output=True, check=True).stdout
     assert stream(KEY, group, 100_000) == made
 
@@ -67,10 +116,10 @@ def test_any_cut_gives_the_same_words(group, cuts, ring):
 
 @pytest.mark.parametrize("ring", [32, 64])
 def test_long_masks_are_those_of_their_pieces(ring):
-    n = 2 * masks.PIECE // (ring // 8) + 3
-    expected = np.frombuffer(
-        b"".join(stream(KEY, 2, masks.PIECE, at) for at in range(0, 3 * masks.PIECE, masks.PIECE)), WORD[ring]
-    )[:n]
+    n = (masks.SEGMENT + masks.PIECE) // (ring // 8) + 3
+    ends = [0, masks.PIECE, masks.SEGMENT - 8, masks.SEGMENT, masks.SEGMENT + 24, n * ring // 8]
+    pieces = [stream(KEY, 2, end - at, at) for at, end in pairwise(ends)]
+    expected = np.frombuffer(b"".join(pieces), WORD[ring])
     assert (words(Mask([Term(KEY)], 2, ring), n, ring) == expected).all()
 
 

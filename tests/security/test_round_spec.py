@@ -45,7 +45,7 @@ def test_what_the_coordinator_specifies_the_silo_accepts():
 
 def test_the_context_is_known_and_binds_every_field():
     spec = specify(frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR)), FOUR, 0)
-    assert spec.context().hex() == "285b7aade6dcc1434fd129d828dfde148c8c2d2833ce6599d686ae5d5d41d35a"
+    assert spec.context().hex() == "1a26f7e70d5f9ef772a36056a8f5ac3eebcd61fc26f6dcdf9403d74b92d9b486"
     others = {
         "federation": "other",
         "roster": "ee" * 32,
@@ -71,7 +71,7 @@ def test_the_context_is_known_and_binds_every_field():
     assert set(others) | {"protocol", "prg"} == set(RoundSpec.model_fields)  # those two have one value
     found = {validate(altered(spec, **{name: value}), RoundSpec, "x").context() for name, value in others.items()}
     assert len(found | {spec.context()}) == len(others) + 1
-    for name, value in (("protocol", "staddle-secagg/2"), ("prg", 2)):
+    for name, value in (("protocol", "staddle-secagg/2"), ("prg", 1)):
         with pytest.raises(LocalError, match=name):
             validate(altered(spec, **{name: value}), RoundSpec, "x")
 
