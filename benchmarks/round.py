@@ -8,8 +8,9 @@ One run measures two things on the same machine, one after the other, with the s
 - *bare*: one gRPC server and one client process a silo, mutual TLS, 1 MiB messages, SHA-256 on both ends: the payload
   down and up again, all silos at once.
 
-Prints seconds (median over rounds), their ratio, and the coordinator's memory: idle, that is when it listens, and the
-peak while the job runs; the difference also in payloads. What the model took while the job was read is not in it.
+Prints seconds (median over rounds), their ratio, CPU seconds of a round (of coordinator and silos, all threads, mean
+over rounds), and the coordinator's memory: idle, that is when it listens, and the peak while the job runs; the
+difference also in payloads. What the model took while the job was read is not in it.
 Below that, what gate and ledger take of a round at a silo (its checks and its own copy; records, proofs and their
 fsyncs), measured in the silos around the calls, median over rounds and silos. SHA-256 is in both streams and not in it.
 With ``--blind``, of four silos or more, the same rounds are measured once more with secure aggregation (private
@@ -22,11 +23,13 @@ import argparse
 import asyncio
 import hashlib
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,13 +184,35 @@ def memory(pid: int, key: str) -> int:
     raise SystemExit(f"/proc/{pid}/status has no {key}; this benchmark needs Linux")
 
 
-def our_rounds(
-    silos: int, rounds: int, side: int, *, blind: bool = False, mix: bool = False
-) -> tuple[list[float], int, tuple[int, int], tuple[float, float]]:
-    """Seconds of each round but the first; payload bytes; coordinator memory in bytes, idle and peak; gate, ledger.
+def cpu(pid: int) -> float:
+    """CPU seconds that a process has taken, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    The last two are seconds of a round at one silo.
-    """
+
+@dataclass(frozen=True)
+class Rounds:
+    """What the rounds of a job took but the first."""
+
+    took: list[float]  # seconds of each
+    payload: int  # bytes
+    cpu: tuple[float, float]  # seconds of a round: at the coordinator, at all silos together
+    memory: tuple[int, int]  # of the coordinator in bytes: idle, at its peak
+    gate: float  # seconds of a round at one silo, in the clear
+    ledger: float
+
+    def told(self) -> str:
+        """CPU and memory, for people."""
+        (coordinator, silos), (idle, peak) = self.cpu, self.memory
+        return (
+            f"CPU of a round {coordinator:.2f} s at the coordinator, {silos:.2f} s at the silos; "
+            f"coordinator {idle / 1e6:.0f} MB idle, {peak / 1e6:.0f} MB at peak, "
+            f"{(peak - idle) / self.payload:.2f} payloads more"
+        )
+
+
+def our_rounds(silos: int, rounds: int, side: int, *, blind: bool = False, mix: bool = False) -> Rounds:
+    """Run a job."""
     names = [f"silo-{n}" for n in range(silos)]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "federation"
@@ -222,7 +247,7 @@ def our_rounds(
                 policy.write_text(policy.read_text().replace("64MiB", "4GiB"))
                 children.append(context.Process(target=silo_process, args=(str(folder), name, address, results)))
                 children[-1].start()
-            opened, took = 0.0, []
+            opened, took, began, ended = 0.0, [], [], []
             while (event := coordinator.event(5)) is None or event["event"] != "job.ended":
                 if any(child.exitcode for child in children):
                     raise SystemExit("a silo of the benchmark ended; its error stands above")
@@ -231,8 +256,12 @@ def our_rounds(
                 at = datetime.fromisoformat(str(event["time"])).timestamp()
                 if event["event"] == "round.opened":
                     opened = at
-                elif event["event"] == "round.closed" and event["round"] > 0:
-                    took.append(at - opened)
+                elif event["event"] == "round.closed":
+                    ended = [cpu(pid) for pid in (coordinator.pid, *(child.pid for child in children))]
+                    if event["round"]:
+                        took.append(at - opened)
+                    else:
+                        began = ended
             spent = [pair for _ in children for pair in results.get(timeout=60)]
             for child in children:
                 child.join(60)
@@ -240,7 +269,8 @@ def our_rounds(
         finally:
             coordinator.stop()
     gate, ledger = (statistics.median(column) for column in zip(*spent, strict=True))
-    return took, payload, (idle, peak), (gate, ledger)
+    shares = [(after - before) / len(took) for before, after in zip(began, ended, strict=True)]
+    return Rounds(took, payload, (shares[0], sum(shares[1:])), (idle, peak), gate, ledger)
 
 
 # The bare stream.
@@ -351,22 +381,19 @@ def main() -> None:
     parser.add_argument("--blind", action="store_true")
     parser.add_argument("--mix", action="store_true")
     chosen = parser.parse_args()
-    took, payload, (idle, peak), (gate, ledger) = our_rounds(chosen.silos, chosen.rounds, chosen.side, mix=chosen.mix)
-    bare = bare_rounds(chosen.silos, chosen.rounds, payload)
-    ours, floor = statistics.median(took), statistics.median(bare)
+    plain = our_rounds(chosen.silos, chosen.rounds, chosen.side, mix=chosen.mix)
+    bare = statistics.median(bare_rounds(chosen.silos, chosen.rounds, plain.payload))
+    ours = statistics.median(plain.took)
     sys.stdout.write(
-        f"{payload / 1e6:.1f} MB x {chosen.silos} silos: round {ours:.3f} s, bare {floor:.3f} s, "
-        f"ratio {ours / floor:.2f}; coordinator {idle / 1e6:.0f} MB idle, {peak / 1e6:.0f} MB at peak, "
-        f"{(peak - idle) / payload:.2f} payloads more\n"
-        f"at a silo: gate {gate * 1e3:.1f} ms, ledger {ledger * 1e3:.1f} ms, {(gate + ledger) / ours:.1%} of a round\n"
+        f"{plain.payload / 1e6:.1f} MB x {chosen.silos} silos: round {ours:.3f} s, bare {bare:.3f} s, "
+        f"ratio {ours / bare:.2f}; {plain.told()}\n"
+        f"at a silo: gate {plain.gate * 1e3:.1f} ms, ledger {plain.ledger * 1e3:.1f} ms, "
+        f"{(plain.gate + plain.ledger) / ours:.1%} of a round\n"
     )
     if chosen.blind:
-        took, _, (idle, peak), _ = our_rounds(chosen.silos, chosen.rounds, chosen.side, blind=True, mix=chosen.mix)
-        blind = statistics.median(took)
-        sys.stdout.write(
-            f"blind: round {blind:.3f} s, {blind / ours:.2f} times the plain one; coordinator {idle / 1e6:.0f} MB, "
-            f"{peak / 1e6:.0f} MB at peak, {(peak - idle) / payload:.2f} payloads more\n"
-        )
+        hidden = our_rounds(chosen.silos, chosen.rounds, chosen.side, blind=True, mix=chosen.mix)
+        blind = statistics.median(hidden.took)
+        sys.stdout.write(f"blind: round {blind:.3f} s, {blind / ours:.2f} times the plain one; {hidden.told()}\n")
 
 
 if __name__ == "__main__":

@@ -171,9 +171,11 @@ def quantise(group: Group, values: Floats, weight: float | Reals, into: Words) -
     """
     clip, scale = group.clip, 2.0**group.scale_exponent
     signed = into.view(SIGNED[group.ring])
+    clipped, scaled = np.empty(min(BLOCK, values.size), values.dtype), np.empty(min(BLOCK, values.size))
     for at in range(0, values.size, BLOCK):
-        here = slice(at, at + BLOCK)
-        block = np.clip(values[here], -clip, clip).astype(np.float64)
+        here = slice(at, min(at + BLOCK, values.size))
+        block = scaled[: here.stop - at]
+        block[:] = np.clip(values[here], -clip, clip, out=clipped[: block.size])
         block *= (weight if isinstance(weight, float) else weight[here]) * scale  # one rounding: scale is 2^e
         np.rint(block, out=block)
         signed[here] = block
@@ -185,9 +187,10 @@ def quantise_weights(group: Group, weights: Reals, silos: int, into: Words) -> N
     into.view(SIGNED[group.ring])[:] = np.rint(scaled)
 
 
-def dequantise(total: Words, ring: int, exponent: int) -> Reals:
-    """The numbers, in float64, that an opened sum stands for."""
-    return np.ldexp(total.view(SIGNED[ring]).astype(np.float64), -exponent)
+def dequantise(total: Words, ring: int, exponent: int, into: Reals | None = None) -> Reals:
+    """The numbers, in float64, that an opened sum stands for; ``into`` may be the memory of the words."""
+    made: Reals = np.multiply(total.view(SIGNED[ring]), 2.0**-exponent, out=into)  # exact but for words beyond 2^53
+    return made
 
 
 def error_bound(group: Group, members: int) -> Fraction:

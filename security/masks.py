@@ -39,13 +39,14 @@ _ZEROS = memoryview(bytes(PIECE))
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A key whose stream is added, or subtracted; printing it shows no secret."""
+    """A key whose stream is added ``times`` times, or subtracted; printing it shows no secret."""
 
     key: bytes = field(repr=False)
     negative: bool = False
+    times: int = 1
 
     def __neg__(self) -> "Term":
-        return Term(self.key, not self.negative)
+        return Term(self.key, not self.negative, self.times)
 
 
 def pair_term(silo: str, other: str, key: bytes) -> Term:
@@ -90,20 +91,24 @@ class Mask:
     def __init__(self, terms: Iterable[Term], group: int, ring: int, first: int = 0) -> None:
         self._dtype = np.dtype(WORD[ring])
         offset = first * self._dtype.itemsize
-        self._streams = [(Keystream(term.key, group, offset), term.negative) for term in terms]
+        self._streams = [(Keystream(term.key, group, offset), term.negative, term.times) for term in terms]
+        self._scratch: Words = np.empty(0, self._dtype)  # kept: new memory costs as much as a stream
 
     def add_to(self, words: Words) -> None:
         """Add the mask's next words to ``words`` in place, mod 2^b."""
         if words.dtype != self._dtype:
             raise LocalError(f"words are {words.dtype}, the mask is {self._dtype}; this is a bug in Staddle")
         size = PIECE // self._dtype.itemsize
-        scratch = np.empty(min(size, words.size), self._dtype)
+        if self._scratch.size < min(size, words.size):
+            self._scratch = np.empty(min(size, words.size), self._dtype)
         for at in range(0, words.size, size):
             piece = words[at : at + size]
-            made = scratch[: piece.size]
+            made = self._scratch[: piece.size]
             view = made.data.cast("B")
-            for stream, negative in self._streams:
+            for stream, negative, times in self._streams:
                 stream.fill(view)
+                if times != 1:
+                    np.multiply(made, self._dtype.type(times), out=made)
                 if negative:
                     np.subtract(piece, made, out=piece)
                 else:

@@ -26,7 +26,7 @@ from ..algorithms.exchange import MIX_BITS
 from ..errors import LocalError
 from .fixedpoint import Flat, Reals, Words, cut, dequantise, quantise
 from .labels import MIX_SEAL, MIX_STREAM, MIX_UPLOAD, framed
-from .masks import PIECE, Mask, Term
+from .masks import PIECE, Mask, Term, negated
 from .mix_line import WORD_BYTES, Line, Version
 from .pairwise import derive
 from .sealing import Letter, Sealed, Sealing, check_sealed, open_letter, seal_to_all
@@ -69,7 +69,7 @@ def hidden_pieces(line: Line, version: Version, seed: bytes, values: Flat, tagge
 
     ``values`` [elements] have passed ``check_values``. ``seed`` is fresh, and remembered before the first byte leaves.
     """
-    hidden, buffer = _mask(line, version, seed), np.empty(STEP, "<u8")
+    hidden, buffer = Mask([_term(line, version, seed)], 0, 64), np.empty(STEP, "<u8")
     elements = line.group.elements
     for at in range(0, elements, STEP):
         words = buffer[: min(STEP, elements - at)]
@@ -160,7 +160,7 @@ class Opening:
     def __init__(self, line: Line, group_key: bytes, summands: Sequence[Summand]) -> None:
         self._line, self._key, self._summands = line, group_key, summands
         self._tagger = tagger_of(line, group_key)
-        self._masks = [(_mask(line, each.upload.version, each.seed), np.uint64(each.weight)) for each in summands]
+        self._mask = Mask(negated([_term(line, s.upload.version, s.seed, s.weight) for s in summands]), 0, 64)
         self._words, self._filled = np.empty(line.group.elements, "<u8"), 0
 
     def add(self, piece: bytes | memoryview) -> None:
@@ -170,15 +170,11 @@ class Opening:
         fits = self._filled + came.size <= self._words.size
         check(fits, COORDINATOR, Code.SUM, f"brings a row of more than {self._words.size} numbers")
         words = self._words[self._filled : self._filled + came.size]
-        words[:] = came
         for at in range(0, words.size, STEP):
             here = words[at : at + STEP]
-            for hidden, weight in self._masks:
-                stream = np.zeros(here.size, "<u8")
-                hidden.add_to(stream)
-                stream *= weight
-                here -= stream
-        self._tagger.add(0, words)
+            here[:] = came[at : at + STEP]
+            self._mask.add_to(here)
+            self._tagger.add(0, here)
         self._filled += came.size
 
     def finish(self, combined: bytes, own_weight: int, own: Flat) -> Reals:
@@ -191,15 +187,18 @@ class Opening:
         line = self._line
         padded = [Padded(s.upload.version.silo, s.upload.version.context(line), s.weight) for s in self._summands]
         self._tagger.check_weighted(combined, self._key, padded)
-        if own_weight:
-            part = np.empty(STEP, "<u8")
-            for at in range(0, self._words.size, STEP):
-                here = self._words[at : at + STEP]
-                quantise(line.group, cut(own, at, at + here.size), 1.0, part[: here.size])
-                here += part[: here.size] * np.uint64(own_weight)
-        return dequantise(self._words, 64, MIX_BITS + line.group.scale_exponent)
+        row, scratch = self._words.view("<f8"), np.empty(STEP, "<u8")  # the numbers take the place of the words
+        for at in range(0, row.size, STEP):
+            here = self._words[at : at + STEP]
+            if own_weight:
+                part = scratch[: here.size]
+                quantise(line.group, cut(own, at, at + here.size), 1.0, part)
+                part *= np.uint64(own_weight)
+                here += part
+            dequantise(here, 64, MIX_BITS + line.group.scale_exponent, row[at : at + STEP])
+        return row
 
 
-def _mask(line: Line, version: Version, seed: bytes) -> Mask:
+def _term(line: Line, version: Version, seed: bytes, times: int = 1) -> Term:
     key = derive(seed, version.context(line), framed(MIX_STREAM, line.prg.to_bytes(1), version.silo.encode()))
-    return Mask([Term(key)], 0, 64)
+    return Term(key, times=times)

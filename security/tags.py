@@ -33,6 +33,7 @@ TAG_BYTES = 8
 _LIMB_BITS = 22  # of a coefficient: times 32 bits of a number, 512 of them add up below 2^63
 _ROW = 512
 _STEP = PIECE // 8  # coefficients that are made at a time
+_NARROW = np.iinfo(np.int32)
 
 
 class Tagger:
@@ -41,6 +42,7 @@ class Tagger:
     def __init__(self, group_key: bytes, ctx: bytes, groups: int) -> None:
         key = derive(group_key, ctx, framed(SECAGG_TAG))
         self._streams = [Keystream(key, index) for index in range(groups)]
+        self._alpha, self._scratch = np.empty(_STEP, np.uint64), np.empty((3, _STEP), np.int64)
         self.sums = [0] * groups
 
     def add(self, group: int, words: Words) -> None:
@@ -48,10 +50,10 @@ class Tagger:
         ring = 8 * words.itemsize
         signed = words.view(SIGNED[ring])
         for at in range(0, words.size, _STEP):
-            piece = signed[at : at + _STEP].astype(np.int64)
-            alpha = np.empty(piece.size, np.uint64)
+            piece = signed[at : at + _STEP]
+            alpha = self._alpha[: piece.size]
             self._streams[group].fill(alpha.data.cast("B"))
-            self.sums[group] = (self.sums[group] + _product(alpha, piece, ring)) % PRIME
+            self.sums[group] = (self.sums[group] + _product(alpha, piece, self._scratch[:, : piece.size])) % PRIME
 
     def padded(self, group_key: bytes, ctx: bytes, silo: str) -> bytes:
         """What a silo sends: its sums under its pads, 8 bytes a group."""
@@ -123,14 +125,24 @@ def _encoded(values: Iterable[int]) -> bytes:
     return b"".join(value.to_bytes(TAG_BYTES) for value in values)
 
 
-def _product(alpha: Words, numbers: Words, ring: int) -> int:
-    """Σ α q, exact: 22-bit limbs of α times 32 bits of q, added up row by row below 2^63."""
-    pieces = [(numbers, 0)]
-    if ring == 64:
-        pieces = [(numbers & np.int64(0xFFFFFFFF), 0), (numbers >> np.int64(32), 32)]
+def _product(alpha: Words, numbers: Words, scratch: Words) -> int:
+    """Σ α q, exact: 22-bit limbs of α times 32 bits of q, added up row by row below 2^63; ``scratch`` is [3, n] int64.
+
+    Numbers that fit 32 bits, as all that one silo mixes, are taken whole.
+    """
+    part, low, high = scratch
+    if _NARROW.min <= numbers.min() and numbers.max() <= _NARROW.max:
+        low[:] = numbers
+        pieces = [(low, 0)]
+    else:
+        np.bitwise_and(numbers, np.int64(0xFFFFFFFF), out=low)
+        np.right_shift(numbers, np.int64(32), out=high)
+        pieces = [(low, 0), (high, 32)]
     total, whole = 0, alpha.size // _ROW * _ROW
+    limbs = part.view(np.uint64)
     for limb in range(0, 64, _LIMB_BITS):
-        part = ((alpha >> np.uint64(limb)) & np.uint64((1 << _LIMB_BITS) - 1)).view(np.int64)
+        np.right_shift(alpha, np.uint64(limb), out=limbs)
+        np.bitwise_and(limbs, np.uint64((1 << _LIMB_BITS) - 1), out=limbs)
         for piece, shift in pieces:
             rows = np.einsum("ij,ij->i", part[:whole].reshape(-1, _ROW), piece[:whole].reshape(-1, _ROW)).tolist()
             total += (sum(rows) + int(np.einsum("i,i->", part[whole:], piece[whole:]))) << (limb + shift)

@@ -144,6 +144,17 @@ def test_masks_of_all_cancel_and_what_is_left_is_removed(data):
     assert not total.any()
 
 
+@pytest.mark.parametrize("ring", [32, 64])
+def test_a_term_may_count_several_times(ring):
+    times, n = 2**32 - 5, masks.PIECE // (ring // 8) + 5
+    once = words(Mask([Term(KEY)], 1, ring), n, ring)
+    several = words(Mask([Term(KEY, times=times), Term(bytes(32))], 1, ring), n, ring)
+    assert (several == once * once.dtype.type(times) + words(Mask([Term(bytes(32))], 1, ring), n, ring)).all()
+    left = several - words(Mask([Term(bytes(32))], 1, ring), n, ring)
+    Mask(negated([Term(KEY, times=times)]), 1, ring).add_to(left)
+    assert not left.any()
+
+
 def test_one_missing_stream_leaves_uniform_bytes():
     """Chi-square of 255 degrees on a million bytes; 4.5 standard deviations either way."""
     mask = words(Mask([Term(Drawn(1)(32)), Term(Drawn(2)(32), negative=True)], 0, 32), 250_000)

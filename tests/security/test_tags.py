@@ -78,6 +78,7 @@ def test_a_shift_by_any_multiple_of_a_modulus_is_noticed():
 def test_agrees_with_the_slow_oracle_however_it_is_cut(data):
     ring = data.draw(st.sampled_from([32, 64]))
     edge = [0, 1, 2**ring - 1, 2 ** (ring - 1), 2 ** (ring - 1) - 1]
+    edge += [number % 2**ring for number in (2**31 - 1, 2**31, -(2**31), -(2**31) - 1)]  # ends of what fits 32 bits
     numbers = data.draw(st.lists(st.sampled_from(edge) | st.integers(0, 2**ring - 1), max_size=40))
     words = np.array(numbers, WORD[ring])
     cut = data.draw(st.integers(0, len(numbers)))
@@ -90,7 +91,7 @@ def test_agrees_with_the_slow_oracle_however_it_is_cut(data):
 @pytest.mark.parametrize("ring", [32, 64])
 def test_long_vectors_at_their_limits(ring):
     n = tags._STEP + 1100
-    for value in (2 ** (ring - 1), 2 ** (ring - 1) - 1, 2**ring - 1):
+    for value in (2 ** (ring - 1), 2 ** (ring - 1) - 1, 2**ring - 1, 2**31 - 1, 2**ring - 2**31):
         words = np.full(n, value, WORD[ring])
         assert tagged(words).sums == [slow(words, 0)]
 
