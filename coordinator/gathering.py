@@ -154,7 +154,11 @@ class Gathering:
         run, job = self._run, self._run.job
         signature = self._means.keys.sign(SECAGG_SPEC, spec.payload())
         keep = Keeping(sums_published(job, self.round), signature)
-        work = partial(open_sum, run.store, summed(job.up(self.round)), spec, opening, keep)
+
+        def work() -> bytes:
+            run.make_room()
+            return open_sum(run.store, summed(job.up(self.round)), spec, opening, keep)
+
         self._host.start(self._host.in_turn(run, self.round, work), partial(self._opened, attempt))
 
     def _opened(self, attempt: int, task: "asyncio.Task[bytes]") -> None:

@@ -210,11 +210,15 @@ class JobRun:
             forget(name)
         return self.store.keep_as(name, path)
 
-    def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
-        """Fold the round's uploads; nothing changes before ``commit``."""
+    def make_room(self) -> None:
+        """Let memory go that what is summed or folded next can take."""
         self.store.forget_loaded()
         if self.largest_upload > heap.WORTH_BYTES:
             heap.trim()
+
+    def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
+        """Fold the round's uploads; nothing changes before ``commit``."""
+        self.make_room()
         up, memories = self.job.up(round_), dict[tuple[str, str], RowMemory]()
         if self.mixing is None:
             read, archive = self.store.reader(members, round_), self.store.folding(round_)

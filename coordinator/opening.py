@@ -68,12 +68,11 @@ def open_sum(
             claim = Claim(spec.payload(), keep.signature, survivors, tag_of(opening.tags, index, len(spec.groups)))
             numbers = (words for group, words in accumulator.numbers() if group == index)
             store.write_aside(summed_words(spec.round, part.name), kept_words(claim, numbers))
-    del accumulator  # a sum's words go once it is folded, and the fold once it is copied: never three of them
+    del accumulator  # a sum's words go once it is folded
     tensors: dict[str, Tensor] = {}
     for part, group in zip(parts, spec.groups, strict=True):
         made = folded(part, group, sums.pop())
-        for name in list(made):
-            tensors[f"{part.name}/{name}"] = made.pop(name).clone()  # the format takes no shared memory
+        tensors |= {f"{part.name}/{name}": tensor for name, tensor in made.items()}
     store.write(opened_sum(spec.round), tensors, {SURVIVORS: json.dumps(list(survivors))})
     with store.sum_file(spec.round).open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
