@@ -31,6 +31,7 @@ from ..algorithms.job import Job
 from ..files import Strict, canonical_json, parse_canonical
 from ..proto.blind import row_terms
 from ..proto.mix_messages import Mixed, Summand
+from ..security.masks import PIECE
 from ..security.mix_line import Line, Version
 from ..security.mix_row import Row, RowMemory, Share, fault, make_row
 from ..security.one_upload import mixed_pieces
@@ -160,6 +161,7 @@ def words(planned: Planned, line: Line, path: Callable[[Version], Path]) -> Iter
             version.silo: files.enter_context(path(version).open("rb", buffering=0)).fileno()
             for version in planned.versions
         }
-        read = lambda silo, at, size: os.pread(opened[silo], size, at)  # noqa: E731
+        buffer = memoryview(bytearray(PIECE))
+        read = lambda silo, at, size: buffer[: os.preadv(opened[silo], [buffer[:size]], at)]  # noqa: E731
         for piece in mixed_pieces(line, planned.row.sent(), read):
             yield piece.data.cast("B")

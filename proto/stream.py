@@ -96,11 +96,18 @@ def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[Chunk
 
 
 def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[Chunk]:
-    """The same bytes in chunks of ``size``, the last what is left; a piece is copied before the next is asked for."""
+    """The same bytes in chunks of ``size``, the last what is left; a piece is copied before the next is asked for.
+
+    Once only, where a chunk lies within a piece.
+    """
     buffer, filled = bytearray(size), 0
     for piece in pieces:
         left = piece
         while left:
+            if not filled and len(left) >= size:
+                yield Chunk.of([left[:size]])
+                left = left[size:]
+                continue
             step = min(len(left), size - filled)
             buffer[filled : filled + step] = left[:step]
             left, filled = left[step:], filled + step

@@ -35,6 +35,7 @@ from .signers import Sign, Signers
 from .tags import TAG_BYTES, Padded, Tagger
 
 STEP = PIECE // WORD_BYTES  # words that are worked on at a time
+LENT = 4 * STEP  # words that are given at a time: as many as cross in a chunk
 
 Read = Callable[[str, int, int], "bytes | memoryview"]  # (silo, first byte, bytes) -> a piece of its stored upload
 
@@ -69,14 +70,16 @@ def hidden_pieces(line: Line, version: Version, seed: bytes, values: Flat, tagge
 
     ``values`` [elements] have passed ``check_values``. ``seed`` is fresh, and remembered before the first byte leaves.
     """
-    hidden, buffer = Mask([_term(line, version, seed)], 0, 64), np.empty(STEP, "<u8")
-    elements = line.group.elements
-    for at in range(0, elements, STEP):
-        words = buffer[: min(STEP, elements - at)]
-        quantise(line.group, cut(values, at, at + words.size), 1.0, words)
-        tagger.add(0, words)
-        hidden.add_to(words)
-        yield words
+    hidden, elements = Mask([_term(line, version, seed)], 0, 64), line.group.elements
+    buffer = np.empty(min(LENT, elements), "<u8")
+    for start in range(0, elements, LENT):
+        lent = buffer[: min(LENT, elements - start)]
+        for at in range(0, lent.size, STEP):
+            words = lent[at : at + STEP]
+            quantise(line.group, cut(values, start + at, start + at + words.size), 1.0, words)
+            tagger.add(0, words)
+            hidden.add_to(words)
+        yield lent
 
 
 def tagger_of(line: Line, group_key: bytes) -> Tagger:
@@ -115,19 +118,23 @@ def check_upload(line: Line, upload: Upload, pieces: Sequence[Sealed], sha256: b
 def mixed_pieces(line: Line, weights: Mapping[str, int], read: Read) -> Iterator[Words]:
     """At the coordinator: Y = Σ a_j y_j of the silos in ``weights``, piece by piece, each valid until the next.
 
-    Holds three pieces, whatever the length and the number of silos. LocalError if a stored upload is too short.
+    What is read need stay valid only until the next. Holds a chunk and two pieces, whatever the length and the number
+    of silos. LocalError if a stored upload is too short.
     """
-    total, scratch = np.empty(STEP, "<u8"), np.empty(STEP, "<u8")
-    for at in range(0, line.nbytes, PIECE):
-        size = min(PIECE, line.nbytes - at)
-        words, product = total[: size // WORD_BYTES], scratch[: size // WORD_BYTES]
-        words[:] = 0
-        for silo, weight in weights.items():
-            stored = read(silo, at, size)
-            if len(stored) != size:
-                raise LocalError(f"the stored upload of {silo!r} has {len(stored)} bytes at {at}, not {size}")
-            words += np.multiply(np.frombuffer(stored, "<u8"), np.uint64(weight), out=product)
-        yield words
+    elements = line.group.elements
+    total, scratch = np.empty(min(LENT, elements), "<u8"), np.empty(min(STEP, elements), "<u8")
+    for start in range(0, elements, LENT):
+        lent = total[: min(LENT, elements - start)]
+        lent[:] = 0
+        for at in range(0, lent.size, STEP):
+            words = lent[at : at + STEP]
+            first, size = (start + at) * WORD_BYTES, words.nbytes
+            for silo, weight in weights.items():
+                stored = read(silo, first, size)
+                if len(stored) != size:
+                    raise LocalError(f"the stored upload of {silo!r} has {len(stored)} bytes at {first}, not {size}")
+                words += np.multiply(np.frombuffer(stored, "<u8"), np.uint64(weight), out=scratch[: words.size])
+        yield lent
 
 
 @dataclass(frozen=True, slots=True)
