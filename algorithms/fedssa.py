@@ -114,7 +114,6 @@ class FedSSA(Method):
     version = 1
     loadable = ("extractor",)
     options_model = FedSSAOptions
-    publishes_sums = False  # rows that too few silos hold stay as they were
     options: FedSSAOptions
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
@@ -167,6 +166,15 @@ class FedSSA(Method):
     def down(self, round_: int) -> tuple[Part, ...]:
         """The global header."""
         return (self.header,)
+
+    def by_class(self, round_: int) -> tuple[str, ...]:
+        """All that is given."""
+        return tuple(part.name for part in self.up(round_))
+
+    @property
+    def withholds(self) -> str:
+        """``min_holders``, where it withholds any."""
+        return f"min_holders = {self.options.min_holders}" if self.options.min_holders > 1 else ""
 
     # The silo half. With ``stale_inclusive`` a silo remembers what it gave last, which the running totals hold: a round
     # that did not count leaves no trace in its state.

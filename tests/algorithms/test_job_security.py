@@ -36,6 +36,7 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
     assert job.document()["security"] == {
         "secure_aggregation": "off", "clip_exponent": 3, "weights": "private", "weight_least": 1,
         "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1, "tags": False,
+        "min_holders": None,
     }  # fmt: skip
 
 
@@ -209,7 +210,7 @@ def test_what_is_mixed_or_compared_takes_a_key_of_the_silos(blind, make_job, met
     assert not make_job(method, options, **own).keyed  # the same in the clear
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedper", "fedssa", "ppfl", "pfedsim"])
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedper", "ppfl", "pfedsim"])
 def test_methods_that_only_sum_are_taken_and_need_no_key(blind, method):
     assert not blind(method, {"rho": 1.0} if method == "pfedsim" else {}).keyed
 
