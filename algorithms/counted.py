@@ -1,6 +1,6 @@
 """A method whose sums class by class are counted first: of a class that few silos hold, a sum would show the few.
 
-A blind job of a method that sums rows by class (``Method.by_class``) runs as this method around it (job.py), and the
+A blind job of a method that sums rows by class (``by_class``) runs as this method around it (job.py), and the
 method itself knows nothing of it. Round 0 asks every silo which classes it has records of, 0 or 1 each; nothing
 trains. Their sum, the holders of each class, comes down in every later round, of which round r is the method's r - 1.
 A row is given only where, as SECURITY.md rule 7 has it::
@@ -83,10 +83,6 @@ class Counted(Method):
         """The holders, and what the method delivers."""
         return (self._told, *self._inner.down(round_ - 1)) if round_ else ()
 
-    def by_class(self, round_: int) -> tuple[str, ...]:
-        """Those of the method."""
-        return self._inner.by_class(round_ - 1) if round_ else ()
-
     def stream_round(self, round_: int) -> int:
         """The method's own, so that it draws the batches that it draws without a count."""
         return round_ - 1
@@ -143,7 +139,9 @@ class Counted(Method):
         holders, held = state.extra[TOLD], facts.class_counts > 0
         gifts = self._inner.give(_own(state), self._shown_facts(facts, holders))
         shown = shown_rows(holders, self._fewest)
-        return gifts | {name: hide_rows(name, gifts[name], held, shown) for name in self.by_class(facts.round)}
+        return gifts | {
+            name: hide_rows(name, gifts[name], held, shown) for name in by_class(self._inner, facts.round - 1)
+        }
 
     def _check_said(self, state: SiloState, held: Tensor) -> None:
         said = state.extra.get(SAID)
@@ -186,6 +184,14 @@ class Counted(Method):
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
         """As the method."""
         return self._inner.mail_fault(round_ - 1, silo, shares, keep)
+
+
+def by_class(method: Method, round_: int) -> tuple[str, ...]:
+    """Parts that a method gives class by class: ratios, and those that it names."""
+    ratios = [
+        part.name for part in method.up(round_) if isinstance(part.exchange, Sum) and part.exchange.form == "ratio"
+    ]
+    return (*ratios, *method.by_class(round_))
 
 
 def shown_rows(holders: Tensor, fewest: int) -> Tensor:

@@ -168,8 +168,8 @@ class FedSSA(Method):
         return (self.header,)
 
     def by_class(self, round_: int) -> tuple[str, ...]:
-        """All that is given."""
-        return tuple(part.name for part in self.up(round_))
+        """What changed in the rows."""
+        return (self.deltas.name,) if self.options.stale_inclusive else ()
 
     @property
     def withholds(self) -> str:

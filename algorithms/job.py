@@ -41,7 +41,7 @@ from pydantic import BeforeValidator, Field
 from ..errors import LocalError
 from ..files import Strict, canonical_json, read_toml, validate
 from .catalog import METHODS, configure, method_class, method_options
-from .counted import Counted
+from .counted import Counted, by_class
 from .exchange import Part
 from .job_security import (
     KEYED,
@@ -231,7 +231,7 @@ class Job:
                 f"model.buffers = 'global', but method {self.method_name!r} gives no running statistics in any round; "
                 "leave model.buffers out, or choose another method"
             )
-        if self.security.required and any(map(method.by_class, range(self.rounds))):
+        if self.security.required and any(by_class(method, round_) for round_ in range(self.rounds)):
             later = replace(self.setting(), drawn=lambda round_: self.cohort(round_ + 1))
             inner = configure(self.method_name, self.method_options, later)
             return Counted(inner, self.setting(), self.min_holders + self.security.colluders)

@@ -223,10 +223,8 @@ class Method(ABC):
         """
 
     def by_class(self, round_: int) -> tuple[str, ...]:
-        """Parts of ``up`` of which a row is a class, and zeros where a silo has no record of it: by default ratios."""
-        return tuple(
-            part.name for part in self.up(round_) if isinstance(part.exchange, Sum) and part.exchange.form == "ratio"
-        )
+        """Parts of ``up``, beside ratios, of which a row is a class, and zeros where a silo has no record of it."""
+        return ()
 
     def stream_round(self, round_: int) -> int:
         """The number by which a round's batches are drawn: its own, unless rounds were put before those of a method."""
