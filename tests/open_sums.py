@@ -35,7 +35,7 @@ COUNTED = {
 
 
 def make_tagged(folder) -> Made:
-    """Jobs of five silos with tags: twins of one part, one of two, one whose rounds have four silos, one that counts."""
+    """Jobs of five silos with tags: twins of one part, one of two, one whose rounds have four silos, a count."""
     files = local_federation.make(folder / "local", SILOS)
     made = Made(files, rosters.load(files.folder / "roster.json"), load_keys(files.folder / "coordinator" / "keys"))
     for name, method, changes in (
