@@ -28,7 +28,8 @@ Where this differs from the paper:
   holds the class, also of those away in this round. A silo counts from its first round on (in the code all do from
   the start, with their initial header). It takes running totals of differences, so that sums suffice.
 - ``min_holders``, not from the paper: with fewer holders a class is withheld, so that no silo's row is published
-  alone; its silos keep their own row. The default, 1, is the paper's.
+  alone; its silos keep their own row. The default, 1, is the paper's. In a blind job the rows of such a class are not
+  even summed, by ``security.min_holders`` in its place (counted.py).
 - Defaults: μ_0 = 0.5 and T_stable = 20 are those of the paper's Figure 3, which names no best values.
 
 Training as published, for the job file ([P] the paper, [C] the authors' code)::

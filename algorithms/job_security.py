@@ -63,8 +63,8 @@ class SecurityTable(Strict):
     """Silos that may be in league with the coordinator."""
     tags: Annotated[bool, Field(strict=True)] = False
     """Whether silos tag what they sum, by a key that they share, and check that no result was altered on its way."""
-    min_holders: Annotated[int, Field(strict=True, ge=FEWEST, le=MOST_SILOS)] | None = None
-    """Silos that hold a class before its rows are summed, ``colluders`` more; left out, ``min_cohort``."""
+    min_holders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 0
+    """Silos that hold a class before its rows are summed, and ``colluders`` more; 0: as many as ``min_cohort``."""
 
     @model_validator(mode="after")
     def _fit(self) -> "SecurityTable":
@@ -74,6 +74,8 @@ class SecurityTable(Strict):
             raise ValueError(f"weight_least = {self.weight_least} is above weight_most = {self.weight_most}; lower it")
         if self.counts and self.weights == "private":
             raise ValueError('counts would tell private weights; take it out, or write weights = "public"')
+        if 0 < self.min_holders < FEWEST:
+            raise ValueError(f"min_holders = {self.min_holders} would show too few; write {FEWEST} or more")
         if self.class_counts and self.weights == "private":
             raise ValueError('class_counts would tell private weights; take it out, or write weights = "public"')
         return self
@@ -226,11 +228,11 @@ def holders_fault(security: SecurityTable, counted: bool, min_cohort: int, silos
     """
     own = security.min_holders
     if not counted:
-        return "" if own is None else f"security.min_holders = {own} does nothing: no class is summed; take it out"
-    fewest = min_cohort if own is None else own
+        return f"security.min_holders = {own} does nothing: no class is summed; take it out" if own else ""
+    fewest = own or min_cohort
     if fewest + security.colluders <= silos:
         return ""
-    said = f"min_cohort = {min_cohort}" if own is None else f"security.min_holders = {own}"
+    said = f"security.min_holders = {own}" if own else f"min_cohort = {min_cohort}"
     return (
         f"a class is summed where as many silos hold it as {said} says and colluders = {security.colluders} more, and "
         f"there are {silos}, so none would be; lower one of them, or name more silos"
