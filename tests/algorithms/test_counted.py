@@ -121,6 +121,15 @@ def test_rounds_are_shifted_by_one(blind, make_job):
     assert method.stages(initial_state(method, "a"), facts("a", 0)) == ()
 
 
+def test_what_a_silo_is_dealt_in_a_round_of_its_own_is_dealt_a_round_later(blind):
+    """Algorithm 2 of FedAIMS deals out blocks in each round that trains, and none at the end."""
+    job = blind("fedaims", {"sampling": "algorithm2"})
+    dealt = [[each.part for each in job.method().deliveries(job.method().begin(), n, "a")] for n in range(6)]
+    assert [("holders" in parts, "block" in parts) for parts in dealt] == [
+        (False, False), *[(True, True)] * 4, (True, False),
+    ]  # fmt: skip
+
+
 def test_the_method_is_asked_about_its_own_rounds(blind):
     """Each round number that reaches the method is one less than that on the wire."""
     asked = []
