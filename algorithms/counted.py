@@ -15,8 +15,8 @@ Once a sum is open it is too late to leave a row out, so each silo does that bef
 weight 0. All must leave out the same rows, or the one that does not is alone in its row. So the holders come down as
 the words of their sum, under the silos' tags (proto/blind.py), and who did not get them gives nothing at all.
 
-Of a class that is not shown the method is told, where it takes and gives (``deliver``, ``give``), as if this silo had
-no record of it: so it keeps rows of its own as they are. It trains on all.
+Of a class that is not shown the method is told, where it takes what came down (``deliver``), as if this silo had no
+record of it: so it keeps rows of its own as they are. It trains on all.
 
 ============  ====  ======================================================================  ==========================
 round         way   part                                                                    exchange
@@ -137,7 +137,7 @@ class Counted(Method):
         if facts.round == 0:
             return {HOLDERS: Gift({"holders": state.extra[SAID]})}
         holders, held = state.extra[TOLD], facts.class_counts > 0
-        gifts = self._inner.give(_own(state), self._shown_facts(facts, holders))
+        gifts = self._inner.give(_own(state), _earlier(facts))
         shown = shown_rows(holders, self._fewest)
         return gifts | {
             name: hide_rows(name, gifts[name], held, shown) for name in by_class(self._inner, facts.round - 1)
@@ -200,13 +200,13 @@ def shown_rows(holders: Tensor, fewest: int) -> Tensor:
 
 
 def hide_rows(name: str, gift: Gift, held: Tensor, shown: Tensor) -> Gift:
-    """A gift with zeros, in values and weight, for the rows that are not shown.
+    """A gift with zeros, in values and weight, for the rows that are not shown; tensors without rows stay.
 
     LocalError where it has a row of a class that this silo does not hold: it was not counted among the holders.
     """
     weight = gift.weight
     rows = list(gift.tensors.values()) if weight is None else [torch.as_tensor(weight)]
-    if any(len(each) != len(held) or bool(each[~held].any()) for each in rows):
+    if any(each.shape[:1] == held.shape and bool(each[~held].any()) for each in rows):
         raise LocalError(
             f"part {name!r} has rows of other classes than this silo has records of; this is a bug in the method"
         )
@@ -215,6 +215,8 @@ def hide_rows(name: str, gift: Gift, held: Tensor, shown: Tensor) -> Gift:
 
 
 def _only(shown: Tensor, rows: Tensor) -> Tensor:
+    if rows.shape[:1] != shown.shape:
+        return rows
     return torch.where(shown.reshape(-1, *(1,) * (rows.ndim - 1)), rows, torch.zeros_like(rows))
 
 

@@ -23,7 +23,7 @@ from staddle.proto.blind import simulated
 FOUR = ["a", "b", "c", "d"]
 BLIND = {"secure_aggregation": "required"}
 COUNTS = {"a": (3, 1, 0), "b": (2, 4, 0), "c": (1, 1, 0), "d": (5, 0, 2)}
-MODELS = {"fedssa": {}, "fedaims": {"name": "convnet-digits", "norm": "none"}}
+MODELS = {"fedaims": {"name": "convnet-digits", "norm": "none"}}
 
 
 @pytest.fixture
@@ -55,23 +55,24 @@ def counted(job, silo="a", round_=1, told=(4, 3, 1)):
 # Which jobs.
 
 
-@pytest.mark.parametrize(("method", "part"), [("fedssa", "rows"), ("fedaims", "prototypes")])
+@pytest.mark.parametrize(("method", "part"), [("fedssa", "rows"), ("fedaims", "prototypes"), ("ppfl", "coupling")])
 def test_a_blind_job_that_sums_by_class_counts_first_and_has_a_key(blind, make_job, method, part):
     job = blind(method)
     assert isinstance(job.method(), Counted)
     assert (job.counted, job.keyed, job.length) == (True, True, job.rounds + 1)
     assert [p.name for p in job.up(0)] == ["holders", METRICS.name]
     assert part in [p.name for p in job.up(1)]
-    clear = make_job(method, None, MODELS[method], silos=FOUR, min_cohort=3)
+    clear = make_job(method, None, MODELS.get(method), silos=FOUR, min_cohort=3)
     assert not isinstance(clear.method(), Counted)
     assert (clear.counted, clear.keyed, clear.length) == (False, False, clear.rounds)
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedper", "ppfl"])
 def test_other_blind_jobs_count_nothing(blind, method):
-    assert not blind(method).counted
+    options = {"lam": 0.0} if method == "ppfl" else {}
+    assert not blind(method, options).counted
     with pytest.raises(LocalError, match=r"security\.min_holders = 3 does nothing: no class is summed; take it out"):
-        blind(method, security={**BLIND, "min_holders": 3})
+        blind(method, options, security={**BLIND, "min_holders": 3})
 
 
 def test_a_job_goes_round_through_its_signed_document(blind):
@@ -183,6 +184,8 @@ def test_hidden_rows_are_zeros_in_values_and_weight():
     assert rows.tolist() == [[1, 2], [3, 4], [5, 6]]  # the silo's own stay
     total = hide_rows("deltas", Gift({"n": torch.tensor([7, 8, 0])}), held, shown)
     assert (total.tensors["n"].tolist(), total.weight) == ([7, 0, 0], None)
+    beside = hide_rows("coupling", Gift({"b": torch.ones(3) * held, "silos": torch.tensor(1.0)}), held, shown)
+    assert (beside.tensors["b"].tolist(), beside.tensors["silos"].tolist()) == ([1, 0, 0], 1)  # which is no row
 
 
 @pytest.mark.parametrize(
@@ -190,7 +193,7 @@ def test_hidden_rows_are_zeros_in_values_and_weight():
     [
         Gift({"rows": torch.zeros(3, 2)}, torch.tensor([1.0, 0.0, 0.5])),  # class 2 is not held
         Gift({"n": torch.tensor([1, 1, -1])}),
-        Gift({"n": torch.tensor([1, 1])}),
+        Gift({"n": torch.tensor([0, 0, 0]), "wide": torch.eye(3)}),
     ],
 )
 def test_rows_that_this_silo_does_not_hold_are_a_bug_of_the_method(gift):
@@ -279,7 +282,7 @@ def test_a_method_does_not_see_the_count(blind):
     assert {SAID, TOLD} <= state.extra.keys()
     assert [set(own.extra) & {SAID, TOLD} for own, _ in seen] == [set()] * 3
     assert [(own.round, own.class_counts.tolist()) for _, (*_, own) in seen] == [
-        (1, [3, 0, 0]), (1, [3, 1, 0]), (1, [3, 0, 0]),
+        (1, [3, 0, 0]), (1, [3, 1, 0]), (1, [3, 1, 0]),
     ]  # fmt: skip
     assert "holders" not in seen[0][1][0]
 
@@ -321,18 +324,19 @@ class Recorded:
         return self.gave[-1][1]
 
 
-@pytest.mark.parametrize(
-    ("method", "options"), [("fedssa", {}), ("fedssa", {"stale_inclusive": True}), ("fedaims", {})]
-)
+WHOLE = [("fedssa", {}), ("fedssa", {"stale_inclusive": True}), ("fedaims", {}), ("ppfl", {"models": 2})]
+
+
+@pytest.mark.parametrize(("method", "options"), WHOLE)
 def test_in_a_whole_job_nobody_gives_a_row_that_few_hold(blind, make_data, method, options):
     job = blind(method, options)
     exchanges = Recorded(simulated(job))
     made = simulate(job, shards(make_data), exchanges=exchanges)
-    rows = {"rows", "deltas", "prototypes"}
-    by_class = [gave for part, gave in exchanges.gave if part.name in rows]
-    assert len(by_class) == 4 * job.rounds
-    for gave in by_class:
-        assert all(bool(value[0].any()) or "presence" in name or method == "fedssa" for name, value in gave.items())
+    names = {"rows", "deltas", "prototypes", "coupling"}
+    rows = [{n: v for n, v in gave.items() if v.ndim} for part, gave in exchanges.gave if part.name in names]
+    assert len(rows) == 4 * job.rounds
+    for gave in rows:
+        assert all(bool(value[0].any()) or method == "fedssa" for value in gave.values())
         assert not any(bool(value[1:].any()) for value in gave.values())
     for silo, own in COUNTS.items():
         assert made.states[silo].extra[SAID].tolist() == [int(count > 0) for count in own]
@@ -340,12 +344,10 @@ def test_in_a_whole_job_nobody_gives_a_row_that_few_hold(blind, make_data, metho
     assert made.metrics[0]["tested"] == made.metrics[-1]["tested"]
 
 
-@pytest.mark.parametrize(
-    ("method", "options"), [("fedssa", {}), ("fedssa", {"stale_inclusive": True}), ("fedaims", {})]
-)
+@pytest.mark.parametrize(("method", "options"), WHOLE)
 def test_where_all_hold_all_it_is_the_job_in_the_clear_bit_for_bit(blind, make_job, make_data, method, options):
     counts = dict.fromkeys(FOUR, (3, 2, 1))
-    job, clear = blind(method, options), make_job(method, options, MODELS[method], silos=FOUR, min_cohort=3)
+    job, clear = blind(method, options), make_job(method, options, MODELS.get(method), silos=FOUR, min_cohort=3)
     one, other = simulate(job, shards(make_data, counts)), simulate(clear, shards(make_data, counts))
     for silo in FOUR:
         assert [r.correct_trained for r in one.history[silo]][1:] == [r.correct_trained for r in other.history[silo]]
@@ -378,13 +380,16 @@ def test_the_round_that_counts_trains_nothing(blind, make_data):
 
 
 def test_ratios_are_by_class_whatever_a_method_says(make_job):
-    """And what FedSSA gives as a total of differences."""
+    """And totals: FedSSA's differences, and PPFL's class sums."""
     for method, options, names in (
         ("fedssa", {}, ("rows",)),
         ("fedssa", {"stale_inclusive": True}, ("deltas",)),
         ("fedaims", {}, ("prototypes",)),
+        ("ppfl", {}, ("coupling",)),
+        ("ppfl", {"lam": 0.0}, ()),
         ("fedavg", {}, ()),
     ):
         inner = make_job(method, options, MODELS.get(method)).method()
         assert by_class(inner, 0) == names
-        assert all(spec.shape[0] == 3 for part in inner.up(0) if part.name in names for spec in part.wire)
+        specs = [spec for part in inner.up(0) if part.name in names for spec in part.wire]
+        assert {spec.shape[:1] for spec in specs} <= {(3,), ()}
