@@ -54,17 +54,17 @@ def shards():
 
 
 class Opened(Quantised):
-    """A coordinator that keeps each opened sum of rows, and the victim's own rows, as they were given."""
+    """A coordinator that keeps each opened sum of a part, and what the victim gave of it."""
 
-    def __init__(self, job):
+    def __init__(self, job, part="rows"):
         super().__init__(bounds(job))
-        self.sums, self.own = [], []
+        self.part, self.sums, self.own = part, [], []
 
     def collect(self, part, members, read):
         found = super().collect(part, members, read)
-        if part.name == "rows":
+        if part.name == self.part:
             self.sums.append(found)
-            self.own.append(read(VICTIM, "rows"))
+            self.own.append(read(VICTIM, part.tensors[0].name))
         return found
 
 
@@ -99,6 +99,26 @@ def test_a_row_that_few_hold_is_never_summed(job, shards):
         assert not found["rows"][1:].any()
     rows = rows_of(made.states[VICTIM].parts["classifier"])
     assert not torch.equal(rows[2], rows_of(made.states[ME].parts["classifier"])[2])  # it has its own
+
+
+def test_class_sums_of_ppfl_are_the_membership_of_who_alone_has_a_class(tagged, shards):
+    """Naive: Σ h c / Σ h of class 2 is the victim's c; ours: neither is given."""
+    security = {"secure_aggregation": "required"}
+    naive = tagged.job("naive-ppfl", "ppfl", SILOS, {"models": 2}, min_cohort=3)
+    ours = tagged.job("ppfl", "ppfl", SILOS, {"models": 2}, min_cohort=3, security=security)
+    coordinator = Opened(naive, "coupling")
+    made = simulate(naive, shards, exchanges=coordinator)
+    last = coordinator.sums[-1]
+    assert torch.allclose(
+        (last["m"][2] / last["b"][2]).float(), made.states[VICTIM].parts["membership"]["c"], atol=1e-5
+    )
+    coordinator = Opened(ours, "coupling")
+    simulate(ours, shards, exchanges=coordinator)
+    assert len(coordinator.sums) == ours.rounds
+    for found in coordinator.sums:
+        assert found["b"][0] > 0
+        assert not found["b"][1:].any()
+        assert not found["m"][1:].any()
 
 
 # A coordinator that lies about the holders, so that the victim gives its row.
