@@ -152,6 +152,8 @@ class PPFL(Method):
         self.theta = tuple(part for part in ("extractor", "canonical") if self.template[part])
         kind = Kind.WHOLE_MODEL if "extractor" in self.theta else Kind.CANONICAL_MODELS
         self.model = self.shared("model", kind, *self.theta)
+        if self.options.weights == "equal":  # 1 of each silo, whatever a blind job says of the weights of records
+            self.model = replace(self.model, exchange=Sum("mean", most=1.0))
         sums = (("b", (C,)), ("m", (C, K)), ("silos", ()))
         specs = tuple(TensorSpec(name, "float64", shape) for name, shape in sums)
         self.coupling = Part("coupling", Kind.MEMBERSHIP, Sum("total"), specs)
