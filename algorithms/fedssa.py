@@ -28,7 +28,8 @@ Where this differs from the paper:
   holds the class, also of those away in this round. A silo counts from its first round on (in the code all do from
   the start, with their initial header). It takes running totals of differences, so that sums suffice.
 - ``min_holders``, not from the paper: with fewer holders a class is withheld, so that no silo's row is published
-  alone; its silos keep their own row. The default, 1, is the paper's.
+  alone; its silos keep their own row. The default, 1, is the paper's. In a blind job the rows of such a class are not
+  even summed, by ``security.min_holders`` in its place (counted.py).
 - Defaults: μ_0 = 0.5 and T_stable = 20 are those of the paper's Figure 3, which names no best values.
 
 Training as published, for the job file ([P] the paper, [C] the authors' code)::
@@ -114,7 +115,6 @@ class FedSSA(Method):
     version = 1
     loadable = ("extractor",)
     options_model = FedSSAOptions
-    publishes_sums = False  # rows that too few silos hold stay as they were
     options: FedSSAOptions
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
@@ -167,6 +167,15 @@ class FedSSA(Method):
     def down(self, round_: int) -> tuple[Part, ...]:
         """The global header."""
         return (self.header,)
+
+    def by_class(self, round_: int) -> tuple[str, ...]:
+        """What changed in the rows."""
+        return (self.deltas.name,) if self.options.stale_inclusive else ()
+
+    @property
+    def withholds(self) -> str:
+        """``min_holders``, where it withholds any."""
+        return f"min_holders = {self.options.min_holders}" if self.options.min_holders > 1 else ""
 
     # The silo half. With ``stale_inclusive`` a silo remembers what it gave last, which the running totals hold: a round
     # that did not count leaves no trace in its state.

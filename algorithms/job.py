@@ -41,8 +41,19 @@ from pydantic import BeforeValidator, Field
 from ..errors import LocalError
 from ..files import Strict, canonical_json, read_toml, validate
 from .catalog import METHODS, configure, method_class, method_options
+from .counted import Counted, by_class
 from .exchange import Part
-from .job_security import KEYED, Name, SecurityTable, classes_fault, cohort_fault, sums_fault, tags_fault, unblind
+from .job_security import (
+    KEYED,
+    Name,
+    SecurityTable,
+    classes_fault,
+    cohort_fault,
+    holders_fault,
+    sums_fault,
+    tags_fault,
+    unblind,
+)
 from .method import METRICS, Method, Optimiser, Setting, specs_of_buffers
 from .models import ModelOptions, build, input_shape, sketch
 from .schema import explain_difference, method_digest, model_digest, phases, plain
@@ -220,6 +231,10 @@ class Job:
                 f"model.buffers = 'global', but method {self.method_name!r} gives no running statistics in any round; "
                 "leave model.buffers out, or choose another method"
             )
+        if self.security.required and any(by_class(method, round_) for round_ in range(self.rounds)):
+            later = replace(self.setting(), drawn=lambda round_: self.cohort(round_ + 1))
+            inner = configure(self.method_name, self.method_options, later)
+            return Counted(inner, self.setting(), self.min_holders + self.security.colluders)
         return method
 
     def _gives_buffers(self, method: Method) -> bool:
@@ -239,16 +254,27 @@ class Job:
         others = len(self.silos) - 1
         fault = classes_fault(self.security, self.silos, self.model.classes, self._method.compares_labels)
         fault = fault or sums_fault(self.security, schema, varying, others, self.min_cohort, self._summing)
-        fault = fault or tags_fault(self.security, schema, self._method.publishes_sums)
+        fault = fault or tags_fault(self.security, schema)
+        fault = fault or holders_fault(self.security, self.counted, self.min_cohort, len(self.silos))
         if fault:
             raise LocalError(f"{where}: {fault}")
         return schema
 
     @cached_property
     def keyed(self) -> bool:
-        """Whether it is blind and mixes or compares, or has tags, which takes a key that all of its silos share."""
+        """Whether it is blind and mixes, compares, counts or has tags: it takes a key that all of its silos share."""
         exchanges = {part["exchange"] for phase in self._schema for part in phase["up"]}
-        return self.security.required and (self.security.tags or not exchanges.isdisjoint(KEYED))
+        return self.counted or (self.security.required and (self.security.tags or not exchanges.isdisjoint(KEYED)))
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is blind and sums class by class: round 0 counts the holders of each."""
+        return isinstance(self._method, Counted)
+
+    @property
+    def min_holders(self) -> int:
+        """Silos that hold a class whose rows are summed, those in league with the coordinator aside."""
+        return self.security.min_holders or self.min_cohort
 
     @cached_property
     def weighing(self) -> Mapping[str, int]:

@@ -13,6 +13,10 @@ weights, and whatever is more than a weighted mean, take the same silos in every
 that the other silos take off, what is compared crosses rotated: both take a key that all silos of the job share.
 With such a key, or with ``tags = true``, silos also see whether the coordinator altered what comes down of a sum.
 
+What is summed class by class shows, of a class that few silos hold, the few. So a round before the first counts the
+holders of each class, and only of those that ``min_holders`` silos hold, and ``colluders`` more, rows are given
+(counted.py). Such a job takes that key too: nobody may alter the counts.
+
 What a method wants to know of the silos beforehand, and would ask of each, a blind job declares: how many training
 records there are, and with ``class_counts = { clinic-a = [200, 210], … }`` of which class.
 """
@@ -59,6 +63,8 @@ class SecurityTable(Strict):
     """Silos that may be in league with the coordinator."""
     tags: Annotated[bool, Field(strict=True)] = False
     """Whether silos tag what they sum, by a key that they share, and check that no result was altered on its way."""
+    min_holders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 0
+    """Silos that hold a class before its rows are summed, and ``colluders`` more; 0: as many as ``min_cohort``."""
 
     @model_validator(mode="after")
     def _fit(self) -> "SecurityTable":
@@ -68,6 +74,8 @@ class SecurityTable(Strict):
             raise ValueError(f"weight_least = {self.weight_least} is above weight_most = {self.weight_most}; lower it")
         if self.counts and self.weights == "private":
             raise ValueError('counts would tell private weights; take it out, or write weights = "public"')
+        if 0 < self.min_holders < FEWEST:
+            raise ValueError(f"min_holders = {self.min_holders} would show too few; write {FEWEST} or more")
         if self.class_counts and self.weights == "private":
             raise ValueError('class_counts would tell private weights; take it out, or write weights = "public"')
         return self
@@ -200,17 +208,35 @@ def sums_fault(
     return ""
 
 
-def tags_fault(security: SecurityTable, schema: Sequence[Mapping[str, Any]], publishes_sums: bool) -> str:
+def tags_fault(security: SecurityTable, schema: Sequence[Mapping[str, Any]]) -> str:
     """Why tags would check nothing in a job; empty if they do, or it has none.
 
-    ``publishes_sums``: as ``Method.publishes_sums``. Metrics are summed, and do not come down.
+    Metrics are summed, and do not come down.
     """
     if not security.tags:
         return ""
     given = {part["name"] for phase in schema for part in phase["up"] if part["exchange"].startswith("sum.")}
-    if publishes_sums and any(part["name"] in given for phase in schema for part in phase["down"]):
+    if any(part["name"] in given for phase in schema for part in phase["down"]):
         return ""
     return "security.tags does nothing: no sum comes down to silos as it was opened; take it out"
+
+
+def holders_fault(security: SecurityTable, counted: bool, min_cohort: int, silos: int) -> str:
+    """Why the fewest holders of a class do not fit a job (SECURITY.md rule 7); empty if they do.
+
+    ``counted``: whether the job is blind and sums class by class.
+    """
+    own = security.min_holders
+    if not counted:
+        return f"security.min_holders = {own} does nothing: no class is summed; take it out" if own else ""
+    fewest = own or min_cohort
+    if fewest + security.colluders <= silos:
+        return ""
+    said = f"security.min_holders = {own}" if own else f"min_cohort = {min_cohort}"
+    return (
+        f"a class is summed where as many silos hold it as {said} says and colluders = {security.colluders} more, and "
+        f"there are {silos}, so none would be; lower one of them, or name more silos"
+    )
 
 
 def unblind(schema: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -78,7 +78,7 @@ def local_round(
     total = sum(stage.epochs * (1 if stage.full_batch else ceil(len(train_data) / job.batch_size)) for stage in stages)
     counter, loss = _Counter(progress, total), None
     for number, stage in enumerate(stages):
-        rng = stream(job.seed, client, round_, f"train/{number}")
+        rng = stream(job.seed, client, method.stream_round(round_), f"train/{number}")
         try:
             loss = train(modules, stage, train_data, job.batch_size, rng, step, cancelled, counter)
         except CancelledError:

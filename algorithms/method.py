@@ -189,19 +189,17 @@ class NoOptions(Strict):
 class Method(ABC):
     """Base of all methods. Subclasses set the class variables and write the two halves."""
 
-    name: ClassVar[str]
-    version: ClassVar[int]
+    name: str
+    version: int
     options_model: ClassVar[type[Strict]] = NoOptions
-    product: ClassVar[Literal["delivered", "trained"]] = "trained"
+    product: Literal["delivered", "trained"] = "trained"
     """Which model a silo keeps in the end: the one delivered last, or the one trained last."""
-    loadable: ClassVar[tuple[str, ...]] = ()
+    loadable: tuple[str, ...] = ()
     """Parts that never cross, whose initial values a silo may take from a file of its own."""
-    addressed: ClassVar[tuple[str, ...]] = ()
+    addressed: tuple[str, ...] = ()
     """Parts that come down to each silo in a value of its own, whatever the others get."""
-    census: ClassVar[bool] = False
+    census: bool = False
     """Whether round 0 asks every silo for facts alone, before anything trains."""
-    publishes_sums: ClassVar[bool] = True
-    """Whether ``combine`` publishes, in each round, what is summed as its Sum gave it, under the part's own name."""
 
     options: Strict
     """Checked options, an instance of ``options_model``; subclasses narrow the annotation."""
@@ -219,7 +217,23 @@ class Method(ABC):
 
     @abstractmethod
     def down(self, round_: int) -> tuple[Part, ...]:
-        """Parts that may be delivered at the start of this round; ``rounds`` is the final delivery."""
+        """Parts that may be delivered at the start of this round; ``rounds`` is the final delivery.
+
+        What is summed and comes down under the same name is published in each round, as its Sum gave it.
+        """
+
+    def by_class(self, round_: int) -> tuple[str, ...]:
+        """Parts of ``up``, beside ratios, of which a row is a class, and zeros where a silo has no record of it."""
+        return ()
+
+    def stream_round(self, round_: int) -> int:
+        """The number by which a round's batches are drawn: its own, unless rounds were put before those of a method."""
+        return round_
+
+    @property
+    def withholds(self) -> str:
+        """The option, with its value, by which the coordinator half withholds rows of rare classes; empty for none."""
+        return ""
 
     @property
     def compares_labels(self) -> bool:

@@ -48,7 +48,8 @@ h_i is the same in every round, so whoever sees ``b`` over two sets of silos tha
 proportions, and about its c_i. λ > 0 is therefore refused where a round draws some of the silos only. One that drops
 out of a round of a job with all silos is missing in that round's sums all the same, and these are delivered to every
 silo: ``min_cohort`` = the number of silos ends the job instead, λ = 0 has no such sums. Where the exchanges run in the
-clear, the coordinator sees h_i as it is.
+clear, the coordinator sees h_i as it is. In a blind job a class that few silos have is in no class sum, as if nobody
+had it (counted.py): it pulls nobody.
 """
 
 from collections.abc import Mapping
@@ -151,6 +152,8 @@ class PPFL(Method):
         self.theta = tuple(part for part in ("extractor", "canonical") if self.template[part])
         kind = Kind.WHOLE_MODEL if "extractor" in self.theta else Kind.CANONICAL_MODELS
         self.model = self.shared("model", kind, *self.theta)
+        if self.options.weights == "equal":  # 1 of each silo, whatever a blind job says of the weights of records
+            self.model = replace(self.model, exchange=Sum("mean", most=1.0))
         sums = (("b", (C,)), ("m", (C, K)), ("silos", ()))
         specs = tuple(TensorSpec(name, "float64", shape) for name, shape in sums)
         self.coupling = Part("coupling", Kind.MEMBERSHIP, Sum("total"), specs)
@@ -183,6 +186,10 @@ class PPFL(Method):
     def down(self, round_: int) -> tuple[Part, ...]:
         """θ and the sums of the class memberships."""
         return (self.model, self.coupling) if self.options.lam else (self.model,)
+
+    def by_class(self, round_: int) -> tuple[str, ...]:
+        """The class sums: of a class that one silo alone has, they are its h and c."""
+        return tuple(part.name for part in self.up(round_) if part == self.coupling)
 
     # The silo half.
 

@@ -139,9 +139,11 @@ class Demo:
         exchanges = {part.exchange for start in job.phase_starts for part in job.up(start)}
         mixed = "nothing of what it mixes, " if Mix() in exchanges else ""
         compared = "of what it compares the inner products, " if Gram() in exchanges else ""
+        enough = job.min_holders + job.security.colluders
+        counted = f"how many of them hold each class and no row of one that fewer than {enough} do, "
         return (
             f"blind: what a silo gives is masked, the coordinator reads the sums over all {len(job.silos)} silos, "
-            f"{mixed}{compared}who took part, sizes and times"
+            f"{counted if job.counted else ''}{mixed}{compared}who took part, sizes and times"
         )
 
     def _shards(self) -> list[Any]:

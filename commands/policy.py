@@ -124,6 +124,10 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
         weights = "stand in it" if job.security.weights == "public" else "are masked too"
         said = f"its sums are blind: {job.security.colluders} colluders assumed, the silos' weights {weights}"
         yield from _wrapped(said, "")
+    if job.counted:
+        enough = job.min_holders + job.security.colluders
+        said = f"round 0 counts the silos that hold each class; its rows leave where {enough} of {len(job.silos)} do"
+        yield from _wrapped(said, "")
     if job.keyed:
         trust = policy.file.secure_aggregation.trust
         forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}

@@ -69,7 +69,7 @@ def sums_down(job: Job, round_: int) -> tuple[SumDown, ...]:
 
 def in_words(job: Job, round_: int) -> tuple[str, ...]:
     """Parts of a round's delivery that never come as tensors: in a keyed job, what is summed and published as it is."""
-    if not (job.keyed and job.method().publishes_sums):
+    if not job.keyed:
         return ()
     given = {part.name for start in job.phase_starts for part in summed(job.up(start))}
     return tuple(part.name for part in job.down(round_) if part.name in given)
@@ -138,13 +138,15 @@ def model_digest(
     It is of what comes down to all silos alike, results of sums and what a method makes of them, and leaves out rows
     and other values of one silo. What was summed once is never summed again (security/secagg_memory.py), so the round
     is part of it only where there is no such result, as before the first; in rounds that sum metrics alone it is all.
+    Where holders are counted it is always part of it: rows that too few hold come down as they were, and all sums are
+    over all of the job's silos.
     """
     alone, own = summed(job.up(round_)) == (METRICS,), job.method().addressed
     every = zip(items, tensors, strict=True)
     pairs = [] if alone else [(item, digest) for item, digest in every if item.part not in own]
     named = [piece for item, digest in pairs for piece in (*_names(item), digest)]
     named += [piece for part, digest in (() if alone else sums) for piece in (part.encode(), WORDS, digest)]
-    when = [] if named else [round_.to_bytes(8)]
+    when = [] if named and not job.counted else [round_.to_bytes(8)]
     return hashlib.sha256(framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)).hexdigest()
 
 

@@ -31,7 +31,8 @@
     min_cohort = 3                  # silos of a blind sum at least
     min_honest = 2                  # of those behind an opened sum, so many are in league with nobody
     assumed_colluders = 1           # silos that a job must take to be in league with the coordinator, at least
-    public_counts = false           # true: how many records this silo has, by class too, may stand in a job
+    min_holders = 3                 # silos that hold a class before its rows are summed; left out: min_cohort
+public_counts = false           # true: how many records this silo has, by class too, may stand in a job
     trust = "none"                  # "non-colluding-coordinator": jobs may mix and compare, which hides what this silo
                                     # gives only while the coordinator is in league with no silo of the job
 
@@ -106,6 +107,7 @@ class SecureAggregation(Strict):
     min_cohort: Annotated[int, Field(strict=True, ge=2)] = 3
     min_honest: Annotated[int, Field(strict=True, ge=1)] = 2
     assumed_colluders: Count = 1
+    min_holders: Annotated[int, Field(strict=True, ge=2)] | None = None
     public_counts: Annotated[bool, Field(strict=True)] = False
     trust: Literal["none", "non-colluding-coordinator"] = "none"
 

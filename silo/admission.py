@@ -174,6 +174,13 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
             yield fault
     # (5) The sum of so many silos fits into its ring.
     yield from _rings(job)
+    # (6) What is summed class by class is not of fewer silos than the policy asks (rule 7).
+    asked = policy.file.secure_aggregation.min_holders or terms.min_cohort
+    if job.counted and job.min_holders < asked:
+        yield (
+            f"rows of a class that {job.min_holders} silos hold may be summed, secure_aggregation.min_holders = {asked}"
+            "; have the job signed with a higher security.min_holders, or lower that of the policy"
+        )
 
 
 def _rings(job: Job) -> Iterator[str]:
@@ -191,14 +198,16 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     parts = dict.fromkeys(part.name for start in job.phase_starts for part in uploaded(job.up(start)))
     names = ", ".join(parts) or "the tags of its sums"
     instead = "for a method that only sums, without tags" if parts else "to have it signed without security.tags"
-    # (6) This silo trusts that the coordinator is in league with no silo of the job.
+    if job.counted and not parts:
+        instead = "for a method that sums nothing class by class"
+    # (7) This silo trusts that the coordinator is in league with no silo of the job.
     if asked.trust != TRUSTED:
         yield (
             f"{names} would be hidden from {coordinator.id} by a key that every silo of the job has, "
             f'secure_aggregation.trust = "{asked.trust}"; set it to "{TRUSTED}" if you trust that the coordinator is '
             f"in league with none of them, or ask {instead}"
         )
-    # (7) And there is no reason to think that it is: whoever runs it runs no silo.
+    # (8) And there is no reason to think that it is: whoever runs it runs no silo.
     runs = {coordinator.organisation, coordinator.host_operator}
     both = [entry.id for entry in roster.silos if runs & {entry.organisation, entry.host_operator}]
     if both:
@@ -209,7 +218,7 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
         )
     if not parts:
         return
-    # (8) Rows are made of as many silos as the policy asks of a sum, and enough of them are in league with nobody.
+    # (9) Rows are made of as many silos as the policy asks of a sum, and enough of them are in league with nobody.
     if job.min_cohort < terms.min_cohort:
         yield (
             f"rows of the job may be over min_cohort = {job.min_cohort} other silos, secure_aggregation.min_cohort = "

@@ -1,14 +1,16 @@
 """Tagged sums of a job's rounds, and deliveries of them, by a coordinator in the test's hand; no masks: they cancel."""
 
+import asyncio
+
 import torch
-from keyed_jobs import KEY, SILOS
-from recording_gate import Made
+from keyed_jobs import KEY, SILOS, sharing_of
+from recording_gate import Made, World, records
 
 from staddle.algorithms.exchange import DTYPES, WEIGHT
 from staddle.algorithms.method import METRICS
 from staddle.commands import local_federation
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.blind import round_frame, summed
+from staddle.proto.blind import round_frame, summed, sums_down
 from staddle.proto.stream import Digester, recut
 from staddle.proto.sum_messages import sum_to_wire
 from staddle.proto.wire import delivered_items, tensor_bytes, to_wire
@@ -19,8 +21,10 @@ from staddle.security.labels import SECAGG_SPEC
 from staddle.security.masked_sum import Accumulator, check_given, masked_chunks
 from staddle.security.open_sum import Claim, tag_of
 from staddle.security.round_spec import specify
+from staddle.silo.sums import Sums
 
 MODEL = "ee" * 32
+ME = SILOS[0]
 COUNTED = {
     "secure_aggregation": "required",
     "clip_exponent": 6,
@@ -31,7 +35,7 @@ COUNTED = {
 
 
 def make_tagged(folder) -> Made:
-    """Jobs of five silos with tags: twins of one part, one of two parts, one whose rounds have four silos."""
+    """Jobs of five silos with tags: twins of one part, one of two, one whose rounds have four silos, a count."""
     files = local_federation.make(folder / "local", SILOS)
     made = Made(files, rosters.load(files.folder / "roster.json"), load_keys(files.folder / "coordinator" / "keys"))
     for name, method, changes in (
@@ -46,6 +50,7 @@ def make_tagged(folder) -> Made:
             },
         ),
         ("away", "fedper", {"participation": 0.8}),
+        ("rare", "fedssa", {"security": {"secure_aggregation": "required"}}),
     ):
         made.job(name, method, SILOS, {}, **{"min_cohort": 3, "security": COUNTED, **changes})
     return made
@@ -104,6 +109,28 @@ class Summed:
         words = changes.pop("words", lambda same: same)(self.words[name])
         part = changes.pop("part", name)
         return sum_to_wire(part, Claim(**{**fields, **changes})), words
+
+
+class Recipient:
+    """One silo behind its gate, with a ledger."""
+
+    def __init__(self, tagged, folder):
+        self.tagged, self.folder = tagged, folder
+        self.world = World(tagged, folder, tagged.policy(tagged.jobs["simple"]))
+
+    def take(self, job, round_, frames, key=KEY):
+        async def scenario():
+            self.world.client.delivery = frames
+            if not self.world.gate._session:
+                await self.world.gate.hello()
+            sharing = sharing_of(self.tagged, job, ME, self.folder / "job", key)
+            taking = Sums(sharing, round_) if sums_down(job, round_) else None
+            return await self.world.gate.fetch(job, round_, None, taking)
+
+        return asyncio.run(scenario())
+
+    def recorded(self, kind):
+        return [record for record in records(self.world.path) if record["type"] == kind]
 
 
 def delivery(job, round_, sums, plain=None, chunk=1 << 20, **manifest):

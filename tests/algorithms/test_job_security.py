@@ -36,6 +36,7 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
     assert job.document()["security"] == {
         "secure_aggregation": "off", "clip_exponent": 3, "weights": "private", "weight_least": 1,
         "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1, "tags": False,
+        "min_holders": 0,
     }  # fmt: skip
 
 
@@ -171,7 +172,7 @@ def test_what_cannot_be_blind_is_refused_with_the_methods_that_would_do(make_job
     with pytest.raises(LocalError) as caught:
         blind("ppfl", MEMBERSHIP, model=model, **fields)
     said = str(caught.value)
-    assert "part 'membership' (membership) crosses by 'each' from round 3 on, which has no blind form: choose" in said
+    assert "part 'membership' (membership) crosses by 'each' from round 4 on, which has no blind form: choose" in said
     assert said.endswith(', or write security.secure_aggregation = "off"')
     named = said.partition("no such part (")[2].partition(")")[0].split(", ")
     assert {"local", "fedavg", "fedper", "fedssa", "fedaims", "pfedsim", "ppfl"} == set(named)
@@ -209,9 +210,9 @@ def test_what_is_mixed_or_compared_takes_a_key_of_the_silos(blind, make_job, met
     assert not make_job(method, options, **own).keyed  # the same in the clear
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedper", "fedssa", "ppfl", "pfedsim"])
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedper", "ppfl", "pfedsim"])
 def test_methods_that_only_sum_are_taken_and_need_no_key(blind, method):
-    assert not blind(method, {"rho": 1.0} if method == "pfedsim" else {}).keyed
+    assert not blind(method, {"pfedsim": {"rho": 1.0}, "ppfl": {"lam": 0.0}}.get(method)).keyed
 
 
 def test_a_mix_of_changing_silos_takes_declared_counts_though_nothing_is_weighted_by_them(blind):

@@ -26,6 +26,7 @@ from staddle.algorithms.streams import stream
 from staddle.algorithms.synthetic import population
 from staddle.algorithms.training import mirror_step, train
 from staddle.errors import LocalError
+from staddle.security.blind_sum import Bounds, group
 
 GLM = {"name": "glm", "classes": 2, "input": [1, 1, 3]}
 FACTS = Facts("a", 1, 5, torch.tensor([3, 4]))
@@ -338,7 +339,7 @@ def test_the_wire_list(make):
     plain = make({"norm": "batch"}, rounds=3)
     model, coupling = plain.method().up(0)
     assert plain.method().up(2) == (model, coupling)
-    assert (model.kind, model.exchange, coupling.exchange) == (Kind.WHOLE_MODEL, Sum("mean"), Sum("total"))
+    assert (model.kind, model.exchange, coupling.exchange) == (Kind.WHOLE_MODEL, Sum("mean", most=1.0), Sum("total"))
     names = [spec.name for spec in model.tensors]
     assert "extractor.conv1.weight" in names
     assert "canonical.2.bias" in names
@@ -356,6 +357,15 @@ def test_the_wire_list(make):
     }
     (each,) = make(release_membership="always").method().up(0)[2:]
     assert (each.kind, each.exchange) == (Kind.MEMBERSHIP, Each())
+
+
+def test_equal_weights_need_no_bounds_of_a_blind_job(make):
+    """A job whose other methods weigh by records, as the demo's, may say that weights are 191 to 561."""
+    declared = Bounds(least=191, most=561)
+    for weights, bounds, ring in (("equal", (1, 1), 32), ("samples", (191, 561), 32)):
+        (model, *_) = make(weights=weights).method().up(0)
+        own = group(model, declared)
+        assert ((own.weight_least, own.weight_most), own.ring) == (bounds, ring)
 
 
 def test_weights_are_equal_or_by_samples(make):

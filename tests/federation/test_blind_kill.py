@@ -125,13 +125,18 @@ def left_over(running):
     [
         ({"coordinator": "every"}, {"rounds": 1}, 45),
         ({"north": "every"}, {"rounds": 2}, 45),
+        (  # while the holders of each class are counted, and around the words of their sum
+            {"coordinator": "every:rename 0.holders", "north": "every:intent blind 0|0 survival"},
+            {"rounds": 1, "method": "fedssa", "options": {"t_stable": 3}},
+            3,
+        ),
         (  # one silo of four: where two die after they signed survivors, too few are left to open the sum, for good
             {"coordinator": "seed:1:8", "north": "seed:2:8"},
             {"rounds": 2, "method": "fedssa", "options": {"t_stable": 3}},
             2,
         ),
     ],
-    ids=["coordinator at every step", "silo at every step", "both at random"],
+    ids=["coordinator at every step", "silo at every step", "both in the count", "both at random"],
 )
 def test_killed_again_and_again(start, document, plans, changes, fewest):
     running = start(*SILOS)

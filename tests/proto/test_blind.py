@@ -41,7 +41,15 @@ def digest(method, round_, changed=""):
 def test_a_model_that_comes_down_to_all_is_part_of_the_digest(method, part):
     """A coordinator that hands silos different ones gets no sum of them: FedSSA's header is no part that is summed."""
     assert digest(method, 2) != digest(method, 2, part)
-    assert digest(method, 2) == digest(method, 3)  # the same values are not summed a second time
+
+
+def test_the_same_values_are_not_summed_a_second_time():
+    assert digest("fedavg", 2) == digest("fedavg", 3)
+
+
+def test_where_holders_are_counted_a_header_that_stays_the_same_ends_no_job():
+    """Of classes that too few hold nothing comes; all of its sums are over all silos, so none is left out of one."""
+    assert digest("fedssa", 2) != digest("fedssa", 3)
 
 
 @pytest.mark.parametrize(("method", "part"), [("fedaims", "block"), ("pfedsim", "extractor")])

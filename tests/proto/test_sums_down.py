@@ -16,6 +16,7 @@ JOBS = {
     "fedavg": ({}, TAGGED, 1.0),
     "fedper": ({}, {**TAGGED, **COUNTS}, 0.8),
     "pfedsim": ({"rho": 0.5}, {"secure_aggregation": "required"}, 1.0),
+    "fedssa": ({"t_stable": 3}, {"secure_aggregation": "required"}, 1.0),
     "fedaims": ({"sampling": "algorithm2"}, {"secure_aggregation": "required"}, 1.0),
     "fedsimsup": ({"similarity": "samples"}, {"secure_aggregation": "required", **COUNTS}, 0.8),
 }
@@ -66,13 +67,21 @@ def test_a_sum_that_comes_down_is_of_the_last_round_that_had_it(name):
         due = {part for part, before in later if before == round_}
         assert due <= set(sums_published(job, round_)) <= {part.name for part in job.up(round_)} - {METRICS.name}
     words = {each.part.name for round_ in range(job.length + 1) for each in sums_down(job, round_)}
-    wanted = {"fedavg": {"model"}, "fedper": {"extractor"}, "pfedsim": {"model"}, "fedaims": {"backbone", "prototypes"}}
+    wanted = {"fedavg": {"model"}, "fedper": {"extractor"}, "pfedsim": {"model"}, "fedssa": {"holders"}}
+    wanted["fedaims"] = {"holders", "backbone", "prototypes"}
     assert words == wanted.get(name, set())
 
 
 def test_a_part_never_comes_as_tensors_before_its_first_sum():
     job = made("fedavg", *JOBS["fedavg"])
     assert (sums_down(job, 0), in_words(job, 0)) == ((), ("model",))
+
+
+def test_what_is_counted_once_comes_down_in_every_later_round():
+    job = made("fedssa", *JOBS["fedssa"])
+    found = [[(each.part.name, each.round) for each in sums_down(job, n)] for n in range(job.length + 1)]
+    assert found == [[]] + [[("holders", 0)]] * job.length
+    assert [sums_published(job, n) for n in range(job.length)] == [("holders",)] + [()] * (job.length - 1)
 
 
 def test_without_a_key_nothing_is_tagged_and_all_comes_as_tensors():
@@ -83,16 +92,9 @@ def test_without_a_key_nothing_is_tagged_and_all_comes_as_tensors():
     assert not round_frame(job, 0, "lung", NOTHING, NOTHING).tagged
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "security"),
-    [
-        ("fedssa", {"t_stable": 3}, TAGGED),  # it changes what it publishes
-        ("pfedsim", {"rho": 0.0}, TAGGED),  # it never sums but its metrics
-    ],
-)
-def test_tags_that_would_check_nothing_are_refused(method, options, security):
+def test_tags_that_would_check_nothing_are_refused():
     with pytest.raises(LocalError, match=r"security\.tags does nothing: no sum comes down to silos as it was opened"):
-        made(method, options, security)
+        made("pfedsim", {"rho": 0.0}, TAGGED)  # it never sums but its metrics
 
 
 def test_tags_of_sums_in_the_clear_are_refused():

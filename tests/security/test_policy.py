@@ -234,6 +234,8 @@ def test_what_is_asked_of_blind_sums_is_that_of_rule_6_where_the_file_says_nothi
     own = "[secure_aggregation]\nmin_cohort = 6\nmin_honest = 4\nassumed_colluders = 0\npublic_counts = true\n"
     assert policy(TEXT + own).terms == Terms(min_cohort=6, min_honest=4, colluders=0)
     assert policy(TEXT + own).file.secure_aggregation.public_counts
+    assert policy(TEXT + own).file.secure_aggregation.min_holders is None  # as min_cohort
+    assert policy(TEXT + own + "min_holders = 4\n").file.secure_aggregation.min_holders == 4
 
 
 @pytest.mark.parametrize(
@@ -245,6 +247,8 @@ def test_what_is_asked_of_blind_sums_is_that_of_rule_6_where_the_file_says_nothi
         "min_cohort = 3.0",
         "min_honest = 0",
         "min_honest = true",
+        "min_holders = 1",
+        "min_holders = 3.0",
         "assumed_colluders = -1",
         "public_counts = 0",
         "colluders = 1",

@@ -426,6 +426,33 @@ def test_4_a_keyed_job_wants_trust_in_the_coordinator(refused, keyed, asks):
     assert 'secure_aggregation.trust = "none"; set it to "non-colluding-coordinator" if you trust' in why
 
 
+@pytest.mark.parametrize(
+    ("asks", "security", "said"),
+    [
+        ("min_holders = 4", {}, "a class that 3 silos hold may be summed, secure_aggregation.min_holders = 4; have"),
+        ("min_cohort = 4", {}, "a class that 3 silos hold may be summed, secure_aggregation.min_holders = 4; have"),
+        ("min_cohort = 4\nmin_holders = 5", {"min_holders": 4}, "a class that 4 silos hold may be summed"),
+        ("min_cohort = 4\nmin_holders = 3", {}, ""),
+        ("min_holders = 4", {"min_holders": 4}, ""),
+        ("", {}, ""),
+    ],
+)
+def test_4_rows_of_a_class_are_of_as_many_silos_as_the_policy_asks(ask, refused, blind, asks, security, said):
+    job = {"asks": f"{TRUST}\n{asks}", "silos": FIVE}
+    made = blind("by-class", {**BLIND, **security}, "fedssa", **job)
+    if said:
+        assert said in refused("POLICY", **made)
+    else:
+        assert ask(**made).job.counted
+
+
+def test_4_a_job_that_sums_by_class_wants_trust_in_the_coordinator(refused, blind):
+    """Who can alter the holders can have the row of one silo alone."""
+    why = refused("POLICY", **blind("untrusted-counts", BLIND, "fedssa", asks='trust = "none"'))
+    assert why.startswith("the tags of its sums would be hidden from coordinator by a key that every silo of the job")
+    assert why.endswith("in league with none of them, or ask for a method that sums nothing class by class")
+
+
 def test_4_trust_is_asked_of_no_job_that_only_sums(ask, blind):
     assert not ask(**blind("summing", asks='trust = "none"')).job.keyed
 

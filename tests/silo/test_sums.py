@@ -1,22 +1,17 @@
 """Open sums at a silo of a keyed job, in words; the coordinator is the test, and as hostile as it likes."""
 
-import asyncio
 import hashlib
 
 import pytest
 import torch
 from google.protobuf.message import DecodeError
-from keyed_jobs import KEY, SILOS, keys_of, sharing_of
-from open_sums import Summed, delivery, make_tagged
-from recording_gate import World, records
+from keyed_jobs import SILOS, keys_of
+from open_sums import Recipient, Summed, delivery, make_tagged
 
 from staddle.errors import RefusedError
-from staddle.proto.blind import model_digest, sums_down
+from staddle.proto.blind import model_digest
 from staddle.proto.sum_messages import sums_from_wire
 from staddle.security.labels import SECAGG_CONTEXT, SECAGG_SPEC, framed
-from staddle.silo.sums import Sums
-
-ME = SILOS[0]
 
 
 @pytest.fixture(scope="module")
@@ -29,28 +24,6 @@ def sums(tagged):
     """By job and round."""
     jobs = tagged.jobs
     return {(name, round_): Summed(tagged, jobs[name], round_) for name in ("simple", "twin") for round_ in (0, 1)}
-
-
-class Recipient:
-    """One silo behind its gate, with a ledger."""
-
-    def __init__(self, tagged, folder):
-        self.tagged, self.folder = tagged, folder
-        self.world = World(tagged, folder, tagged.policy(tagged.jobs["simple"]))
-
-    def take(self, job, round_, frames, key=KEY):
-        async def scenario():
-            self.world.client.delivery = frames
-            if not self.world.gate._session:
-                await self.world.gate.hello()
-            sharing = sharing_of(self.tagged, job, ME, self.folder / "job", key)
-            taking = Sums(sharing, round_) if sums_down(job, round_) else None
-            return await self.world.gate.fetch(job, round_, None, taking)
-
-        return asyncio.run(scenario())
-
-    def recorded(self, kind):
-        return [record for record in records(self.world.path) if record["type"] == kind]
 
 
 @pytest.fixture
