@@ -42,7 +42,17 @@ from ..errors import LocalError
 from ..files import Strict, canonical_json, read_toml, validate
 from .catalog import METHODS, configure, method_class, method_options
 from .exchange import Part
-from .job_security import KEYED, Name, SecurityTable, classes_fault, cohort_fault, sums_fault, tags_fault, unblind
+from .job_security import (
+    KEYED,
+    Name,
+    SecurityTable,
+    classes_fault,
+    cohort_fault,
+    for_silos,
+    sums_fault,
+    tags_fault,
+    unblind,
+)
 from .method import METRICS, Method, Optimiser, Setting, specs_of_buffers
 from .models import ModelOptions, build, input_shape, sketch
 from .schema import explain_difference, method_digest, model_digest, phases, plain
@@ -246,9 +256,15 @@ class Job:
 
     @cached_property
     def keyed(self) -> bool:
-        """Whether it is blind and mixes or compares, or has tags, which takes a key that all of its silos share."""
+        """Whether it is blind and takes a key that all its silos share: for a mix, a comparison, tags, an audience."""
         exchanges = {part["exchange"] for phase in self._schema for part in phase["up"]}
-        return self.security.required and (self.security.tags or not exchanges.isdisjoint(KEYED))
+        tagged = self.security.tags or bool(self.for_silos)
+        return self.security.required and (tagged or not exchanges.isdisjoint(KEYED))
+
+    @cached_property
+    def for_silos(self) -> frozenset[str]:
+        """Parts whose sums its silos alone read."""
+        return for_silos(self.security.audience, self._schema)
 
     @cached_property
     def weighing(self) -> Mapping[str, int]:

@@ -201,7 +201,10 @@ class Method(ABC):
     census: ClassVar[bool] = False
     """Whether round 0 asks every silo for facts alone, before anything trains."""
     publishes_sums: ClassVar[bool] = True
-    """Whether ``combine`` publishes, in each round, what is summed as its Sum gave it, under the part's own name."""
+    """Whether ``combine`` publishes, in each round, what is summed as its Sum gave it, under the part's own name.
+
+    Of such a method nothing else depends on these sums: where silos alone read them, ``combine`` gets empty results.
+    """
 
     options: Strict
     """Checked options, an instance of ``options_model``; subclasses narrow the annotation."""
@@ -271,11 +274,14 @@ class Method(ABC):
         return {}
 
     def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
-        """Turn the results of a round into the next state and what is to be published or posted."""
+        """Turn the results of a round into the next state and what is to be published or posted.
+
+        By default the sums are published, but for those that silos alone read, whose results are empty.
+        """
         published = {
             part.name: {spec.name: results[part.name][spec.name] for spec in part.tensors}
             for part in self.up(round_)
-            if isinstance(part.exchange, Sum)
+            if isinstance(part.exchange, Sum) and results[part.name]
         }
         return Combined(state, published)
 

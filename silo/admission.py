@@ -25,7 +25,7 @@ from ..security.roster import Roster
 from ..security.round_spec import Terms
 from .config import SiloConfig
 from .declared import Declared, Records
-from .payload import given_releases, readers_of_form
+from .payload import given_releases, readers_of_message
 
 TRUSTED = "non-colluding-coordinator"  # secure_aggregation.trust
 
@@ -117,9 +117,10 @@ def _decided(job: Job, roster: Roster, policy: Policy, releases: Sequence[Releas
     verdicts: list[Verdict] = []
     whole = dict[str, None]()
     for form in dict.fromkeys(release.form for release in releases):
-        own, of_form = [release for release in releases if release.form == form], readers_of_form(form, roster)
-        decision = policy.decide(job.method_name, own, roster.coordinator.id, of_form, sent)
-        readers |= dict.fromkeys(of_form)
+        own = [release for release in releases if release.form == form]
+        of_message = readers_of_message(own, roster)
+        decision = policy.decide(job.method_name, own, roster.coordinator.id, of_message, sent)
+        readers |= dict.fromkeys(of_message)
         verdicts += decision.tensors
         whole |= dict.fromkeys(decision.whole)
         sent += sum(release.nbytes for release in own)
@@ -189,8 +190,11 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     """What only jobs with a key are asked: all of their silos can open what is hidden by it (rules 8, 10 and 12)."""
     asked, terms, coordinator = policy.file.secure_aggregation, policy.terms, roster.coordinator
     parts = dict.fromkeys(part.name for start in job.phase_starts for part in uploaded(job.up(start)))
-    names = ", ".join(parts) or "the tags of its sums"
-    instead = "for a method that only sums, without tags" if parts else "to have it signed without security.tags"
+    names, instead = "the tags of its sums", "to have it signed without security.tags"
+    if hidden := sorted(job.for_silos):
+        names, instead = f"the sum of {', '.join(hidden)}", 'to have it signed with security.audience = "coordinator"'
+    if parts:
+        names, instead = ", ".join((*parts, *hidden)), "for a method that only sums, without tags"
     # (6) This silo trusts that the coordinator is in league with no silo of the job.
     if asked.trust != TRUSTED:
         yield (
