@@ -190,11 +190,12 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     """What only jobs with a key are asked: all of their silos can open what is hidden by it (rules 8, 10 and 12)."""
     asked, terms, coordinator = policy.file.secure_aggregation, policy.terms, roster.coordinator
     parts = dict.fromkeys(part.name for start in job.phase_starts for part in uploaded(job.up(start)))
-    names, instead = "the tags of its sums", "to have it signed without security.tags"
-    if hidden := sorted(job.for_silos):
-        names, instead = f"the sum of {', '.join(hidden)}", 'to have it signed with security.audience = "coordinator"'
+    hidden = [f"the sum of {', '.join(sorted(job.for_silos))}"] if job.for_silos else []
+    names = " and ".join((", ".join(parts), *hidden) if parts else hidden) or "the tags of its sums"
+    opened = " and ".join((f"{', '.join(parts)} of every silo", *hidden)) if parts else names
+    instead = f"to have it signed without security.{'audience' if hidden else 'tags'}"
     if parts:
-        names, instead = ", ".join((*parts, *hidden)), "for a method that only sums, without tags"
+        instead = "for a method that only sums, without tags"
     # (6) This silo trusts that the coordinator is in league with no silo of the job.
     if asked.trust != TRUSTED:
         yield (
@@ -208,7 +209,7 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     if both:
         yield (
             f"whoever runs {coordinator.id} ({' and '.join(sorted(runs))}) also runs {', '.join(both)}, and so can "
-            f"open {names} of every silo, whatever trust says; another organisation must run the one or the other, or "
+            f"open {opened}, whatever trust says; another organisation must run the one or the other, or "
             f"ask {instead}"
         )
     if not parts:

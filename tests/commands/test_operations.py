@@ -395,5 +395,5 @@ def test_rounds_as_csv_leave_a_sum_empty_that_a_round_has_not(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rounds.csv").write_text("old")
     with pytest.raises(LocalError, match="cannot write it: No such file or directory; a round may just have closed"):
-        results.write(tmp_path / "out", {}, rounds, {"model": tmp_path / "gone.safetensors"})
+        results.write(tmp_path / "out", results.Kept({}, rounds, {"model": tmp_path / "gone.safetensors"}))
     assert (tmp_path / "out" / "rounds.csv").read_text() == results.to_csv(rounds)
