@@ -21,6 +21,7 @@ from typing import Any
 
 from ..errors import LocalError
 from ..files import write_atomic
+from .database import relayed
 from .store import RESULT
 
 Round = Mapping[str, Any]  # round, members, metrics
@@ -50,15 +51,14 @@ def read(directory: Path, job: str) -> Kept:
             rows = connection.execute("SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,))
             rounds: list[Round] = [{"round": n, "members": json.loads(m), "metrics": json.loads(s)} for n, m, s in rows]
             held = "SELECT room, part, file FROM files WHERE job = ? AND room IN ('result', 'words')"
-            files = connection.execute(held, (job,)).fetchall()
+            files = {(room, part, ""): file for room, part, file in connection.execute(held, (job,))}
     except sqlite3.Error as error:
         raise LocalError(f"{path}: cannot read it: {error}") from error
     folder = directory / "jobs" / job
-    published = {part: folder / file for room, part, file in files if room == "result"}
-    relayed = sorted({part for room, part, _ in files if room == "words"} - published.keys())
+    published = {part: folder / file for (room, part, _), file in files.items() if room == "result"}
     if (folder / RESULT).exists():
         published[RESULT.removesuffix(".safetensors")] = folder / RESULT
-    return Kept(json.loads(found[0]), rounds, published, relayed)
+    return Kept(json.loads(found[0]), rounds, published, relayed(files))
 
 
 def write(out: Path, kept: Kept) -> list[Path]:

@@ -363,7 +363,7 @@ def test_results_that_cannot_be_read_say_why(world, tmp_path):
     with pytest.raises(LocalError, match="has no job 'one'; it has two, a-third"):
         results.read(world.config.directory, "one")
     kept = results.read(world.config.directory, "two")
-    assert (kept.state["stage"], kept.rounds, kept.published, kept.relayed) == ("admitting", [], {}, [])
+    assert (kept.state["stage"], kept.rounds, kept.published, kept.relayed) == ("admitting", [], {}, ())
     other = tmp_path / "other"
     other.mkdir()
     shutil.copyfile(world.operator, other / "coordinator.sqlite")

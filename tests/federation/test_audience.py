@@ -1,18 +1,22 @@
 """Sums that silos alone read, with real processes: a coordinator that keeps all it ever had reads no model, no mean."""
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from federation.test_blind import check_ledger, check_silo, records_of
-from federation.test_blind_methods_recorded import beginnings
+from federation.test_blind_methods_recorded import MODES, beginnings
 from federation.test_blind_recorded import related, tapped, windows
 from key_watch import keys_watched
 from typer.testing import CliRunner
 
 from staddle.algorithms.data import split
 from staddle.algorithms.exchange import Sum
+from staddle.algorithms.job import Job, JobFile
+from staddle.algorithms.job_security import for_silos
 from staddle.algorithms.method import METRICS
 from staddle.algorithms.simulation import simulate
 from staddle.commands.job import app
@@ -36,6 +40,7 @@ JOBS = {  # method, options, how sums come down, and which of them do
     "ppfl": ("ppfl", {"models": 2, "lam": 0.5}, {"audience": "silos"}, {"model", "coupling"}),
 }  # each of a seed of its own: no sum of one is that of another
 QUIET = ("avg", "ppfl")
+DOCS = Path(__file__).parents[2] / "docs" / "wire.md"
 LIKELY = 6  # standard deviations
 
 
@@ -172,6 +177,21 @@ def test_sums_that_silos_alone_read(start, document, tmp_path):
         intents = [record for record in records_of(running, silo) if record["type"] == "egress.intent"]
         readers = {record["job"]: record["readers"] for record in intents}
         assert readers == {"read": ["sum"], "avg": ["silos", "sum"], "ppfl": ["silos", "sum"]}
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="the tests run without docs/ beside them")
+def test_the_documentation_says_what_is_relayed_of_each_method(document):
+    text = DOCS.read_text().partition("## What the coordinator passes on and cannot read")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|$", text, re.MULTILINE)
+    found = {mode.replace("`", ""): frozenset(re.findall(r"`(.*?)`", cell)) for mode, cell in rows}
+    relayed = {}
+    for name, (mode, method, changes) in MODES.items():
+        made = document(name, SILOS, method, **{"participation": 0.75 if method == "fedsimsup" else 1.0, **changes})
+        made["min_cohort"] = 3
+        job = Job.from_file(JobFile.model_validate(made), "job.toml")
+        if job.method().publishes_sums and (parts := for_silos("silos", job.document()["schema"])):
+            relayed[mode] = parts
+    assert relayed == found
 
 
 def told(down):
