@@ -165,6 +165,8 @@ class Counted(Method):
         """Publish the holders; then as the method. LocalError for holders that there cannot be."""
         if round_:
             return self._inner.combine(state, round_ - 1, cohort, results)
+        if not results[HOLDERS]:
+            return Combined(state)  # silos alone read it
         holders = results[HOLDERS]["holders"]
         if bool(((holders < 0) | (holders > len(cohort))).any()):
             raise LocalError(

@@ -52,8 +52,11 @@ round       way   part                                                          
 ==========  ====  ===========================================================================  ====================
 
 So in the clear the coordinator sees every θ_j, label proportions and sample count. Blind, it sees none of the θ_j.
-Since the cosine has rank C, Eq. 7 also follows from C class sums that depend on no recipient (``class_sums``,
-``from_class_sums``), by which neither proportions nor similarities would leave a silo; the wire does not use them yet.
+Since the cosine has rank C, Eq. 7 also follows from C class sums B_c = Σ_j h_jc θ_j (h_j: proportions of length one)
+that silos alone would read. They are not used: where class counts are declared, as cohorts that vary demand, they hide
+nothing that the mix shows, give each silo C combinations of the K models in place of one row, and take C times the
+bytes; where they are secret, sums over cohorts that vary tell them to whoever reads these, silos too, and a fixed
+cohort of all silos exchanges nothing (Eq. 6).
 
 A silo's model in the end is the one delivered last: all silos are evaluated after the last round's Eq. 7. For a
 participant of the last round that is the model it trained. Under differential privacy both passes count, τ_s + τ_θ
@@ -362,13 +365,3 @@ def mean_range(counts: list[int], others: list[int]) -> tuple[float, float]:
             total += count
             means.append(total / number)
     return min(means), max(means)
-
-
-def class_sums(units: Tensor, thetas: Tensor) -> tuple[Tensor, Tensor]:
-    """B_c = Σ_j h_jc θ_j [C, d] and b_c = Σ_j h_jc [C] over participants; h_j [C] is the unit vector of proportions."""
-    return units.T @ thetas, units.sum(0)
-
-
-def from_class_sums(unit: Tensor, models: Tensor, weights: Tensor) -> Tensor:
-    """Σ_j s_ij θ_j / Σ_j s_ij of Eq. 7 from the recipient's h_i [C] and the class sums: s_ij = Σ_c h_ic h_jc."""
-    return unit @ models / (unit @ weights)

@@ -49,6 +49,7 @@ from .job_security import (
     SecurityTable,
     classes_fault,
     cohort_fault,
+    for_silos,
     holders_fault,
     sums_fault,
     tags_fault,
@@ -262,9 +263,15 @@ class Job:
 
     @cached_property
     def keyed(self) -> bool:
-        """Whether it is blind and mixes, compares, counts or has tags: it takes a key that all of its silos share."""
+        """Whether it is blind and takes a key of all its silos: to mix, compare, count or tag, or for its audience."""
         exchanges = {part["exchange"] for phase in self._schema for part in phase["up"]}
-        return self.counted or (self.security.required and (self.security.tags or not exchanges.isdisjoint(KEYED)))
+        tagged = self.counted or self.security.tags or bool(self.for_silos)
+        return self.security.required and (tagged or not exchanges.isdisjoint(KEYED))
+
+    @cached_property
+    def for_silos(self) -> frozenset[str]:
+        """Parts whose sums its silos alone read."""
+        return for_silos(self.security.audience, self._schema)
 
     @property
     def counted(self) -> bool:

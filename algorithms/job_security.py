@@ -11,7 +11,8 @@ Under "required" nobody can open what a silo gives, only sums over the silos of 
 between rounds must not enter sums over varying sets of silos: two such sums tell it (SECURITY.md rule 1). So private
 weights, and whatever is more than a weighted mean, take the same silos in every round. What is mixed crosses under pads
 that the other silos take off, what is compared crosses rotated: both take a key that all silos of the job share.
-With such a key, or with ``tags = true``, silos also see whether the coordinator altered what comes down of a sum.
+With such a key, or with ``tags = true``, silos also see whether the coordinator altered what comes down of a sum. With
+``audience = "silos"`` it only passes such sums on: it reads the metrics, and what else it has to compute with.
 
 What is summed class by class shows, of a class that few silos hold, the few. So a round before the first counts the
 holders of each class, and only of those that ``min_holders`` silos hold, and ``colluders`` more, rows are given
@@ -65,6 +66,8 @@ class SecurityTable(Strict):
     """Whether silos tag what they sum, by a key that they share, and check that no result was altered on its way."""
     min_holders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 0
     """Silos that hold a class before its rows are summed, and ``colluders`` more; 0: as many as ``min_cohort``."""
+    audience: Literal["coordinator", "silos"] = "coordinator"
+    """Who reads sums that are published as they are: the coordinator and the silos, or the silos alone, with tags."""
 
     @model_validator(mode="after")
     def _fit(self) -> "SecurityTable":
@@ -209,16 +212,22 @@ def sums_fault(
 
 
 def tags_fault(security: SecurityTable, schema: Sequence[Mapping[str, Any]]) -> str:
-    """Why tags would check nothing in a job; empty if they do, or it has none.
+    """Why tags would check nothing in a job, or its audience hide nothing; empty if they do, or it has none."""
+    if summed_down(schema):
+        return ""
+    key = "tags" if security.tags else "audience" if security.audience != "coordinator" else ""
+    return f"security.{key} does nothing: no sum comes down to silos as it was opened; take it out" if key else ""
 
-    Metrics are summed, and do not come down.
-    """
-    if not security.tags:
-        return ""
+
+def for_silos(audience: str, schema: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Parts of a job without fault whose sums silos alone read."""
+    return summed_down(schema) if audience == "silos" else frozenset()
+
+
+def summed_down(schema: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Parts that are summed and come down; metrics are summed, and do not."""
     given = {part["name"] for phase in schema for part in phase["up"] if part["exchange"].startswith("sum.")}
-    if any(part["name"] in given for phase in schema for part in phase["down"]):
-        return ""
-    return "security.tags does nothing: no sum comes down to silos as it was opened; take it out"
+    return frozenset(part["name"] for phase in schema for part in phase["down"] if part["name"] in given)
 
 
 def holders_fault(security: SecurityTable, counted: bool, min_cohort: int, silos: int) -> str:

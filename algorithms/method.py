@@ -219,7 +219,8 @@ class Method(ABC):
     def down(self, round_: int) -> tuple[Part, ...]:
         """Parts that may be delivered at the start of this round; ``rounds`` is the final delivery.
 
-        What is summed and comes down under the same name is published in each round, as its Sum gave it.
+        What is summed and comes down under the same name is published in each round, as its Sum gave it, and nothing
+        else depends on it: where silos alone read that sum, ``combine`` gets empty results.
         """
 
     def by_class(self, round_: int) -> tuple[str, ...]:
@@ -285,11 +286,14 @@ class Method(ABC):
         return {}
 
     def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
-        """Turn the results of a round into the next state and what is to be published or posted."""
+        """Turn the results of a round into the next state and what is to be published or posted.
+
+        By default the sums are published, but for those that silos alone read, whose results are empty.
+        """
         published = {
             part.name: {spec.name: results[part.name][spec.name] for spec in part.tensors}
             for part in self.up(round_)
-            if isinstance(part.exchange, Sum)
+            if isinstance(part.exchange, Sum) and results[part.name]
         }
         return Combined(state, published)
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,9 +22,6 @@ from ..security.ledger_view import summary
 from ..security.reconcile import reconcile
 from .processes import Daemon, running
 from .settings import MODEL, SETTINGS
-
-if TYPE_CHECKING:
-    from ..algorithms.job import Job
 
 SEED = 7
 ALPHA = 0.3
@@ -88,6 +85,8 @@ class Demo:
 
     def run(self) -> bool:
         """All of it; whether every ledger verified."""
+        from .seen import seen  # noqa: PLC0415 as in __init__
+
         started = time.monotonic()
         shards = self._shards()
         records = [len(shard) for shard in shards]
@@ -110,7 +109,7 @@ class Demo:
                 highlight=False,
             )
             for job in jobs:
-                self._console.print(f"{job.name}: {self._seen(job)}", highlight=False)
+                self._console.print(f"{job.name}: {seen(job)}", highlight=False)
             self._follow(coordinator, daemons, {job.name: job.length for job in jobs})
         self._show_accuracy(names)
         sound = self._show_ledgers()
@@ -129,22 +128,6 @@ class Demo:
             "model": {**MODEL, **self._settings.get("model", {})},
             "training": dict(TRAINING),
         }
-
-    def _seen(self, job: "Job") -> str:
-        """What the coordinator can see of it, unless a silo is in league with it."""
-        from ..algorithms.exchange import Gram, Mix  # noqa: PLC0415
-
-        if not job.security.required:
-            return "in the clear: the coordinator sees what each silo gives"
-        exchanges = {part.exchange for start in job.phase_starts for part in job.up(start)}
-        mixed = "nothing of what it mixes, " if Mix() in exchanges else ""
-        compared = "of what it compares the inner products, " if Gram() in exchanges else ""
-        enough = job.min_holders + job.security.colluders
-        counted = f"how many of them hold each class and no row of one that fewer than {enough} do, "
-        return (
-            f"blind: what a silo gives is masked, the coordinator reads the sums over all {len(job.silos)} silos, "
-            f"{counted if job.counted else ''}{mixed}{compared}who took part, sizes and times"
-        )
 
     def _shards(self) -> list[Any]:
         from ..algorithms.data import digits  # noqa: PLC0415

@@ -8,16 +8,7 @@ from typing import Any
 from ..algorithms.exchange import Kind
 from ..algorithms.job import Job
 from ..proto.secure_given import most_given
-from ..security.release import (
-    GRAM_READER,
-    MASKED,
-    MIX_READER,
-    PADDED,
-    PLAIN,
-    ROTATED,
-    SUM_READER,
-    Release,
-)
+from ..security.release import MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Release
 from ..silo.admission import TRUSTED
 from ..silo.payload import given_releases
 from .toml import to_toml
@@ -25,6 +16,7 @@ from .toml import to_toml
 WIDTH = 100
 LISTED = 12  # tensors of a rule that its comment names one by one
 KIB = 1024
+FOR_SILOS = f"{MASKED} for silos"
 TIMES, TIMES_BLIND = 2, 10  # what a round gives may leave so often in it
 
 WHAT = {  # what each kind is, and what it can tell those who read it
@@ -43,10 +35,10 @@ WHAT = {  # what each kind is, and what it can tell those who read it
     Kind.SHARE: "a share of a secret",
 }
 
-READERS = {PLAIN: "coordinator", MASKED: SUM_READER, PADDED: MIX_READER, ROTATED: GRAM_READER}
 HOW = {  # how each form leaves, and what can be read of it
     PLAIN: "as they stand",
     MASKED: "masked, so that only their sum over a round's silos can be read",
+    FOR_SILOS: "masked and padded, so that the silos alone can read their sum over a round's silos",
     PADDED: "padded, so that each silo can read its own weighted mean of the others' alone, the coordinator nothing",
     ROTATED: "rotated, so that the coordinator can read how like the silos' vectors are, and no vector",
 }
@@ -58,15 +50,16 @@ class Drafted:
 
     method: str
     kind: Kind
-    releases: dict[tuple[str, str], Release] = field(default_factory=dict)  # by form and tensor name, the largest
+    releases: dict[tuple[str, str], Release] = field(default_factory=dict)  # by way and tensor name, the largest
     dtypes: dict[str, None] = field(default_factory=dict)
     jobs: dict[str, None] = field(default_factory=dict)
 
     def add(self, release: Release, job: str) -> None:
         """Let this leave, too."""
-        known = self.releases.get((release.form, release.name))
+        way = FOR_SILOS if SILOS_READER in release.readers else release.form
+        known = self.releases.get((way, release.name))
         if known is None or known.elements < release.elements:
-            self.releases[release.form, release.name] = release
+            self.releases[way, release.name] = release
         self.dtypes[release.dtype] = self.jobs[job] = None
 
 
@@ -133,10 +126,11 @@ def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
         ]
     if keyed := [f"{job.name!r}" for job in blind if job.keyed]:
         why = (
-            f"What {', '.join(keyed)} mixes or compares, and the tags by which silos check sums, are hidden from the "
-            "coordinator by a key that all of the job's silos have. If the coordinator and any one of them put what "
-            "they have together, they read what each silo gives there, and can alter sums. Keep this line only if you "
-            'trust that they do not; "none" declines such jobs.'
+            f"What {', '.join(keyed)} mixes or compares, sums that silos alone read, and the tags by which silos check "
+            "sums, are hidden from the coordinator by a key that all of the job's silos have. If the coordinator and "
+            "any one of them put what they have together, they read such sums and what each silo gives to be mixed or "
+            'compared, and can alter sums. Keep this line only if you trust that they do not; "none" declines such '
+            "jobs."
         )
         lines += [*_comment(why), f'trust = "{TRUSTED}"']
     return ["", "[secure_aggregation]", *lines] if lines else []
@@ -144,8 +138,10 @@ def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
 
 def _rule(part: str, rule: Drafted) -> str:
     of = f"{part!r}: {WHAT[rule.kind]}. Of job {', '.join(repr(job) for job in rule.jobs)}: "
-    forms = list(dict.fromkeys(form for form, _ in rule.releases))
-    said, shown = [_said(rule, form) for form in forms], [_shown(rule, form) for form in forms]
+    ways = list(dict.fromkeys(way for way, _ in rule.releases))
+    said, shown = [_said(rule, way) for way in ways], [_shown(rule, way) for way in ways]
+    forms = list(dict.fromkeys(release.form for release in rule.releases.values()))
+    readers = [release.readers or ("coordinator",) for release in rule.releases.values()]
     document: Mapping[str, Any] = {
         "name": f"{rule.method}-{part}",
         "methods": [rule.method],
@@ -155,20 +151,20 @@ def _rule(part: str, rule: Drafted) -> str:
         "dtypes": list(rule.dtypes),
         "max_elements": max(release.elements for release in rule.releases.values()),
         "recipients": ["coordinator"],
-        "readers": [READERS[form] for form in forms],
+        "readers": list(dict.fromkeys(reader for each in readers for reader in each)),
         **({} if forms == [PLAIN] else {"forms": forms}),
     }
     comments = [*_comment(of + "; ".join(said) + "."), *_comment("Tensors: " + "; ".join(shown) + ".")]
     return "\n".join(["", *comments, "[[allow]]", ""]) + to_toml(document)
 
 
-def _said(rule: Drafted, form: str) -> str:
-    sizes = [release.nbytes for (own, _), release in rule.releases.items() if own == form]
-    return f"{len(sizes)} tensors, {sum(sizes):,} bytes a round, {HOW[form]}"
+def _said(rule: Drafted, way: str) -> str:
+    sizes = [release.nbytes for (own, _), release in rule.releases.items() if own == way]
+    return f"{len(sizes)} tensors, {sum(sizes):,} bytes a round, {HOW[way]}"
 
 
-def _shown(rule: Drafted, form: str) -> str:
-    tensors = [release for (own, _), release in rule.releases.items() if own == form]
+def _shown(rule: Drafted, way: str) -> str:
+    tensors = [release for (own, _), release in rule.releases.items() if own == way]
     shown = [f"{release.name} {list(release.shape)}" for release in tensors[:LISTED]]
     if len(tensors) > LISTED:
         shown.append(f"and {len(tensors) - LISTED} more, which staddle policy check lists")

@@ -46,6 +46,7 @@ def sign(
     """Check a job file, write out its wire schema, and sign it with an operator's key."""
     from ..algorithms.job import Job  # noqa: PLC0415 torch takes seconds to import
     from ..security.public_weights import weights_fault  # noqa: PLC0415 as it imports numpy
+    from .seen import seen  # noqa: PLC0415
 
     signer = load_keys(keys)
     if signer.entry.role is not Role.OPERATOR:
@@ -61,6 +62,7 @@ def sign(
     signed = sign_document(document, members, signer, JOB)
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)
     typer.echo(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
+    typer.echo(seen(job))
 
 
 @app.command("show")
@@ -174,14 +176,20 @@ def results(
     from ..coordinator import results as files  # noqa: PLC0415
 
     if config is not None:
-        made = files.write(out, *files.read(configs.load(config).directory, job))
+        kept = files.read(configs.load(config).directory, job)
+        if kept.relayed:
+            typer.echo(
+                f"not among them: {', '.join(kept.relayed)}, which the coordinator passed on and cannot open; every "
+                f"silo of the job has it, in jobs/{job}/model.safetensors of its own folder",
+                err=True,
+            )
     else:
         from .operations import connected  # noqa: PLC0415
 
         with connected(_given(operator)) as here:
             report = here.show(job)
-        made = files.write(out, status_fields(report.status), round_fields(report.rounds), {})
-    typer.echo("\n".join(str(path) for path in made))
+        kept = files.Kept(status_fields(report.status), round_fields(report.rounds))
+    typer.echo("\n".join(str(path) for path in files.write(out, kept)))
 
 
 def status_fields(status: "pb.JobStatus") -> dict[str, Any]:

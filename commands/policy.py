@@ -15,7 +15,7 @@ from ..security import policy as policies
 from ..security import roster as rosters
 from ..security.identity import ENTRY_FILE, load_entry
 from ..security.policy import Policy, Verdict
-from ..security.release import MASKED, PADDED, ROTATED
+from ..security.release import MASKED, PADDED, ROTATED, SILOS_READER
 from . import examples
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 READ = {  # who reads what leaves in a form that hides it
     MASKED: "masked, read as a sum over the round's silos alone",
+    SILOS_READER: "masked, read as a sum over the round's silos alone, by silos, or by coordinator and a silo together",
     PADDED: "padded, read by the other silos in weighted means alone, by coordinator and a silo together as it stands",
     ROTATED: "rotated, read by the coordinator as lengths and likeness alone, together with a silo as it stands",
 }
@@ -131,9 +132,11 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
     if job.keyed:
         trust = policy.file.secure_aggregation.trust
         forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}
-        hidden, it = (
-            ("what it mixes and compares is", "it") if forms - {MASKED} else ("the tags of its sums are", "them")
-        )
+        hidden, it = ("the tags of its sums are", "them")
+        if forms - {MASKED} or job.for_silos:
+            mixed = ["what it mixes and compares"] if forms - {MASKED} else []
+            summed = [f"the sum of {', '.join(sorted(job.for_silos))}"] if job.for_silos else []
+            hidden, it = f"{' and '.join((*mixed, *summed))} is", "it"
         said = f"{hidden} hidden by a key that the job's silos share: the coordinator together with any one of them"
         yield from _wrapped(f"{said} reads {it}; here trust = {trust!r}", "")
     for outflow in outflows:
@@ -165,11 +168,12 @@ def _rounds(outflow: "Outflow") -> str:
 
 def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow", longest: float | None) -> Iterator[str]:
     """One part, a line a tensor; all of a part leave in one form."""
-    kind, form = verdicts[0].release.kind, verdicts[0].release.form
-    read = READ.get(form, f"read by {', '.join(outflow.readers)}")
+    release = verdicts[0].release
+    way = SILOS_READER if SILOS_READER in release.readers else release.form
+    read = READ.get(way, f"read by {', '.join(outflow.readers)}")
     size = sum(verdict.release.nbytes for verdict in verdicts)
     norm = f"; held back in a round in which its norm is over {longest:g}" if longest is not None else ""
-    yield from _wrapped(f"part {part!r} ({kind}), {size:,} bytes, {read}{norm}", "  ")
+    yield from _wrapped(f"part {part!r} ({release.kind}), {size:,} bytes, {read}{norm}", "  ")
     cells = [_cells(verdict) for verdict in verdicts]
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
     for verdict, (name, dtype, shape, size_, said) in zip(verdicts, cells, strict=True):
@@ -226,7 +230,7 @@ def _document(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outfl
                 "allow": outflow.decision.allow,
                 "reasons": outflow.decision.whole,
                 "max_norms": _max_norms(job, policy, outflow),
-                "tensors": [_tensor(verdict) for verdict in outflow.decision.tensors],
+                "tensors": [_tensor(verdict, outflow.readers) for verdict in outflow.decision.tensors],
             }
             for outflow in outflows
         ],
@@ -239,7 +243,7 @@ def _max_norms(job: "Job", policy: Policy, outflow: "Outflow") -> dict[str, floa
     return {part: rule.max_norm for part, rule in rules.items() if rule and rule.max_norm is not None}
 
 
-def _tensor(verdict: Verdict) -> dict[str, Any]:
+def _tensor(verdict: Verdict, readers: Sequence[str]) -> dict[str, Any]:
     release = verdict.release
     return {
         "part": release.part,
@@ -249,6 +253,7 @@ def _tensor(verdict: Verdict) -> dict[str, Any]:
         "shape": release.shape,
         "form": release.form,
         "bytes": release.nbytes,
+        "readers": release.readers or readers,
         "rule": verdict.rule,
         "leaves": not verdict.reasons,
         "reasons": verdict.reasons,

@@ -7,7 +7,7 @@ from ..security.ledger_overview import At, View
 from ..security.ledger_view import Message, Totals
 from ..security.records import Hidden
 from ..security.records_secure import SumEnd, SumOpened
-from ..security.release import MASKED
+from ..security.release import MASKED, SILOS_READER, SUM_READER
 from .report_tables import Listed, newest, spans
 
 
@@ -46,7 +46,7 @@ class Sums:
 
     jobs: tuple[SumRow, ...]
     parts: tuple[PartRow, ...]
-    forms: tuple[str, ...]  # that occur, plain ones left out
+    forms: tuple[str, ...]  # that occur, plain ones left out, and "silos" where these alone read a sum
     ends: Listed[At[SumEnd]]  # attempts that ended without a sum
 
 
@@ -55,8 +55,9 @@ def sum_table(view: View) -> Sums:
     rows = [_row(view.of(job), job) for job in view.jobs]
     ends = [at for at in view.sums if isinstance(at.record, SumEnd)]
     parts = tuple(row for job in view.jobs for row in _parts(view.of(job).messages))
-    masked = [MASKED] if any(message.intent.secagg for message in view.messages) else []
-    forms = (*masked, *sorted({row.form for row in parts}))
+    masked = {reader for message in view.messages if message.intent.secagg for reader in message.intent.readers}
+    sums = [name for name, reader in ((MASKED, SUM_READER), (SILOS_READER, SILOS_READER)) if reader in masked]
+    forms = (*sums, *sorted({row.form for row in parts}))
     return Sums(tuple(row for row in rows if row is not None), parts, forms, newest(ends))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from ..security.ledger_overview import View, parts
 from ..security.records import JobAccept, JobDecline
-from ..security.release import MASKED, PADDED, ROTATED
+from ..security.release import MASKED, PADDED, ROTATED, SILOS_READER
 from ..security.roster import Roster
 from .units import size
 
@@ -58,6 +58,8 @@ def _hidden(view: View) -> str:
         f"{_count(forms[form], 'message')} of these left {form}, {how}. " for form, how in HOW.items() if forms[form]
     ]
     alone = "Of padded and rotated ones this holds while the coordinator and no silo collude. "
+    if any(SILOS_READER in message.intent.readers for message in view.messages):
+        said.append("Sums that silos alone read are kept from the coordinator while no silo colludes with it. ")
     return "".join(said) + (alone if forms[PADDED] or forms[ROTATED] else "")
 
 

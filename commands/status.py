@@ -100,6 +100,8 @@ def _metrics(job: "CoordinatorJob") -> str:
 def _stage(job: "CoordinatorJob") -> list[str]:
     """Who is awaited in a job that runs; why a job failed."""
     lines = [f"{job.job}: {job.reason}"] if job.reason else []
+    if job.relayed:
+        lines.append(f"{job.job}: {', '.join(job.relayed)}: passed on to its silos, which alone can open it")
     if job.stage not in ("queued", "ended"):
         gave, missing = WAITS_FOR.get(job.stage, ("gave", "missing"))
         where = f"{job.stage}, round {job.closed}" if job.stage in ("drawing", "round", "folding") else job.stage

@@ -31,6 +31,13 @@ Room: TypeAlias = Literal["result", "version", "mail", "words"]
 Place: TypeAlias = tuple[Room, str, str]  # room, part, silo ("" for a result)
 Files: TypeAlias = Mapping[Place, str]  # place → file name in the job's folder
 
+
+def relayed(places: Iterable[Place]) -> tuple[str, ...]:
+    """Parts of whose sum there are words, and no tensors: the coordinator passes on what silos alone can open."""
+    found = set(places)
+    return tuple(sorted(part for room, part, _ in found if room == "words" and ("result", part, "") not in found))
+
+
 VERSION = 4
 SUBMISSIONS = """\
 CREATE TABLE submissions (
@@ -277,10 +284,13 @@ class Database:
 
     def _stored(self, name: str, signed: bytes, state: str, method: bytes) -> StoredJob:
         read = self._state(name, state)
-        rows = self._connection.execute("SELECT room, part, silo, file FROM files WHERE job = ?", (name,))
-        files = {(room, part, silo): file for room, part, silo, file in rows}
         hidden, memories = self._hidden(name) if read.blind else ((), {})
-        return StoredJob(signed, read, safetensors.torch.load(method), files, hidden, memories)
+        return StoredJob(signed, read, safetensors.torch.load(method), self.files(name), hidden, memories)
+
+    def files(self, job: str) -> dict[Place, str]:
+        """What lies where since the last round of a job that was folded."""
+        rows = self._connection.execute("SELECT room, part, silo, file FROM files WHERE job = ?", (job,))
+        return {(room, part, silo): file for room, part, silo, file in rows}
 
     def add_job(self, signed: bytes, state: JobState, method: Mapping[str, Tensor]) -> None:
         """Append a job to the queue."""

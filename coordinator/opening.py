@@ -4,6 +4,8 @@
 
     <round>.@sum.safetensors     tensors "part/name", and "part/@weight" where a part has weights; its header names the
                                  "survivors", as a JSON list
+
+Of a part that silos alone read there is nothing in it: its words are kept for them as they are, under their pads.
 """
 
 import hashlib
@@ -21,6 +23,7 @@ from ..algorithms.job import Job
 from ..errors import LocalError
 from ..proto.blind import round_frame
 from ..security.blind_sum import folded
+from ..security.fixedpoint import COORDINATOR_READS
 from ..security.masked_sum import Accumulator, chunks, upload_bytes
 from ..security.open_sum import Claim, tag_of
 from ..security.round_spec import RoundSpec, specify
@@ -71,7 +74,8 @@ def open_sum(
     del accumulator  # a sum's words go once it is folded
     tensors: dict[str, Tensor] = {}
     for part, group in zip(parts, spec.groups, strict=True):
-        made = folded(part, group, sums.pop())
+        opened = sums.pop()
+        made = folded(part, group, opened) if group.reader == COORDINATOR_READS else {}
         tensors |= {f"{part.name}/{name}": tensor for name, tensor in made.items()}
     store.write(opened_sum(spec.round), tensors, {SURVIVORS: json.dumps(list(survivors))})
     with store.sum_file(spec.round).open("rb") as file:
@@ -100,8 +104,8 @@ class OpenedSums:
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
         """A part's fold over exactly these members; LocalError for another set.
 
-        That of a Sum lies in the file. Rotated vectors have the inner products of those that were not; of padded words
-        there is nothing to see.
+        That of a Sum lies in the file, unless silos alone read it: then it is empty. Rotated vectors have the inner
+        products of those that were not; of padded words there is nothing to see.
         """
         if not isinstance(part.exchange, Sum):
             return PLAIN.collect(part, members, read)

@@ -15,18 +15,30 @@ import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import LocalError
 from ..files import write_atomic
+from .database import relayed
 from .store import RESULT
 
 Round = Mapping[str, Any]  # round, members, metrics
 
 
-def read(directory: Path, job: str) -> tuple[dict[str, Any], list[Round], dict[str, Path]]:
-    """State, closed rounds and published files (by part) of one job; LocalError where there is none."""
+@dataclass(frozen=True)
+class Kept:
+    """What there is of a job: its state, its closed rounds, files by part and, as "result", of what was known last."""
+
+    state: Mapping[str, Any]
+    rounds: Sequence[Round]
+    published: Mapping[str, Path] = field(default_factory=dict)
+    relayed: Sequence[str] = ()  # parts of which the coordinator has what silos alone can open
+
+
+def read(directory: Path, job: str) -> Kept:
+    """That of one job; LocalError where there is none."""
     path = directory / "coordinator.sqlite"
     if not path.exists():
         raise LocalError(f"{path}: no such file; a coordinator with this configuration has not run yet")
@@ -38,24 +50,25 @@ def read(directory: Path, job: str) -> tuple[dict[str, Any], list[Round], dict[s
                 raise LocalError(f"{path}: has no job {job!r}; it has {', '.join(known) or 'none'}")
             rows = connection.execute("SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,))
             rounds: list[Round] = [{"round": n, "members": json.loads(m), "metrics": json.loads(s)} for n, m, s in rows]
-            files = connection.execute("SELECT part, file FROM files WHERE job = ? AND room = 'result'", (job,))
-            published = {part: directory / "jobs" / job / file for part, file in files}
+            held = "SELECT room, part, file FROM files WHERE job = ? AND room IN ('result', 'words')"
+            files = {(room, part, ""): file for room, part, file in connection.execute(held, (job,))}
     except sqlite3.Error as error:
         raise LocalError(f"{path}: cannot read it: {error}") from error
-    state: dict[str, Any] = json.loads(found[0])
-    return state, rounds, published
+    folder = directory / "jobs" / job
+    published = {part: folder / file for (room, part, _), file in files.items() if room == "result"}
+    if (folder / RESULT).exists():
+        published[RESULT.removesuffix(".safetensors")] = folder / RESULT
+    return Kept(json.loads(found[0]), rounds, published, relayed(files))
 
 
-def write(out: Path, state: Mapping[str, Any], rounds: Sequence[Round], published: Mapping[str, Path]) -> list[Path]:
+def write(out: Path, kept: Kept) -> list[Path]:
     """Write what there is into a folder; the files. Existing ones of the same name are replaced."""
     out.mkdir(parents=True, exist_ok=True)
     made = [out / "rounds.csv", out / "job.json"]
-    write_atomic(made[0], to_csv(rounds).encode(), 0o644)
-    document = json.dumps({"state": state, "rounds": list(rounds)}, indent=1) + "\n"
+    write_atomic(made[0], to_csv(kept.rounds).encode(), 0o644)
+    document = json.dumps({"state": kept.state, "rounds": list(kept.rounds)}, indent=1) + "\n"
     write_atomic(made[1], document.encode(), 0o644)
-    folders = {path.parent for path in published.values()}
-    extra = {RESULT.removesuffix(".safetensors"): folder / RESULT for folder in folders if (folder / RESULT).exists()}
-    for name, path in {**published, **extra}.items():
+    for name, path in kept.published.items():
         target = out / f"{name}.safetensors"
         try:
             shutil.copyfile(path, target)

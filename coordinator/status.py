@@ -8,7 +8,7 @@ from ..errors import LocalError
 from ..files import Disk, disk
 from ..security.lock import held
 from .config import CoordinatorConfig
-from .database import Database
+from .database import Database, relayed
 from .round import JobState
 
 
@@ -37,6 +37,7 @@ class JobStatus:
     dropped: dict[str, str]  # silo → code
     last: LastRound | None
     attempt: int | None = None  # at the sum of a blind round, from 0
+    relayed: tuple[str, ...] = ()  # parts that it passes on and cannot open
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def read(config: CoordinatorConfig) -> CoordinatorStatus:
     if not path.is_file():
         raise LocalError(f"{path}: no such file; the coordinator makes it when it is run for the first time")
     with closing(Database(path, read_only=True)) as database:
-        jobs = tuple(_job(state, _last(database, state.job)) for state in database.states())
+        jobs = tuple(_job(state, database) for state in database.states())
     return CoordinatorStatus(config.directory, held(config.directory), disk(config.directory), jobs)
 
 
@@ -64,12 +65,15 @@ def _last(database: Database, job: str) -> LastRound | None:
     return LastRound(rounds[-1][0], tuple(rounds[-1][1]), rounds[-1][2]) if rounds else None
 
 
-def _job(state: JobState, last: LastRound | None) -> JobStatus:
+def _job(state: JobState, database: Database) -> JobStatus:
     gave, missing, dropped = _who(state)
+    last = _last(database, state.job)
     closed = last.round + 1 if last else 0
     told = (state.outcome, state.reason, state.cohort, gave, missing, dict(dropped))
     attempt = state.attempt if state.blind and state.stage == "round" else None
-    return JobStatus(state.job, state.stage, closed, state.rounds, *told, last, attempt)
+    return JobStatus(
+        state.job, state.stage, closed, state.rounds, *told, last, attempt, relayed(database.files(state.job))
+    )
 
 
 def _who(state: JobState) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:

@@ -293,7 +293,7 @@ class JobStore:
     def folding(
         self, round_: int, rows: Callable[[Post, bool], bytes | None] | None = None, words: Collection[str] = ()
     ) -> "Folding":
-        """An archive whose changes lie beside what is committed; ``words``: parts of which this round's are kept.
+        """An archive whose changes lie beside what is committed; ``words``: parts of which the sum's are there.
 
         ``rows`` of a job whose versions are padded words: what is then put aside for a post, beside what lies there
         unless that is cleared; None where nothing is.
@@ -396,12 +396,11 @@ class Folding:
         rows: Callable[[Post, bool], bytes | None] | None = None,
         words: Collection[str] = (),
     ) -> None:
-        self.changes: dict[Place, str | None] = {}
+        self.changes: dict[Place, str | None] = {("words", part, ""): summed_words(round_, part) for part in words}
         self.digests: dict[str, dict[str, bytes]] = {}  # of what was published
         self._store = store
         self._round = round_
         self._rows = rows
-        self._words = words
 
     def latest(self, part: str) -> dict[str, Tensor] | None:
         """The published value before this round."""
@@ -409,8 +408,6 @@ class Folding:
 
     def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace the published value of a part; the disk writes while its tensors are hashed."""
-        if part in self._words:
-            self.changes["words", part, ""] = summed_words(self._round, part)
         with ThreadPoolExecutor(1) as beside:
             hashing = beside.submit(_digests, tensors)
             self._write(("result", part, ""), f"{self._round}.{part}.safetensors", tensors)

@@ -6,7 +6,8 @@ is a group of that sum, in the order in which the parts cross (security/blind_su
 vectors (security/rotation.py). They are bound to lines and uses that ``line_of`` and ``use_of`` make.
 
 In a keyed job uploads carry linear tags, and what is published as it was summed comes down in words (``sums_down``), so
-that silos check it (security/open_sum.py).
+that silos check it (security/open_sum.py). Where the job's audience are its silos these words are under pads that the
+coordinator cannot take off (security/silo_pads.py).
 """
 
 import hashlib
@@ -111,7 +112,7 @@ def schema_digest(job: Job) -> str:
 def bounds(job: Job) -> Bounds:
     """What the job declares of its values."""
     said = job.security
-    return Bounds(said.clip_exponent, said.weights, said.weight_least, said.weight_most)
+    return Bounds(said.clip_exponent, said.weights, said.weight_least, said.weight_most, job.for_silos)
 
 
 def row_terms(job: Job) -> Terms:

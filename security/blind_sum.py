@@ -14,7 +14,7 @@ with it gives the bits of a blind federation. ``Mix`` and ``Gram`` are in blind_
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from ..algorithms.exchange import DTYPES, PLAIN, WEIGHT, Gift, Gram, Kind, Mix, Part, Read, Sum, TensorSpec
 from ..errors import LocalError
 from .blind_mix import Rows, compared
-from .fixedpoint import WIDEST_PRIVATE, Floats, Group, Ring, error_bound, weight_exponent
+from .fixedpoint import SILOS_READ, WIDEST_PRIVATE, Floats, Group, Ring, error_bound, weight_exponent
 from .masked_sum import Accumulator, Given, Opened, check_given, masked_chunks
 from .round_spec import Frame, RoundSpec, Terms, specify
 
@@ -38,17 +38,24 @@ SOME_KEY = bytes(32)  # of a simulation: nothing is hidden by it
 class Bounds:
     """What a job declares of its values: magnitudes are at most 2^clip_exponent, private weights ``least`` to ``most``.
 
-    Weights of a ``ratio`` are never public: they would show who has which class.
+    Weights of a ``ratio`` are never public: they would show who has which class. ``for_silos`` are the parts whose sums
+    silos alone read.
     """
 
     clip_exponent: int = 3
     weights: Literal["public", "private"] = "private"
     least: int = 1
     most: int = 1
+    for_silos: frozenset[str] = frozenset()
 
 
 def group(part: Part, bounds: Bounds) -> Group:
     """The group of a part; LocalError for a part that is no Sum."""
+    own = _group(part, bounds)
+    return own.model_copy(update={"reader": SILOS_READ}) if part.name in bounds.for_silos else own
+
+
+def _group(part: Part, bounds: Bounds) -> Group:
     match part.exchange:
         case Sum("total"):
             counts = all(spec.dtype == "int64" for spec in part.tensors)
@@ -132,8 +139,11 @@ class Quantised:
         group_key: bytes = SOME_KEY,
         job: str = "",
     ) -> None:
-        """``counts``, by silo, are the declared ones of public weights; ``job`` is the digest of its document."""
-        self._bounds = bounds
+        """``counts``, by silo, are the declared ones of public weights; ``job`` is the digest of its document.
+
+        Pads over sums come off as masks do, so that there are none.
+        """
+        self._bounds = replace(bounds, for_silos=frozenset())
         self._counts = tuple(sorted((counts or {}).items()))
         self._rows = Rows(bounds.clip_exponent, terms or Terms())
         self._group_key, self._job = group_key, job

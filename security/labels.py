@@ -31,6 +31,7 @@ SECAGG_PAIR = b"staddle/secagg/pair/1"  # HKDF: key of the mask that two silos s
 SECAGG_SELF = b"staddle/secagg/self/1"  # HKDF: key of the mask that one silo has to itself
 SECAGG_TAG = b"staddle/secagg/tag/1"  # HKDF: key of the coefficients of linear tags, from the group key
 SECAGG_PAD = b"staddle/secagg/pad/1"  # HKDF: key of one silo's pads over its tags
+SECAGG_HIDE = b"staddle/secagg/hide/1"  # HKDF: key of one silo's pads over sums that silos alone read
 
 GROUP_CONTEXT = b"staddle/group/context/1"  # hashed: an epoch of the key that all silos share
 GROUP_CONTRIBUTION = b"staddle/group/contribution/1"  # a silo over what it gives to the key of an epoch
@@ -85,6 +86,7 @@ HASHED = (
     SECAGG_SELF,
     SECAGG_TAG,
     SECAGG_PAD,
+    SECAGG_HIDE,
     GROUP_CONTEXT,
     GROUP_SEAL,
     GROUP_ALL,

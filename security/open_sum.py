@@ -5,17 +5,21 @@ What a silo expects it knows itself: the federation, the job, the round whose su
 sum, an older one, or that of another group does not pass; and by the survivors' tags (tags.py) no word was altered, and
 none of the survivors left out or put in. A coordinator that is in league with one silo of the job can forge a tag.
 
+A group that silos alone read comes down under the survivors' pads (silo_pads.py), which come off first: the tags are of
+the numbers. With pads of others than the survivors what is left is noise, and no tag fits it.
+
 The model digest of a specification is not compared: a silo that was away knows nothing of that round's model.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .fixedpoint import Words
-from .masked_sum import Opened, opened_group
+from .fixedpoint import SILOS_READ, Words
+from .masked_sum import Opened, opened_group, unpad
 from .round_spec import Frame, RoundSpec, Terms, check_cohort, check_frame, check_survivors, signed_spec
 from .secagg_fault import COORDINATOR, Code, check
 from .signers import Signers
+from .silo_pads import silo_pad
 from .tags import Tagger
 
 PIECE = 1 << 18  # words that are worked on at a time
@@ -48,11 +52,17 @@ def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> R
 
 
 def open_group(spec: RoundSpec, group: int, claim: Claim, key: bytes, words: Words) -> Opened:
-    """The sum of a group, once its words are here: its elements, then private weights. RefusedError if altered."""
-    tagger = Tagger(key, spec.context(), len(spec.groups))
+    """The sum of a group, once its words are here: its elements, then private weights. RefusedError if altered.
+
+    Pads are taken off ``words`` in place.
+    """
+    ctx = spec.context()
+    if spec.groups[group].reader == SILOS_READ:
+        unpad(group, words, [silo_pad(key, ctx, silo, spec.prg) for silo in claim.survivors])
+    tagger = Tagger(key, ctx, len(spec.groups))
     for _, piece in _pieces(words):
         tagger.add(group, piece)
-    tagger.check_group(group, claim.tag, key, spec.context(), claim.survivors)
+    tagger.check_group(group, claim.tag, key, ctx, claim.survivors)
     return opened_group(spec, group, claim.survivors, _pieces(words))
 
 

@@ -88,7 +88,7 @@ class Policy:
         # (1) There is something to decide on.
         whole = [] if releases else ["message declares no tensor; declare what leaves"]
         # (2) Each tensor passes the rule of its part.
-        verdicts = tuple(self._verdict(method, release, recipient, readers) for release in releases)
+        verdicts = tuple(self._verdict(method, each, recipient, each.readers or readers) for each in releases)
         # (3) No tensor comes twice.
         names = [(release.part, release.name) for release in releases]
         twice = [name for name, times in Counter(names).items() if times > 1]

@@ -14,6 +14,7 @@ MASKED = "masked"
 PADDED = "padded"
 ROTATED = "rotated"
 SUM_READER = "sum"  # who can open a masked tensor reads it only as a part of a sum over the cohort
+SILOS_READER = "silos"  # and where the sum is padded, silos alone can; unless the coordinator and a silo collude
 MIX_READER = "mix"  # and a padded one as a part of a row; unless coordinator and a silo collude
 GRAM_READER = "gram"  # of a rotated one the coordinator reads inner products; the same
 
@@ -23,7 +24,8 @@ class Release:
     """What leaves, before it does.
 
     ``dtype`` is that on the wire. ``taint`` says what it was computed from; only software that has tracked it may say
-    less than ``private``. ``ledger_ids`` are the budget records that paid for it.
+    less than ``private``. ``ledger_ids`` are the budget records that paid for it. ``readers`` are those who can open
+    this tensor, where they are not all who can open its message.
     """
 
     part: str
@@ -34,6 +36,7 @@ class Release:
     form: str = PLAIN
     taint: Literal["public", "dp", "private"] = "private"
     ledger_ids: tuple[int, ...] = ()
+    readers: tuple[str, ...] = ()
 
     @property
     def elements(self) -> int:

@@ -25,7 +25,7 @@ from ..security.roster import Roster
 from ..security.round_spec import Terms
 from .config import SiloConfig
 from .declared import Declared, Records
-from .payload import given_releases, readers_of_form
+from .payload import given_releases, readers_of_message
 
 TRUSTED = "non-colluding-coordinator"  # secure_aggregation.trust
 
@@ -117,9 +117,10 @@ def _decided(job: Job, roster: Roster, policy: Policy, releases: Sequence[Releas
     verdicts: list[Verdict] = []
     whole = dict[str, None]()
     for form in dict.fromkeys(release.form for release in releases):
-        own, of_form = [release for release in releases if release.form == form], readers_of_form(form, roster)
-        decision = policy.decide(job.method_name, own, roster.coordinator.id, of_form, sent)
-        readers |= dict.fromkeys(of_form)
+        own = [release for release in releases if release.form == form]
+        of_message = readers_of_message(own, roster)
+        decision = policy.decide(job.method_name, own, roster.coordinator.id, of_message, sent)
+        readers |= dict.fromkeys(of_message)
         verdicts += decision.tensors
         whole |= dict.fromkeys(decision.whole)
         sent += sum(release.nbytes for release in own)
@@ -196,9 +197,13 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     """What only jobs with a key are asked: all of their silos can open what is hidden by it (rules 8, 10 and 12)."""
     asked, terms, coordinator = policy.file.secure_aggregation, policy.terms, roster.coordinator
     parts = dict.fromkeys(part.name for start in job.phase_starts for part in uploaded(job.up(start)))
-    names = ", ".join(parts) or "the tags of its sums"
-    instead = "for a method that only sums, without tags" if parts else "to have it signed without security.tags"
-    if job.counted and not parts:
+    hidden = [f"the sum of {', '.join(sorted(job.for_silos))}"] if job.for_silos else []
+    names = " and ".join((", ".join(parts), *hidden) if parts else hidden) or "the tags of its sums"
+    opened = " and ".join((f"{', '.join(parts)} of every silo", *hidden)) if parts else names
+    instead = f"to have it signed without security.{'audience' if hidden else 'tags'}"
+    if parts:
+        instead = "for a method that only sums, without tags"
+    elif job.counted:
         instead = "for a method that sums nothing class by class"
     # (7) This silo trusts that the coordinator is in league with no silo of the job.
     if asked.trust != TRUSTED:
@@ -213,7 +218,7 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     if both:
         yield (
             f"whoever runs {coordinator.id} ({' and '.join(sorted(runs))}) also runs {', '.join(both)}, and so can "
-            f"open {names} of every silo, whatever trust says; another organisation must run the one or the other, or "
+            f"open {opened}, whatever trust says; another organisation must run the one or the other, or "
             f"ask {instead}"
         )
     if not parts:

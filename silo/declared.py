@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any, Self
 
 from ..algorithms.exchange import WEIGHT, Exchange, Gram, Kind, Mix, Part, Sum, TensorSpec
+from ..algorithms.job_security import for_silos
 from ..errors import LocalError
 from ..files import canonical_json
 from ..proto.blind import summed, uploaded
@@ -48,7 +49,8 @@ class Declared:
         said = document["security"]
         if said["secure_aggregation"] == "off":
             return declared
-        limits = Bounds(said["clip_exponent"], said["weights"], said["weight_least"], said["weight_most"])
+        hidden = for_silos(said["audience"], document["schema"])
+        limits = Bounds(said["clip_exponent"], said["weights"], said["weight_least"], said["weight_most"], hidden)
         parts = tuple((phase["from_round"], tuple(map(_blind, phase["up"]))) for phase in document["schema"])
         return replace(declared, bounds=limits, parts=parts)
 

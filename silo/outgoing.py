@@ -31,12 +31,13 @@ from ..security.fixedpoint import Words
 from ..security.masked_sum import Given, check_given, masked_chunks, upload_bytes
 from ..security.masks import Term
 from ..security.records import Hidden, Secagg, TensorDigest
-from ..security.release import SUM_READER, Release
+from ..security.release import Release
 from ..security.round_spec import RoundSpec
 from ..security.secagg_silo_events import Streamed
+from ..security.silo_pads import silo_pads
 from ..security.tags import Tagger
 from .declared import Declared
-from .payload import exactly, masked_releases, release_of
+from .payload import exactly, masked_releases, readers_of_each, release_of
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ class _Tagging:
             raise LocalError("a tagged sum without the key that its silos share; this is a bug in Staddle")
         ctx = spec.context()
         tagger = Tagger(masking.key, ctx, len(spec.groups))
-        yield from masked_chunks(spec, masking.silo, gifts, masking.terms, tagger)
+        pads = silo_pads(spec, masking.silo, masking.key)
+        yield from masked_chunks(spec, masking.silo, gifts, masking.terms, tagger, pads)
         self._padded = tagger.padded(masking.key, ctx, masking.silo)
 
     def tags(self) -> bytes:
@@ -157,10 +159,11 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
         colluders=spec.colluders,
         clipped=sum(clipped),
     )
+    releases = masked_releases(parts, spec.groups)
     return Outgoing(
         form="masked",
-        readers=(SUM_READER,),
-        releases=masked_releases(parts, spec.groups),
+        readers=readers_of_each(releases),
+        releases=releases,
         sizes=(upload_bytes(spec),),
         headers=(),
         chunks=pieces,

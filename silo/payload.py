@@ -16,10 +16,21 @@ from ..proto.blind import bounds, in_words, summed, uploaded
 from ..proto.tensor_pb2 import Manifest
 from ..proto.wire import Item, check_manifest, delivered_items, given_items, tensor_from
 from ..security.blind_sum import group
-from ..security.fixedpoint import Group
-from ..security.release import GRAM_READER, MASKED, MIX_READER, PADDED, PLAIN, ROTATED, SUM_READER, Release
+from ..security.fixedpoint import COORDINATOR_READS, SILOS_READ, Group
+from ..security.release import (
+    GRAM_READER,
+    MASKED,
+    MIX_READER,
+    PADDED,
+    ROTATED,
+    SILOS_READER,
+    SUM_READER,
+    Release,
+)
 from ..security.roster import Roster
 from .declared import Records
+
+SUMS = {COORDINATOR_READS: SUM_READER, SILOS_READ: SILOS_READER}  # by who reads a group
 
 
 class Buffer:
@@ -52,7 +63,7 @@ def masked_releases(parts: Sequence[Part], groups: Sequence[Group]) -> tuple[Rel
     ``groups`` are those of the parts, in their order.
     """
     return tuple(
-        Release(part.name, part.kind.name.lower(), spec.name, f"uint{group.ring}", spec.shape, MASKED)
+        _hidden(part, spec, f"uint{group.ring}", MASKED, SUMS[group.reader])
         for part, group in zip(parts, groups, strict=True)
         for spec in (part.wire if group.weights == "private" else part.tensors)
     )
@@ -60,16 +71,17 @@ def masked_releases(parts: Sequence[Part], groups: Sequence[Group]) -> tuple[Rel
 
 def padded_releases(part: Part) -> tuple[Release, ...]:
     """What policy and ledger read about a part that leaves padded: a release for each tensor."""
-    return tuple(_hidden(part, spec, "uint64", PADDED) for spec in part.tensors)
+    return tuple(_hidden(part, spec, "uint64", PADDED, MIX_READER) for spec in part.tensors)
 
 
 def rotated_releases(part: Part) -> tuple[Release, ...]:
     """What they read about a part whose vectors leave rotated."""
-    return tuple(_hidden(part, spec, spec.dtype, ROTATED) for spec in part.tensors)
+    return tuple(_hidden(part, spec, spec.dtype, ROTATED, GRAM_READER) for spec in part.tensors)
 
 
-def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str) -> Release:
-    return Release(part.name, part.kind.name.lower(), spec.name, dtype, spec.shape, form)
+def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str, reader: str) -> Release:
+    """Of what is blind nobody opens a silo's own part: its reader stands for what it is read as, and by whom."""
+    return Release(part.name, part.kind.name.lower(), spec.name, dtype, spec.shape, form, readers=(reader,))
 
 
 def given_releases(job: Job, round_: int) -> tuple[Release, ...]:
@@ -96,12 +108,14 @@ def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int
     return dict(sizes)
 
 
-READERS = {MASKED: SUM_READER, PADDED: MIX_READER, ROTATED: GRAM_READER}
+def readers_of_message(releases: Sequence[Release], roster: Roster) -> tuple[str, ...]:
+    """Who can open something of a message of one form."""
+    return readers_of_each(releases) or readers_of(roster)
 
 
-def readers_of_form(form: str, roster: Roster) -> tuple[str, ...]:
-    """Who can open what leaves in a form; of what is blind nobody opens a silo's own part."""
-    return readers_of(roster) if form == PLAIN else (READERS[form],)
+def readers_of_each(releases: Sequence[Release]) -> tuple[str, ...]:
+    """The readers that a message's tensors name themselves."""
+    return tuple(dict.fromkeys(reader for release in releases for reader in release.readers))
 
 
 def readers_of(roster: Roster) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from staddle.security.labels import SECAGG_SPEC
 from staddle.security.masked_sum import Accumulator, check_given, masked_chunks
 from staddle.security.open_sum import Claim, tag_of
 from staddle.security.round_spec import specify
+from staddle.security.silo_pads import silo_pads
 from staddle.silo.sums import Sums
 
 MODEL = "ee" * 32
@@ -32,10 +33,14 @@ COUNTED = {
     "counts": dict.fromkeys(SILOS, 30),
     "tags": True,
 }
+HIDDEN = {**{key: value for key, value in COUNTED.items() if key != "tags"}, "audience": "silos"}
 
 
 def make_tagged(folder) -> Made:
-    """Jobs of five silos with tags: twins of one part, one of two, one whose rounds have four silos, a count."""
+    """Jobs of five silos with tags: twins of one part, one of two, one whose rounds have four silos, a count.
+
+    And the first three once more, with sums that silos alone read.
+    """
     files = local_federation.make(folder / "local", SILOS)
     made = Made(files, rosters.load(files.folder / "roster.json"), load_keys(files.folder / "coordinator" / "keys"))
     for name, method, changes in (
@@ -51,13 +56,26 @@ def make_tagged(folder) -> Made:
         ),
         ("away", "fedper", {"participation": 0.8}),
         ("rare", "fedssa", {"security": {"secure_aggregation": "required"}}),
+        ("hidden", "fedavg", {"security": HIDDEN}),
+        ("hidden-twin", "fedavg", {"security": HIDDEN}),
+        (
+            "hidden-two",
+            "fedaims",
+            {
+                "model": {"name": "convnet-digits", "classes": 3},
+                "security": {**HIDDEN, "weights": "private", "counts": {}},
+            },
+        ),
     ):
         made.job(name, method, SILOS, {}, **{"min_cohort": 3, "security": COUNTED, **changes})
     return made
 
 
 class Summed:
-    """The sum of one round of a job: who survived gave ``values``, each other ones in each round."""
+    """The sum of one round of a job: who survived gave ``values``, each other ones in each round.
+
+    ``folds`` are what silos read of it, ``seen`` is what the coordinator has of each part in the end.
+    """
 
     def __init__(self, made, job, round_, survivors=SILOS, cohort=SILOS, key=KEY):
         self.made, self.job, self.round, self.survivors = made, job, round_, survivors
@@ -65,6 +83,10 @@ class Summed:
         self.parts = summed(job.up(round_))
         self.spec = specify(frame, cohort, 0)
         ctx, accumulator, given = self.spec.context(), Accumulator(self.spec), {}
+        clear = self.spec.model_copy(
+            update={"groups": tuple(each.model_copy(update={"reader": "coordinator"}) for each in self.spec.groups)}
+        )
+        without = Accumulator(clear)
         for silo in survivors:
             gifts = [
                 blind_sum.given(part, group, self.values(part, silo))
@@ -72,13 +94,17 @@ class Summed:
             ]
             check_given(self.spec, gifts)
             tagger = tags.Tagger(key, ctx, len(self.parts))
-            accumulator.add(words.tobytes() for words in masked_chunks(self.spec, silo, gifts, (), tagger))
+            pads = silo_pads(self.spec, silo, key)
+            accumulator.add(words.tobytes() for words in masked_chunks(self.spec, silo, gifts, (), tagger, pads))
+            without.add(words.tobytes() for words in masked_chunks(clear, silo, gifts, ()))
             given[silo] = tagger.padded(key, ctx, silo)
-        opened = accumulator.open((), survivors)
-        self.folds = {
-            part.name: blind_sum.folded(part, group, each)
-            for part, group, each in zip(self.parts, self.spec.groups, opened, strict=True)
-        }
+        self.folds, self.seen = (
+            {
+                part.name: blind_sum.folded(part, group, each)
+                for part, group, each in zip(self.parts, self.spec.groups, opened, strict=True)
+            }
+            for opened in (without.open((), survivors), accumulator.open((), survivors))
+        )
         self.tags = tags.combine(given, len(self.parts))
         self.words = {
             part.name: b"".join(words.tobytes() for group, words in accumulator.numbers() if group == index)

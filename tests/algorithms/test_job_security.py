@@ -37,6 +37,7 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
         "secure_aggregation": "off", "clip_exponent": 3, "weights": "private", "weight_least": 1,
         "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1, "tags": False,
         "min_holders": 0,
+        "audience": "coordinator",
     }  # fmt: skip
 
 
@@ -70,6 +71,7 @@ def test_a_document_of_before_the_table_is_told_from_one_of_now(make_job):
         ("counts", COUNTS),
         ("class_counts", {"a": [1, 2]}),
         ("colluders", 0),
+        ("audience", "silos"),
     ],
 )
 def test_a_key_that_would_do_nothing_is_refused(make_job, key, value):

@@ -9,6 +9,7 @@ from staddle.algorithms.aggregation import MemoryArchive
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.data import digits
 from staddle.algorithms.exchange import PLAIN, WEIGHT, Sum
+from staddle.algorithms.job_security import summed_down
 from staddle.algorithms.method import METRICS
 from staddle.security.blind_sum import Bounds, Quantised
 
@@ -84,3 +85,49 @@ def test_every_method_publishes_its_sums_as_they_are(name, blind, make_job, monk
             checked.add(part)
     assert any(folds for folds, _ in rounds) == (name not in ("fedsimsup", "local"))
     assert bool(checked) == (name not in ("fedsimsup", "local", "fedssa"))  # FedSSA's header has a name of its own
+
+
+class Unread:
+    """Exchanges whose sums are for others: their results are empty."""
+
+    def __init__(self, own, hidden):
+        self.own, self.hidden = own, hidden
+        self.give, self.mix = own.give, own.mix
+
+    def collect(self, part, members, read):
+        return {} if part.name in self.hidden else self.own.collect(part, members, read)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_where_silos_alone_read_its_sums_such_a_method_does_the_same_but_publish_them(name, make_job, monkeypatch):
+    """In each round, beside a coordinator that reads them."""
+    model = {"name": "convnet-digits" if name == "fedaims" else "cnn-digits", "classes": 10}
+    share = 0.75 if name == "fedsimsup" else 1.0
+    job = make_job(name, OPTIONS.get(name), model, silos=SILOS, rounds=4, participation=share)
+    hidden = summed_down(job.document()["schema"])
+    close, seen = simulation.close_round, []
+
+    def closing(method, exchanges, state, round_, members, parts, read, archive):
+        published = set()
+
+        class Blank(MemoryArchive):
+            def publish(self, part, tensors):
+                published.add(part)
+
+        unread = close(method, Unread(exchanges, hidden), state, round_, members, parts, read, Blank())
+        made = close(method, exchanges, state, round_, members, parts, read, archive)
+        for one, other in zip(unread, made, strict=True):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[key], other[key]) for key in one)
+        assert not published & hidden
+        seen.append(hidden & {part.name for part in parts})
+        return made
+
+    monkeypatch.setattr(simulation, "close_round", closing)
+    data = digits()
+    shards = {
+        silo: (data.take(np.arange(n, n + 60)), data.take(np.arange(n + 60, n + 70)))
+        for n, silo in zip(range(0, 400, 70), SILOS, strict=False)
+    }
+    simulation.simulate(job, shards)
+    assert any(seen) == (name not in ("fedsimsup", "local", "fedssa"))

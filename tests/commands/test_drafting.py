@@ -180,6 +180,26 @@ def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, s
     assert "trust" not in draft([signed("summing", BLIND)])
 
 
+def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(federation, signed):
+    roster = rosters.load(federation.folder / "roster.json")
+    job, other = signed("hidden", {**BLIND, "audience": "silos"}, "ppfl"), signed("open", BLIND, "ppfl")
+    policy = policies.parse(draft([job]).encode(), "policy.toml")
+    assert sum_objections(job, policy, roster) == ()
+    assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
+    assert not all(outflow.decision.allow for outflow in outflows(other, roster, policy))
+    asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
+    assert asked == {"required": True, "trust": "non-colluding-coordinator"}
+    readers = {rule.parts[0]: (rule.forms, rule.readers) for rule in policy.file.allow}
+    masked = ("masked",)
+    assert readers == {"model": (masked, ("silos",)), "coupling": (masked, ("silos",)), "metrics": (masked, ("sum",))}
+    flowing = " ".join(draft([job]).replace("\n# ", " ").split())
+    assert "masked and padded, so that the silos alone can read their sum over a round's silos." in flowing
+    both = policies.parse(draft([job, other]).encode(), "policy.toml")
+    assert both.rule("ppfl", "model").readers == ("silos", "sum")
+    for each in (job, other):
+        assert all(outflow.decision.allow for outflow in outflows(each, roster, both))
+
+
 def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 

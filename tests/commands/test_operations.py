@@ -167,7 +167,7 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     assert [entry["job"] for entry in json.loads(world.call("list", "--json"))] == ["one"]
     far = world.call("results", "one", "--out", tmp_path / "far").split()
     assert [path.rpartition("/")[2] for path in far] == ["rounds.csv", "job.json"]
-    near = results.write(tmp_path / "near", *results.read(world.config.directory, "one"))
+    near = results.write(tmp_path / "near", results.read(world.config.directory, "one"))
     assert {path.name for path in near} == {"rounds.csv", "job.json", "result.safetensors", "model.safetensors"}
     assert all(path.is_file() for path in near)
     tables = [list(csv.DictReader((tmp_path / folder / "rounds.csv").open())) for folder in ("far", "near")]
@@ -362,8 +362,8 @@ def test_results_that_cannot_be_read_say_why(world, tmp_path):
     world.call("submit", world.signed("a-third")[1])
     with pytest.raises(LocalError, match="has no job 'one'; it has two, a-third"):
         results.read(world.config.directory, "one")
-    state, rounds, published = results.read(world.config.directory, "two")
-    assert (state["stage"], rounds, published) == ("admitting", [], {})
+    kept = results.read(world.config.directory, "two")
+    assert (kept.state["stage"], kept.rounds, kept.published, kept.relayed) == ("admitting", [], {}, ())
     other = tmp_path / "other"
     other.mkdir()
     shutil.copyfile(world.operator, other / "coordinator.sqlite")
@@ -395,5 +395,5 @@ def test_rounds_as_csv_leave_a_sum_empty_that_a_round_has_not(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rounds.csv").write_text("old")
     with pytest.raises(LocalError, match="cannot write it: No such file or directory; a round may just have closed"):
-        results.write(tmp_path / "out", {}, rounds, {"model": tmp_path / "gone.safetensors"})
+        results.write(tmp_path / "out", results.Kept({}, rounds, {"model": tmp_path / "gone.safetensors"}))
     assert (tmp_path / "out" / "rounds.csv").read_text() == results.to_csv(rounds)

@@ -180,6 +180,23 @@ def test_a_keyed_job_says_who_reads_what_it_mixes_and_compares(federation, check
     assert "here trust = 'none'" in declined
 
 
+def test_a_job_whose_sums_silos_alone_read_says_so_part_by_part(check, blind):
+    blind("for-silos", weights="public", counts=dict.fromkeys("abcd", 30), audience="silos")
+    shown = check("for-silos", drafted=True)
+    flowing = " ".join(shown.split())
+    for said in (
+        "the sum of extractor is hidden by a key that the job's silos share: the coordinator together with any one of",
+        "masked, read as a sum over the round's silos alone, by silos, or by coordinator and a silo together ",
+        "part 'metrics' (metric), 24 bytes, masked, read as a sum over the round's silos alone metrics",
+    ):
+        assert said.removesuffix(" metrics") in flowing
+    assert max(map(len, shown.splitlines())) <= 100
+    (phase,) = json.loads(check("for-silos", "--json", drafted=True))["phases"]
+    assert phase["readers"] == ["silos", "sum"]
+    readers = {(tensor["part"], *tensor["readers"]) for tensor in phase["tensors"]}
+    assert readers == {("extractor", "silos"), ("metrics", "sum")}
+
+
 def test_what_the_policy_has_against_a_blind_sum_is_said(check, blind):
     blind("private")
     stricter = [("required = true", "required = true\nmin_cohort = 5\nassumed_colluders = 2")]

@@ -597,6 +597,18 @@ def test_secure_sums_and_attempts_that_ended(path):
     assert "No message of this ledger left masked, padded or rotated: who can read it reads" in plain
 
 
+def test_sums_that_silos_alone_read_are_told_from_others(path):
+    with open_ledger(path) as ledger:
+        intend_masked(ledger, readers=["silos", "sum"])
+    page = parsed(path)
+    _, masked, padded, *_ = page.section("7. Secure sums, mixes and comparisons")
+    assert (masked[0], padded[0]) == ("masked, sum", "masked, silos")
+    assert padded[2] == "The silos of the job; the coordinator only together with one of them."
+    said = text(page.all("li")[0])
+    assert "Who can read it: silos, sum." in said
+    assert "Sums that silos alone read are kept from the coordinator while no silo colludes with it." in said
+
+
 def test_padded_and_rotated_parts_say_who_reads_what_and_who_would_have_to_collude(path):
     keyed(path)
     with open_ledger(path) as ledger:

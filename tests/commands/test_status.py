@@ -100,6 +100,18 @@ def test_a_coordinators_jobs_stand_in_order_with_who_gave_and_who_is_missing(coo
     assert lines[5:] == [f"bad: {FAILED.reason}", "open: round, round 1: gave: a; missing: b; dropped: c (TRAINING)"]
 
 
+def test_what_a_coordinator_passes_on_and_cannot_open_is_named(coordinator, database):
+    keep(database, OPEN)
+    words = {("words", part, ""): f"0.{part}.words" for part in ("model", "read", "coupling")}
+    with database.transaction():
+        database.close_round(
+            "open", 0, ["a", "b"], METRICS, {}, {**words, ("result", "read", ""): "0.read.safetensors"}
+        )
+    (job,) = read(coordinator)["jobs"]
+    assert job["relayed"] == ["coupling", "model"]
+    assert "open: coupling, model: passed on to its silos, which alone can open it" in show(coordinator).splitlines()
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -7,6 +7,7 @@ from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.method import METRICS
 from staddle.errors import LocalError
 from staddle.proto.blind import in_words, round_frame, sums_down, sums_published
+from staddle.silo.declared import Declared, Records
 
 SILOS = ["a", "b", "c", "d", "e"]
 NOTHING = "0" * 64
@@ -15,6 +16,7 @@ COUNTS = {"weights": "public", "counts": dict.fromkeys(SILOS, 40)}
 JOBS = {
     "fedavg": ({}, TAGGED, 1.0),
     "fedper": ({}, {**TAGGED, **COUNTS}, 0.8),
+    "ppfl": ({"models": 2}, {"secure_aggregation": "required", "audience": "silos"}, 1.0),
     "pfedsim": ({"rho": 0.5}, {"secure_aggregation": "required"}, 1.0),
     "fedssa": ({"t_stable": 3}, {"secure_aggregation": "required"}, 1.0),
     "fedaims": ({"sampling": "algorithm2"}, {"secure_aggregation": "required"}, 1.0),
@@ -67,9 +69,37 @@ def test_a_sum_that_comes_down_is_of_the_last_round_that_had_it(name):
         due = {part for part, before in later if before == round_}
         assert due <= set(sums_published(job, round_)) <= {part.name for part in job.up(round_)} - {METRICS.name}
     words = {each.part.name for round_ in range(job.length + 1) for each in sums_down(job, round_)}
-    wanted = {"fedavg": {"model"}, "fedper": {"extractor"}, "pfedsim": {"model"}, "fedssa": {"holders"}}
-    wanted["fedaims"] = {"holders", "backbone", "prototypes"}
+    wanted = {
+        "fedavg": {"model"},
+        "fedper": {"extractor"},
+        "ppfl": {"holders", "model", "coupling"},
+        "pfedsim": {"model"},
+        "fedssa": {"holders"},
+        "fedaims": {"holders", "backbone", "prototypes"},
+    }
     assert words == wanted.get(name, set())
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_silos_alone_read_is_what_comes_down_in_words(name):
+    options, security, participation = JOBS[name]
+    quiet = {key: value for key, value in security.items() if key != "tags"} | {"audience": "silos"}
+    if name == "fedsimsup":
+        with pytest.raises(LocalError, match=r"security\.audience does nothing: no sum comes down to silos as it was"):
+            made(name, options, quiet, participation)
+        return
+    job = made(name, options, quiet, participation)
+    assert job.keyed
+    for round_ in range(job.length):
+        frame = round_frame(job, round_, "lung", NOTHING, NOTHING)
+        readers = {own.name: own.reader for own in frame.groups}
+        assert frame.tagged
+        assert readers.pop(METRICS.name) == "coordinator"
+        if name == "fedssa":
+            readers.pop("rows", None)  # of them its coordinator half makes what it publishes
+        assert readers == dict.fromkeys(sums_published(job, round_), "silos")
+        declared = Declared.of(job.document(), Records(30, 10)).groups(round_)[1]
+        assert declared == frame.groups  # the gate reads the same from the signed document
 
 
 def test_a_part_never_comes_as_tensors_before_its_first_sum():
@@ -92,9 +122,12 @@ def test_without_a_key_nothing_is_tagged_and_all_comes_as_tensors():
     assert not round_frame(job, 0, "lung", NOTHING, NOTHING).tagged
 
 
-def test_tags_that_would_check_nothing_are_refused():
-    with pytest.raises(LocalError, match=r"security\.tags does nothing: no sum comes down to silos as it was opened"):
-        made("pfedsim", {"rho": 0.0}, TAGGED)  # it never sums but its metrics
+@pytest.mark.parametrize("key", ["tags", "audience"])
+def test_tags_that_would_check_nothing_and_an_audience_without_a_sum_are_refused(key):
+    security = TAGGED if key == "tags" else {"secure_aggregation": "required", "audience": "silos"}
+    said = rf"security\.{key} does nothing: no sum comes down to silos as it was opened"
+    with pytest.raises(LocalError, match=said):
+        made("pfedsim", {"rho": 0.0}, security)  # it never sums but its metrics
 
 
 def test_tags_of_sums_in_the_clear_are_refused():

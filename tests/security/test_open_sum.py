@@ -12,6 +12,7 @@ from staddle.security.labels import SECAGG_SPEC
 from staddle.security.masked_sum import Accumulator, Given, check_given, masked_chunks
 from staddle.security.open_sum import Claim, check_claim, group_bytes, open_group, tag_of
 from staddle.security.round_spec import Terms, specify
+from staddle.security.silo_pads import silo_pads
 
 SILOS = names(4)
 GROUPS = (
@@ -20,23 +21,32 @@ GROUPS = (
     group("rows", 24, rows=4, ring=64, weights="private", weight_most=50, weight_least=1),
 )
 FRAME = frame(groups=GROUPS, tagged=True, counts=tuple((silo, 30) for silo in SILOS))
+HIDDEN = frame(
+    groups=tuple(each.model_copy(update={"reader": "silos"}) for each in GROUPS), tagged=True, counts=FRAME.counts
+)
 TERMS = Terms(min_cohort=3)
 
 
 class Sum:
-    """One that was opened, without masks, and what is said of each of its groups."""
+    """One that was opened, without masks, and what is said of each of its groups.
+
+    ``opened`` is what silos read: what was summed before pads.
+    """
 
     def __init__(self, survivors=SILOS, own=FRAME):
-        self.survivors = survivors
-        self.spec = specify(own, SILOS, 0)
-        ctx, accumulator, sent = self.spec.context(), Accumulator(self.spec), {}
+        self.survivors, self.own = survivors, own
+        self.spec, plain = specify(own, SILOS, 0), specify(FRAME, SILOS, 0)
+        ctx, accumulator, clear, sent = self.spec.context(), Accumulator(self.spec), Accumulator(plain), {}
         for number, silo in enumerate(survivors):
             gifts = [gift(each, number) for each in own.groups]
             check_given(self.spec, gifts)
             tagger = tags.Tagger(GROUP_KEY, ctx, len(GROUPS))
-            accumulator.add(words.tobytes() for words in masked_chunks(self.spec, silo, gifts, (), tagger))
+            pads = silo_pads(self.spec, silo, GROUP_KEY)
+            accumulator.add(words.tobytes() for words in masked_chunks(self.spec, silo, gifts, (), tagger, pads))
+            clear.add(words.tobytes() for words in masked_chunks(plain, silo, gifts, ()))
             sent[silo] = tagger.padded(GROUP_KEY, ctx, silo)
-        self.opened = accumulator.open((), survivors)
+        accumulator.open((), survivors)
+        self.opened = clear.open((), survivors)
         self.tags = tags.combine(sent, len(GROUPS))
         self.words = [
             np.concatenate([words for index, words in accumulator.numbers() if index == wanted])
@@ -56,9 +66,9 @@ def gift(own, number):
     return Given(values, np.full(own.rows, number + 1.0) if own.weights == "private" else None)
 
 
-@pytest.fixture(scope="module")
-def made():
-    return Sum()
+@pytest.fixture(scope="module", params=[FRAME, HIDDEN], ids=["the coordinator reads it", "silos alone read it"])
+def made(request):
+    return Sum(own=request.param)
 
 
 def same(found, wanted):
@@ -73,17 +83,18 @@ def same(found, wanted):
     assert found.mean().tolist() == wanted.mean().tolist()
 
 
+@pytest.mark.parametrize("own", [FRAME, HIDDEN])
 @pytest.mark.parametrize("survivors", [SILOS, SILOS[:3], SILOS[1:]])
 @pytest.mark.parametrize("piece", [1 << 18, 7])
-def test_the_words_give_the_bits_of_what_was_opened(survivors, piece, monkeypatch):
+def test_the_words_give_the_bits_of_what_was_opened(own, survivors, piece, monkeypatch):
     monkeypatch.setattr(open_sum, "PIECE", piece)  # pieces of 7 words cut the elements from the weights elsewhere
-    found = Sum(survivors)
+    found = Sum(survivors, own)
     for index, words in enumerate(found.words):
         claim = found.claim(index)
-        spec = check_claim(claim, FRAME, TERMS, signers(SILOS))
+        spec = check_claim(claim, own, TERMS, signers(SILOS))
         assert spec == found.spec
-        assert words.nbytes == group_bytes(spec, index) == group_bytes(FRAME, index)
-        same(open_group(spec, index, claim, GROUP_KEY, words), found.opened[index])
+        assert words.nbytes == group_bytes(spec, index) == group_bytes(own, index)
+        same(open_group(spec, index, claim, GROUP_KEY, words.copy()), found.opened[index])
 
 
 @given(st.integers(0, 2), st.data())
@@ -107,22 +118,23 @@ def test_multiples_of_a_modulus_are_noticed(made, modulus, times):
 
 
 def test_words_of_another_group_of_the_same_size_are_noticed(made):
-    assert made.words[0].tolist() == made.words[1].tolist()  # the very same numbers, under another tag
+    assert (made.words[0].tolist() == made.words[1].tolist()) == (made.own is FRAME)  # the same, under another tag
     for index, claim in ((0, made.claim(1)), (1, made.claim(0))):
         with pytest.raises(RefusedError, match="was altered"):
-            open_group(made.spec, index, claim, GROUP_KEY, made.words[index])
+            open_group(made.spec, index, claim, GROUP_KEY, made.words[index].copy())
 
 
 @pytest.mark.parametrize("survivors", [SILOS[:3], SILOS[1:]])
 def test_survivors_that_were_others_are_noticed(made, survivors):
     claim = made.claim(survivors=survivors)
-    check_claim(claim, FRAME, TERMS, signers(SILOS))
+    check_claim(claim, made.own, TERMS, signers(SILOS))
     with pytest.raises(RefusedError, match="was altered"):
-        open_group(made.spec, 0, claim, GROUP_KEY, made.words[0])
+        open_group(made.spec, 0, claim, GROUP_KEY, made.words[0].copy())
 
 
-def test_one_that_was_not_among_the_survivors_is_noticed():
-    found = Sum(SILOS[:3])
+@pytest.mark.parametrize("own", [FRAME, HIDDEN])
+def test_one_that_was_not_among_the_survivors_is_noticed(own):
+    found = Sum(SILOS[:3], own)
     with pytest.raises(RefusedError, match="was altered"):
         open_group(found.spec, 0, found.claim(survivors=SILOS), GROUP_KEY, found.words[0])
 
@@ -136,6 +148,7 @@ def test_one_that_was_not_among_the_survivors_is_noticed():
         ({}, {"roster": "ab" * 32}, TERMS, "SPEC", "specifies roster"),
         ({}, {"tagged": False}, TERMS, "SPEC", "specifies tagged True, this silo expects False"),
         ({}, {"groups": GROUPS[:2]}, TERMS, "SPEC", "specifies groups"),
+        ({}, {"groups": "the other readers"}, TERMS, "SPEC", "specifies groups"),
         ({}, {}, Terms(min_cohort=5), "POLICY", "smaller than min_cohort 5"),
         ({}, {}, Terms(colluders=2), "POLICY", "assumes 1 colluders"),
         ({"survivors": SILOS[:2]}, {}, TERMS, "SURVIVORS", "2 survivors are fewer than 3"),
@@ -144,7 +157,9 @@ def test_one_that_was_not_among_the_survivors_is_noticed():
     ],
 )
 def test_a_claim_that_does_not_hold_is_refused(made, changes, own, terms, code, said):
-    expected = frame(**{"groups": GROUPS, "tagged": True, "counts": FRAME.counts, **own})
+    if own.get("groups") == "the other readers":
+        own = {"groups": (FRAME if made.own is HIDDEN else HIDDEN).groups}
+    expected = frame(**{"groups": made.own.groups, "tagged": True, "counts": FRAME.counts, **own})
     with pytest.raises(RefusedError) as caught:
         check_claim(made.claim(**changes), expected, terms, signers(SILOS))
     assert (caught.value.peer, caught.value.code) == ("coordinator", code), caught.value.why
@@ -153,9 +168,9 @@ def test_a_claim_that_does_not_hold_is_refused(made, changes, own, terms, code, 
 
 def test_strangers_are_refused(made):
     with pytest.raises(RefusedError, match="the cohort names silo-03, no silo of the roster"):
-        check_claim(made.claim(), FRAME, TERMS, signers(SILOS[:3]))
+        check_claim(made.claim(), made.own, TERMS, signers(SILOS[:3]))
 
 
 def test_a_model_digest_may_be_of_a_round_in_which_the_silo_was_not(made):
-    other = frame(groups=GROUPS, tagged=True, counts=FRAME.counts, model_digest="ab" * 32)
+    other = frame(groups=made.own.groups, tagged=True, counts=FRAME.counts, model_digest="ab" * 32)
     assert check_claim(made.claim(), other, TERMS, signers(SILOS)) == made.spec

@@ -453,6 +453,38 @@ def test_4_a_job_that_sums_by_class_wants_trust_in_the_coordinator(refused, blin
     assert why.endswith("in league with none of them, or ask for a method that sums nothing class by class")
 
 
+HIDDEN = {**BLIND, "audience": "silos"}
+
+
+def test_4_a_job_whose_sums_silos_alone_read_is_decided_part_by_part(ask, blind, made, refused):
+    asked = blind("for-silos", HIDDEN, "fedavg", asks=TRUST)
+    assert ask(**asked).job.keyed
+    (flow,) = outflows(blind.job, made.roster, asked["policy"])
+    assert flow.readers == ("silos", "sum")
+    readers = {v.release.part: v.release.readers for v in flow.decision.tensors}
+    assert readers == {"model": ("silos",), "metrics": ("sum",)}
+    replaced = blind("for-silos", HIDDEN, "fedavg", asks=TRUST, replace={'readers = ["silos"]': 'readers = ["sum"]'})
+    why = refused("POLICY", **replaced)
+    assert "tensor model/@weight: rule 'fedavg-model': 'silos' is not in readers = ['sum']; add it" in why
+    assert "metrics" not in why
+
+
+@pytest.mark.parametrize("asks", ["", 'trust = "none"'])
+def test_4_sums_for_silos_want_trust_and_a_coordinator_that_runs_none(refused, blind, made, asks):
+    why = refused("POLICY", **blind("untrusted", HIDDEN, "fedavg", asks=asks))
+    assert why.startswith("the sum of model would be hidden from coordinator by a key that every silo of the job has")
+    assert "or ask to have it signed without security.audience" in why
+    own = {"host_operator": made.roster["silo-b"].organisation}
+    entries = [entry.model_copy(update=own) if entry.id == "coordinator" else entry for entry in made.roster.entries]
+    roster = made.roster.model_copy(update={"entries": tuple(entries)})
+    job = blind("one-hand", HIDDEN, "fedavg", asks=TRUST)
+    (why,) = sum_objections(blind.job, job["policy"], roster)
+    assert "also runs silo-b, and so can open the sum of model, whatever trust says" in why
+    job = blind("both", {**HIDDEN, "clip_exponent": 6}, "pfedsim", asks=TRUST)
+    (why,) = sum_objections(blind.job, job["policy"], roster)
+    assert "can open extractor, rows of every silo and the sum of model, whatever trust says" in why
+
+
 def test_4_trust_is_asked_of_no_job_that_only_sums(ask, blind):
     assert not ask(**blind("summing", asks='trust = "none"')).job.keyed
 

@@ -23,9 +23,11 @@ from staddle.silo.payload import (
     given_releases,
     masked_releases,
     norms,
+    padded_releases,
     readers_of,
-    readers_of_form,
+    readers_of_message,
     release_of,
+    rotated_releases,
     unpack,
 )
 
@@ -197,7 +199,8 @@ def test_a_release_says_what_the_item_is():
 
 def test_the_reader_is_the_coordinator(made):
     assert readers_of(made.roster) == ("coordinator",)
-    assert readers_of_form("plain", made.roster) == ("coordinator",)
+    plain = [release_of(item) for item in ITEMS]
+    assert readers_of_message(plain, made.roster) == ("coordinator",)
 
 
 PARTS = (
@@ -207,25 +210,32 @@ PARTS = (
 )
 
 
+def masked(part, kind, name, dtype, shape, reader="sum"):
+    return Release(part, kind, name, dtype, shape, "masked", readers=(reader,))
+
+
 @pytest.mark.parametrize(
     ("bounds", "mean"),
     [
-        (Bounds(3, "private", 1, 16), ("uint32", True)),
-        (Bounds(3, "private", 1, 17), ("uint64", True)),
-        (Bounds(3, "public", 1, 17), ("uint32", False)),
+        (Bounds(3, "private", 1, 16), ("uint32", True, "sum")),
+        (Bounds(3, "private", 1, 17), ("uint64", True, "sum")),
+        (Bounds(3, "public", 1, 17), ("uint32", False, "sum")),
+        (Bounds(3, "private", 1, 17, frozenset({"mean"})), ("uint64", True, "silos")),
     ],
 )
-def test_a_masked_round_has_unsigned_words_and_a_weight_only_where_it_is_private(bounds, mean):
-    dtype, weighted = mean
-    weight = [Release("mean", "backbone", "@weight", dtype, (), "masked")] if weighted else []
-    assert list(masked_releases(PARTS, [group(part, bounds) for part in PARTS])) == [
-        Release("mean", "backbone", "w", dtype, (2, 3), "masked"),
-        Release("mean", "backbone", "b", dtype, (2,), "masked"),
+def test_a_masked_round_has_unsigned_words_and_a_weight_only_where_it_is_private(made, bounds, mean):
+    dtype, weighted, reader = mean
+    weight = [masked("mean", "backbone", "@weight", dtype, (), reader)] if weighted else []
+    releases = masked_releases(PARTS, [group(part, bounds) for part in PARTS])
+    assert list(releases) == [
+        masked("mean", "backbone", "w", dtype, (2, 3), reader),
+        masked("mean", "backbone", "b", dtype, (2,), reader),
         *weight,
-        Release("rows", "header_rows", "r", "uint32", (4, 3), "masked"),
-        Release("rows", "header_rows", "@weight", "uint32", (4,), "masked"),
-        Release("sums", "counts", "n", "uint64", (), "masked"),
+        masked("rows", "header_rows", "r", "uint32", (4, 3)),
+        masked("rows", "header_rows", "@weight", "uint32", (4,)),
+        masked("sums", "counts", "n", "uint64", ()),
     ]
+    assert readers_of_message(releases, made.roster) == tuple(dict.fromkeys((reader, "sum")))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedssa", "local"])
@@ -242,9 +252,8 @@ def test_a_masked_round_declares_as_many_numbers_as_its_sums_have(made, method):
         assert {r.nbytes * 8 for r in releases if r.part == part.name} == {
             r.elements * own.ring for r in releases if r.part == part.name
         }
-    assert [readers_of_form(form, made.roster) for form in ("masked", "padded", "rotated")] == [
-        ("sum",),
-        ("mix",),
-        ("gram",),
-    ]
+    assert readers_of_message(releases, made.roster) == ("sum",)
+    own = job.up(0)[0]
+    assert readers_of_message(padded_releases(own), made.roster) == ("mix",)
+    assert readers_of_message(rotated_releases(own), made.roster) == ("gram",)
     assert given_releases(made.jobs["simple"], 0) == tuple(map(release_of, given_items(made.jobs["simple"].up(0))))

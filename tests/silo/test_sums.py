@@ -22,8 +22,8 @@ def tagged(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sums(tagged):
     """By job and round."""
-    jobs = tagged.jobs
-    return {(name, round_): Summed(tagged, jobs[name], round_) for name in ("simple", "twin") for round_ in (0, 1)}
+    names = ("simple", "twin", "hidden", "hidden-twin")
+    return {(name, round_): Summed(tagged, tagged.jobs[name], round_) for name in names for round_ in (0, 1)}
 
 
 @pytest.fixture
@@ -38,9 +38,11 @@ def same(found, wanted):
 
 
 @pytest.mark.parametrize("chunk", [1 << 20, 4096])
-def test_a_sum_comes_down_and_is_what_the_coordinator_folds(recipient, sums, chunk, monkeypatch):
+@pytest.mark.parametrize("job", ["simple", "hidden"])
+def test_a_sum_comes_down_and_is_what_the_coordinator_folds(recipient, sums, chunk, monkeypatch, job):
     monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", chunk)
-    made = sums["simple", 0]
+    made = sums[job, 0]
+    assert same(made.seen["model"], made.folds["model"]) == (job == "simple")
     found = recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")], chunk=chunk))
     assert same(found.tensors["model"], made.folds["model"])
     assert [*found.tensors["model"]] == [spec.name for spec in made.job.down(1)[0].tensors]
@@ -51,8 +53,9 @@ def test_a_sum_comes_down_and_is_what_the_coordinator_folds(recipient, sums, chu
     assert len(digests) == 3
 
 
-def test_sums_of_two_parts_come_in_one_delivery(recipient, tagged):
-    job = tagged.jobs["two"]
+@pytest.mark.parametrize("which", ["two", "hidden-two"])
+def test_sums_of_two_parts_come_in_one_delivery(recipient, tagged, which):
+    job = tagged.jobs[which]
     made = Summed(tagged, job, 1)
     names = [part.name for part in made.parts if part.name != "metrics"]
     assert len(names) == 2
@@ -69,8 +72,9 @@ def test_the_last_delivery_is_of_the_last_round(recipient, tagged):
     assert same(found.tensors["model"], made.folds["model"])
 
 
-def test_one_that_did_not_survive_is_no_part_of_the_sum(recipient, tagged):
-    made = Summed(tagged, tagged.jobs["simple"], 0, SILOS[:4])
+@pytest.mark.parametrize("name", ["simple", "hidden"])
+def test_one_that_did_not_survive_is_no_part_of_the_sum(recipient, tagged, name):
+    made = Summed(tagged, tagged.jobs[name], 0, SILOS[:4])
     found = recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]))
     assert same(found.tensors["model"], made.folds["model"])
 
@@ -111,7 +115,7 @@ HOSTILE = {
     ),
     "a stranger": (lambda m, _: m.down("model", survivors=(*SILOS, "silo-f")), "SURVIVORS", "not members of"),
     "a newer sum": (lambda _, s: s["simple", 1].down("model"), "SPEC", "specifies round 1, this silo expects 0"),
-    "another job's": (lambda _, s: s["twin", 0].down("model"), "SPEC", "specifies job 'twin', this silo expects"),
+    "another job's": (lambda _, s: s["twin", 0].down("model"), "SPEC", "twin', this silo expects"),
     "not signed": (lambda m, _: m.down("model", signature=bytes(64)), "SPEC", "its signature does not fit"),
     "signed by a silo": (
         lambda m, _: resigned(m, keys_of(m.made, SILOS[1]).sign),
@@ -134,14 +138,26 @@ HOSTILE = {
         "canonical",
     ),
     "another part": (lambda m, _: m.down("model", part="metrics"), "SPEC", "brings sums of metrics"),
+    "other readers": (
+        lambda m, _: resigned(m, groups=tuple(other_readers(m))),
+        "SPEC",
+        "specifies groups",
+    ),
 }
 
 
+def other_readers(made):
+    for own in made.spec.groups[:1]:
+        yield own.model_copy(update={"reader": "coordinator" if own.reader == "silos" else "silos"})
+    yield from made.spec.groups[1:]
+
+
+@pytest.mark.parametrize("job", ["simple", "hidden"])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_sum_that_is_not_the_silos_is_refused_and_stands_in_the_ledger(recipient, sums, name):
+def test_a_sum_that_is_not_the_silos_is_refused_and_stands_in_the_ledger(recipient, sums, name, job):
     change, code, said = HOSTILE[name]
-    made = sums["simple", 0]
-    message, words = change(made, sums)
+    made, twin = sums[job, 0], "twin" if job == "simple" else "hidden-twin"
+    message, words = change(made, {("simple", 1): sums[job, 1], ("twin", 0): sums[twin, 0]})
     with pytest.raises(RefusedError) as caught:
         recipient.take(made.job, 1, delivery(made.job, 1, [(message, words)]))
     assert (caught.value.peer, str(caught.value.code)) == ("coordinator", code), caught.value.why
@@ -154,16 +170,18 @@ def test_a_sum_that_is_not_the_silos_is_refused_and_stands_in_the_ledger(recipie
         assert said in ended["why"]
 
 
-def test_an_older_sum_handed_down_again_is_refused(recipient, sums, tagged):
-    made = sums["simple", 0]
+@pytest.mark.parametrize("job", ["simple", "hidden"])
+def test_an_older_sum_handed_down_again_is_refused(recipient, sums, job):
+    made = sums[job, 0]
     recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]))
     with pytest.raises(RefusedError, match="specifies round 0, this silo expects 1") as caught:
         recipient.take(made.job, 2, delivery(made.job, 2, [made.down("model")]))
     assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
 
 
-def test_the_sum_of_another_key_is_refused(recipient, sums):
-    made = sums["simple", 0]
+@pytest.mark.parametrize("job", ["simple", "hidden"])
+def test_the_sum_of_another_key_is_refused(recipient, sums, job):
+    made = sums[job, 0]
     with pytest.raises(RefusedError, match="was altered"):
         recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), key=b"another".ljust(32))
 
