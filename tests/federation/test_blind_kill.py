@@ -126,9 +126,9 @@ def left_over(running):
         ({"coordinator": "every"}, {"rounds": 1}, 45),
         ({"north": "every"}, {"rounds": 2}, 45),
         (  # one silo of four: where two die after they signed survivors, too few are left to open the sum, for good
-            {"coordinator": "seed:1:8", "north": "seed:2:8"},
+            {"coordinator": "seed:1:8", "north": "seed:2:6"},
             {"rounds": 2, "method": "fedssa", "options": {"t_stable": 3}},
-            2,
+            14,
         ),
     ],
     ids=["coordinator at every step", "silo at every step", "both at random"],
