@@ -136,9 +136,9 @@ class Demo:
 
         if not job.security.required:
             return "in the clear: the coordinator sees what each silo gives"
-        exchanges = {part.exchange for start in job.phase_starts for part in job.up(start)}
-        mixed = "nothing of what it mixes, " if Mix() in exchanges else ""
-        compared = "of what it compares the inner products, " if Gram() in exchanges else ""
+        exchanges = {type(part.exchange) for start in job.phase_starts for part in job.up(start)}
+        mixed = "nothing of what it mixes, " if Mix in exchanges else ""
+        compared = "of what it compares the inner products, " if Gram in exchanges else ""
         return (
             f"blind: what a silo gives is masked, the coordinator reads the sums over all {len(job.silos)} silos, "
             f"{mixed}{compared}who took part, sizes and times"

@@ -65,7 +65,7 @@ def padded_releases(part: Part) -> tuple[Release, ...]:
 
 def rotated_releases(part: Part) -> tuple[Release, ...]:
     """What they read about a part whose vectors leave rotated."""
-    return tuple(_hidden(part, spec, spec.dtype, ROTATED) for spec in part.tensors)
+    return tuple(_hidden(part, spec, spec.dtype, ROTATED) for spec in part.wire)
 
 
 def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str) -> Release:

@@ -110,7 +110,7 @@ class Door:
     async def give_rotated(self, declared, round_, payload, rotating, cohort):
         part = next(part for part in declared.hidden(round_) if part.name == rotating.use.group)
         items = tuple(item for item in declared.items(round_) if item.part == part.name)
-        outgoing = rotated(part, items, exactly(items, {part.name: payload[part.name]}), rotating)
+        outgoing = rotated(part, exactly(items, {part.name: payload[part.name]}), rotating)
         self.desk.intend(round_, part.name)
         data = b"".join(bytes(chunk.payload) for chunk in outgoing.chunks())
         self.crossing(part.name, lambda: self.desk.upload(part.name, rotating.context, data))
