@@ -279,13 +279,12 @@ def test_an_export_of_a_job_has_the_policies_that_were_in_force_during_it(path):
                 ledger.job_accept(said, HASH, "operator-1")
             else:
                 ledger.put_in_force(hashlib.sha256(said.encode()).hexdigest(), said)
-    names = (
-        lambda job: [  # noqa: E731
-            record.get("text", record.get("job"))
-            for line in b"".join(ledger_export.export(path, redact=False, job=job)).splitlines()[1:]
-            for record in [json.loads(line)["record"]]
-        ]
-    )
+
+    def names(job):
+        lines = b"".join(ledger_export.export(path, redact=False, job=job)).splitlines()[1:]
+        exported = [json.loads(line)["record"] for line in lines]
+        return [record.get("text", record.get("job")) for record in exported]
+
     assert names("j1") == ["in force", "j1", "tightened", "widened", "j1"]
     assert names("j2") == ["in force", "j2", "tightened", "widened", "later", "j2"]
     assert names("j3") == []
