@@ -14,8 +14,8 @@ learning", 2009)::
 so a cosine c is off by about √((1 + c²) / k): 0.044 at most for k = 1024. A use of the key is for one round, so what is
 off in one round says nothing of the next.
 
-Why the map is secret: Q keeps ‖S x‖, which for a unit vector x differs from 1 by about √(2/k), in a way that depends on
-all of x and on the map. Who knows the map confirms a guess of x by it; without the map it tells next to nothing.
+Why the map is secret: Q keeps ‖S x‖², which for a unit vector x differs from 1 by about √(2/k), in a way that depends
+on all of x and on the map. Who knows the map confirms a guess of x by it; without the map it tells next to nothing.
 """
 
 import numpy as np

@@ -152,7 +152,7 @@ def test_histograms_from_a_gram_of_proportions():
 
 
 def test_a_guess_is_confirmed_by_the_length_of_a_sketch_whose_map_is_known():
-    """Rotated or not: Q keeps the length, and that of a unit vector's sketch is 1 ± √(2/k), by all of the vector."""
+    """Rotated or not: Q keeps it, and for a unit vector its square is 1 ± √(2/k), by all of the vector."""
     random, size, seed = np.random.default_rng(6), 256, 11
     guesses = random.normal(size=(200, 5000))
     guesses /= np.linalg.norm(guesses, axis=1, keepdims=True)
