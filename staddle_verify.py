@@ -37,6 +37,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import re
 import sys
 from collections import Counter
@@ -1168,13 +1169,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MisuseError as error:
         print(f"staddle-verify: {printable(str(error))}", file=sys.stderr)
         return 2
+    try:
+        report(args, checks, result)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads it has seen enough, as `head` has; what was found stands
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0 if result else 1
+
+
+def report(args: argparse.Namespace, checks: Sequence[dict[str, Any]], result: Result | None) -> None:
+    """Print what was found."""
     shown = result.shown if result else f"that it does not hold: check {checks[-1]['number']} failed."
     not_shown = result.not_shown if result else "whether the checks behind it would hold; they were not run."
     facts = result.facts if result else {}
     if args.json:
         document = {"command": args.command, "holds": bool(result), "checks": checks, **facts}
         print(json.dumps({**document, "shown": shown, "not_shown": not_shown}, indent=1))
-        return 0 if result else 1
+        return
     for check in checks:
         print(f"{check['number']} {check['verdict']}  {check['name']}: {printable(check['found'])}")
     for member, key in facts.get("keys", {}).items():
@@ -1183,7 +1194,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         numbers = ", ".join(f"{value:,} {name}" for name, value in row.items() if isinstance(value, int))
         print(f"left: job {row['job']!a}, part {row['part']!a}, to {row['recipient']!a}: {numbers}")
     print(f"Shown: {printable(shown)}\nNot shown: {printable(not_shown)}")
-    return 0 if result else 1
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ exchange   silo i gives                                   the coordinator needs 
 =========  =============================================  ===================================================
 ``Sum``    tensors x_i and a weight w_i                   sum_i w_i x_i and sum_i w_i, over all or row by row
 ``Mix``    tensors x_i                                    for each recipient r: sum_j A_rj x_j
-``Gram``   vectors v_i, one per group                     the inner products <v_i, v_j>
+``Gram``   vectors v_i, one per group                     the inner products <v_i, v_j>, or those of sketches
 ``Each``   tensors x_i                                    x_i itself
 =========  =============================================  ===================================================
 
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LocalError
+from .sketch import count_sketch
 
 Tensors = Mapping[str, Tensor]
 Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo gave
@@ -113,7 +114,14 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Gram:
-    """Inner products of one tensor [groups, d] per silo, group by group; never for counts or proportions."""
+    """Inner products of one tensor [groups, d] per silo, group by group; never for counts or proportions.
+
+    ``sketch`` = k > 0: of sketches [groups, k] of the vectors, which alone cross, as float32 (sketch.py). In the clear
+    all know their map, that of ``seed``; blind it follows from the key that the job's silos share.
+    """
+
+    sketch: int = 0
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +142,8 @@ class Part:
     tensors: tuple[TensorSpec, ...]
 
     @property
-    def wire(self) -> tuple[TensorSpec, ...]:
-        """Specs of everything that a silo sends for this part, the weight of a Sum included."""
+    def given(self) -> tuple[TensorSpec, ...]:
+        """Specs of everything that a method gives for this part, the weight of a Sum included."""
         match self.exchange:
             case Sum("mean", most):
                 return (*self.tensors, TensorSpec(WEIGHT, "float64", (), 0.0, most))
@@ -143,6 +151,19 @@ class Part:
                 return (*self.tensors, TensorSpec(WEIGHT, "float64", self.tensors[0].shape[:1], 0.0, most))
             case _:
                 return self.tensors
+
+    @property
+    def wire(self) -> tuple[TensorSpec, ...]:
+        """Specs of everything that a silo sends for this part: what is given, or the sketches of it."""
+        if not self.sketch:
+            return self.given
+        (spec,) = self.tensors
+        return (TensorSpec(spec.name, "float32", (*spec.shape[:-1], self.sketch)),)
+
+    @property
+    def sketch(self) -> int:
+        """Numbers of each sketch in which the vectors of a Gram cross; 0 where they cross as they are."""
+        return self.exchange.sketch if isinstance(self.exchange, Gram) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +178,7 @@ class Exchanges(Protocol):
     """One way to run the exchanges, chosen once at job admission: in the clear, or blind."""
 
     def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
-        """At the silo: the tensors that leave, exactly ``part.wire`` in its order."""
+        """At the silo: what ``collect`` reads, exactly ``part.wire`` in its order; blind, ``part.given`` (laid_out)."""
         ...
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
@@ -176,19 +197,15 @@ class Plain:
     """The exchanges in the clear: what each silo gives is visible to the coordinator."""
 
     def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
-        """Check a gift against its part and lay it out in wire order; LocalError names what does not fit."""
-        given = dict(gift.tensors)
-        if part.wire != part.tensors:
-            if gift.weight is None:
-                raise LocalError(f"part {part.name!r}: a Sum of form {part.exchange!r} needs a weight")
-            given[WEIGHT] = torch.as_tensor(gift.weight, dtype=torch.float64)
-            if fault := value_fault(part.wire[-1], given[WEIGHT]):
-                raise LocalError(f"part {part.name!r}: its weight {fault}")
-        elif gift.weight is not None:
-            raise LocalError(f"part {part.name!r}: {part.exchange!r} takes no weight")
-        if set(given) != {spec.name for spec in part.wire}:
-            raise LocalError(f"part {part.name!r}: gave {sorted(given)}, its schema has {[s.name for s in part.wire]}")
-        return {spec.name: _fitting(part, spec, given[spec.name]) for spec in part.wire}
+        """What leaves of a gift; LocalError names what does not fit."""
+        given = laid_out(part, gift)
+        match part.exchange:
+            case Gram(sketch, seed) if sketch:
+                (spec,), (vectors,) = part.wire, given.values()
+                short = torch.stack([count_sketch(vector, sketch, seed) for vector in vectors])
+                return {spec.name: _fitting(part, spec, short.to(DTYPES[spec.dtype]))}
+            case _:
+                return given
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
         """Fold what the members gave; ``members`` must not be empty.
@@ -220,6 +237,22 @@ class Plain:
 
 
 PLAIN = Plain()
+
+
+def laid_out(part: Part, gift: Gift) -> dict[str, Tensor]:
+    """A gift checked against its part, exactly ``part.given`` in its order; LocalError names what does not fit."""
+    given = dict(gift.tensors)
+    if part.given != part.tensors:
+        if gift.weight is None:
+            raise LocalError(f"part {part.name!r}: a Sum of form {part.exchange!r} needs a weight")
+        given[WEIGHT] = torch.as_tensor(gift.weight, dtype=torch.float64)
+        if fault := value_fault(part.given[-1], given[WEIGHT]):
+            raise LocalError(f"part {part.name!r}: its weight {fault}")
+    elif gift.weight is not None:
+        raise LocalError(f"part {part.name!r}: {part.exchange!r} takes no weight")
+    if set(given) != {spec.name for spec in part.given}:
+        raise LocalError(f"part {part.name!r}: gave {sorted(given)}, its schema has {[s.name for s in part.given]}")
+    return {spec.name: _fitting(part, spec, given[spec.name]) for spec in part.given}
 
 
 def _fitting(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:

@@ -37,10 +37,11 @@ Where this differs from the paper:
 - ``similarity = "update"``: cos is of φ_i^{t+1} - φ^t. That of "raw" weights, the paper's, hardly differs between
   pairs: all start from one backbone. Line 17 of Algorithm 1 has φ_i^t, which line 8 made equal; φ_i^{t+1} is meant.
   Pairs never trained together count as 0.
-- ``sketch``: silos send a count-sketch of the direction (sketch.py, one projection a job), not all of it, which would
-  double the upload. Its cosines are unbiased with an error of about 1/√sketch: for 256 numbers, |φ| = 74,880 and 1,000
-  random pairs .049 on average and .24 at most at a cosine of 0, .051 and .25 at 0.3. Cosines of "raw" weights differ
-  by about as much: take ``sketch = 0`` with them.
+- ``sketch``: a count-sketch of the direction crosses, since all of it would double the upload. In the clear its map is
+  public, one a job (sketch.py); blind it is secret, another one each round (security/sketch.py). Over the maps a
+  cosine c comes out as c on average with a standard deviation of √((1 + c²) / sketch) at most: for 256 numbers,
+  |φ| = 74,880 and 1,000 random pairs it was off by .049 on average and .24 at most at a cosine of 0, .051 and .25 at
+  0.3. Cosines of "raw" weights differ by about as much: take ``sketch = 0`` with them.
 - Adapters have a ReLU and 64 hidden units (the text states neither; 64 gives the sizes of Table 8).
 - Adapter and head of a block that is not supervised stay as they are, without weight decay.
 
@@ -51,8 +52,8 @@ part         way   tensors                                                      
 ===========  ====  =================================================================  =======================
 backbone     both  φ                                                                  Sum, weighted by samples
 prototypes   both  ``mean`` [C, D]; zeros for a class without                         Sum, class by class
-direction    up    "algorithm2" only: unit vector of the update or of φ, sketched     Gram
-                   [1, sketch] or, for 0 and for |φ| ≤ sketch, whole [1, |φ|]
+direction    up    "algorithm2" only: unit vector of the update or of φ [1, |φ|],     Gram, of sketches
+                   whole for ``sketch`` = 0 and for |φ| ≤ sketch                      [1, sketch]
 block        down  "algorithm2" only: b_i                                             -
 ===========  ====  =================================================================  =======================
 
@@ -73,7 +74,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from ..errors import LocalError, PeerError
 from ..files import Strict
-from .exchange import Gift, Gram, Kind, Part, Sum, Tensors, TensorSpec
+from .exchange import DTYPES, Gift, Gram, Kind, Part, Sum, Tensors, TensorSpec
 from .method import (
     Combined,
     CoordinatorState,
@@ -91,7 +92,6 @@ from .method import (
 )
 from .models import initialise
 from .networks_fedaims import Blocks
-from .sketch import count_sketch
 from .supervision_sampling import balanced, supervision_sampling
 
 ADAPTER_WIDTH = 64
@@ -148,11 +148,11 @@ class FedAIMS(Method):
         length = sum(spec.elements for spec in self.compared)
         self.backbone = self.shared("backbone", Kind.BACKBONE, "extractor")
         self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio"), (TensorSpec("mean", "float32", rows),))
-        self.sketched = 0 < self.options.sketch < length
-        kind, name, size = Kind.BACKBONE, "unit", length
-        if self.sketched:
-            kind, name, size = Kind.SKETCH, "sketch", self.options.sketch
-        self.direction = Part("direction", kind, Gram(), (TensorSpec(name, "float32", (1, size)),))
+        kind, gram, unit = Kind.BACKBONE, Gram(), TensorSpec("unit", "float32", (1, length))
+        if 0 < self.options.sketch < length:
+            gram, unit = Gram(self.options.sketch, setting.seed), TensorSpec("sketch", "float64", (1, length))
+            kind = Kind.SKETCH
+        self.direction = Part("direction", kind, gram, (unit,))
         self.block = Part("block", Kind.COUNTS, Sum("total"), (TensorSpec("block", "int64", ()),))
 
     def up(self, round_: int) -> tuple[Part, ...]:
@@ -270,9 +270,8 @@ class FedAIMS(Method):
             if self.options.similarity == "update":
                 vector = vector - state.extra["received"].double()  # φ_i^{t+1} - φ^t
             unit = vector / vector.norm().clamp(min=SMALLEST_NORM)
-            if self.sketched:
-                unit = count_sketch(unit, self.options.sketch, self.setting.seed)
-            gifts["direction"] = Gift({self.direction.tensors[0].name: unit.float()[None]})
+            (spec,) = self.direction.tensors
+            gifts["direction"] = Gift({spec.name: unit.to(DTYPES[spec.dtype])[None]})
         return gifts
 
     def vector(self, state: SiloState) -> Tensor:

@@ -36,7 +36,7 @@ MOST_SILOS = 1000  # of one blind sum
 KEYED = ("mix", "gram")  # exchanges whose blind form takes a key that the job's silos share
 FEWEST = 3  # silos of one blind sum: of two, each could take away its own part
 LARGEST_MIX_CLIP = 30  # a Mix has 2^32 steps of weight beside its values, in 64 bits
-LONGEST_COMPARED = 1 << 16  # numbers of a vector: its secret rotation takes 2 d² multiplications
+LONGEST_COMPARED = 1 << 16  # numbers of a vector, or its sketch: a secret rotation takes 2 d² multiplications
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]  # this engine's $ is the very end, no newline passes
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]

@@ -45,7 +45,9 @@ def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
                                   "tensors": [{"name": "classifier.bias", "dtype": "float32", "shape": [10]}, …]}, …],
          "down": [{"name": "model", …}]}
 
-    Tensors going up include ``@weight`` where the exchange sends one; tensors going down never do. A tensor whose
+    Tensors going up include ``@weight`` where the exchange sends one; tensors going down never do. A part of sketches
+    also has the vectors whose they are, ``"sketch_of": [{"name": "sketch", "dtype": "float64", "shape": [1, 74880]}]``:
+    blind, a silo's gate is given these, and sketches them under the key that the coordinator lacks. A tensor whose
     values have bounds says so, as in ``{"name": "@weight", "dtype": "float64", "shape": [], "least": "0.0", "most":
     "1.0"}``: what is beyond them is refused at both ends.
     """
@@ -111,6 +113,7 @@ def _part(part: Part, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
         "kind": part.kind.name,
         "exchange": exchange_name(part.exchange),
         "tensors": [_tensor(spec) for spec in tensors],
+        **({"sketch_of": [_tensor(spec) for spec in part.tensors]} if part.sketch else {}),
     }
 
 

@@ -2,18 +2,15 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from importlib import metadata
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import StaddleError
 from . import coordinator, demo, job, keys, ledger, membership, operator, policy, roster, silo, status
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Cross-silo personalised federated learning, with a ledger of exactly what left each silo.",
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(keys.app, name="keys")
 app.add_typer(roster.app, name="roster")
 app.add_typer(operator.app, name="operator")
@@ -25,6 +22,22 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(membership.app, name="membership")
 app.command("status")(status.status)
 app.command("demo")(demo.demo)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"staddle {metadata.version('staddle')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Cross-silo personalised federated learning, with a ledger of exactly what left each silo."""
 
 
 def main() -> None:

@@ -8,10 +8,10 @@ def seen(job: Job) -> str:
     """Unless a silo is in league with it."""
     if not job.security.required:
         return "in the clear: the coordinator sees what each silo gives"
-    exchanges = {part.exchange for start in job.phase_starts for part in job.up(start)}
+    exchanges = {type(part.exchange) for start in job.phase_starts for part in job.up(start)}
     hidden = f"nothing of the sum of {', '.join(sorted(job.for_silos))}, " if job.for_silos else ""
-    mixed = "nothing of what it mixes, " if Mix() in exchanges else ""
-    compared = "of what it compares the inner products, " if Gram() in exchanges else ""
+    mixed = "nothing of what it mixes, " if Mix in exchanges else ""
+    compared = "of what it compares the inner products, " if Gram in exchanges else ""
     enough = job.min_holders + job.security.colluders
     rare = f"no row of a class that fewer than {enough} of them hold, " if job.counted else ""
     whole = f"all {len(job.silos)}" if job.cohort_size == len(job.silos) else f"{job.cohort_size} of {len(job.silos)}"

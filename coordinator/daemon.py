@@ -154,6 +154,10 @@ class Daemon:
             for report in reports:
                 self._report(self.runs[-1], report)
         for run in self.runs:
+            if run.state.expired and run.mixing is not None:  # it ended without us, or under another release
+                with self.writing():
+                    self._database.expire_hidden(run.job.name)
+                run.expire()
             if run.state.blind and run.state.cohort:
                 self._gathering(run)
         for run in self.runs:
@@ -347,6 +351,8 @@ class Daemon:
                 self._database.drop_secure(state.job)
             if unfolded is not None:
                 self._database.drop_hidden(state.job, unfolded.hidden.files(run.state.round))
+            if expired := run.mixing is not None and state.expired and not run.state.expired:
+                self._database.expire_hidden(state.job)
         if unfolded is not None:
             run.abandoned(run.state.round)
         run.state = state
@@ -355,6 +361,8 @@ class Daemon:
             self._gatherings.pop(state.job, None)
             run.summing, run.summed = None, run.summing
         self._run(run, effects)
+        if expired:
+            run.expire()
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -402,6 +402,11 @@ class Database:
         """Forget uploads, by the names of their files."""
         self._connection.executemany("DELETE FROM hidden WHERE job = ? AND file = ?", [(job, file) for file in files])
 
+    def expire_hidden(self, job: str) -> None:
+        """Forget all uploads of a job that is over, the versions that counted, and rows of them that were put aside."""
+        self._connection.execute("DELETE FROM hidden WHERE job = ?", (job,))
+        self._connection.execute("DELETE FROM files WHERE job = ? AND room IN ('version', 'mail')", (job,))
+
     def save_memories(self, job: str, memories: Mapping[tuple[str, str], RowMemory]) -> None:
         """Replace what is known of the rows of a part that recipients have had."""
         self._connection.executemany(

@@ -3,7 +3,8 @@
 ::
 
     form      it is                    then                              it stays
-    padded    the words of a Mix       its silo signs it (rpc Padded)    while a version or a row put aside is of it
+    padded    the words of a Mix       its silo signs it (rpc Padded)    while a version or a row put aside is of it,
+                                                                         until the job has ended
     rotated   the vectors of a Gram    -                                 until the fold
 
 Until it is signed, a newer version of a padded upload takes its place: a silo that was started anew begins one. What

@@ -246,6 +246,11 @@ class JobRun:
             self.mixing.committed(result.memories, result.mixed, result.gone)
         self.store.commit(round_, result.files, result.digests, self.mixing.needed if self.mixing is not None else ())
 
+    def expire(self) -> None:
+        """The job is over, and nothing that was padded is in the database any more (SECURITY.md rule 10)."""
+        self.keyed.expire()
+        self.store.expire()
+
     def abandoned(self, round_: int) -> None:
         """A round is over without a fold, and nothing that was given in it is in the database any more."""
         if self.mixing is not None:

@@ -131,6 +131,11 @@ class Mixing:
         self._mixed = mixed
         self.hidden.let_go(gone)
 
+    def expire(self) -> None:
+        """No upload is in the database any more, and no row of one that was put aside."""
+        self._mixed = {}
+        self.hidden.let_go(self.hidden.files())
+
     def _files(self, part: str, rows: Sequence[Planned]) -> frozenset[str]:
         versions = {version for row in rows for version in row.versions}
         return frozenset(padded_words(version.round, version.silo, part) for version in versions)

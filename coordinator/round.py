@@ -111,6 +111,11 @@ class JobState:
         enough = max(self.min_cohort, ceil(self.quorum * len(self.cohort)))
         return not self.open or len(self.given) >= enough
 
+    @property
+    def expired(self) -> bool:
+        """Whether no row goes down any more: the job has ended, or failed; who comes late gets what was summed."""
+        return self.stage == "ended" or (self.stage == "finishing" and self.outcome == "failed")
+
     def may_answer(self, silo: str) -> bool:
         """Whether this silo may still answer the offer."""
         waiting = self.stage in ("admitting", "drawing", "round", "folding")

@@ -9,12 +9,14 @@
     <directory>/jobs/<job>/<round>.<silo>.masked             the masked words of a secure sum; they go after the fold
     <directory>/jobs/<job>/<round>.@sum.safetensors          what the open sum of a round holds, the same
     <directory>/jobs/<job>/<round>.<silo>.<part>.padded      the words of a Mix that is blind; they stay while they are
-                                                             the last version, or a row that was put aside is of them
+                                                             the last version, or a row that was put aside is of them,
+                                                             and no longer than their job
     <directory>/jobs/<job>/<round>.<silo>.<part>.rotated     the vectors of a Gram that is blind; they go after the fold
     <directory>/jobs/<job>/<round>.<part>.safetensors        what a round published
     <directory>/jobs/<job>/<round>.<part>.words              the words of the sum that it published, which silos get
     <directory>/jobs/<job>/<round>.<part>.<silo>.safetensors what a round put aside for a silo that was away
-    <directory>/jobs/<job>/<round>.<part>.<silo>.rows        the same where it is blind: rows, not their words
+    <directory>/jobs/<job>/<round>.<part>.<silo>.rows        the same where it is blind: rows, not their words; they
+                                                             go with the words
     <directory>/jobs/<job>/result.safetensors                what the method's coordinator half knows in the end
 
 Which of the files count is said by the database (database.py). All others are rubbish, left by a fold or an upload that
@@ -339,6 +341,15 @@ class JobStore:
         for kind in ("padded", "rotated"):
             for path in self._folder.glob(f"{round_}.*.{kind}"):
                 path.unlink()
+
+    def expire(self) -> None:
+        """Remove versions and mail of a job that is over, and which the database does not have any more."""
+        self._files = {place: name for place, name in self._files.items() if place[0] not in ("version", "mail")}
+        self._mixed = ()
+        for kind in (".padded", ".rotated", ROWS):
+            for path in self._folder.glob(f"*{kind}"):
+                path.unlink()
+        sync_directory(self._folder)
 
     def clean(self, uploads: Collection[str], mixed: Collection[str] = ()) -> None:
         """Remove every file but those that are referred to, and the given uploads of the open round.

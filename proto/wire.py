@@ -25,8 +25,13 @@ class Item:
 
 
 def given_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All that a silo gives for these parts, in wire order, weights included."""
+    """All that a silo sends for these parts, in wire order, weights included."""
     return tuple(Item(part.name, part.kind, spec) for part, spec in walk_tensors(parts))
+
+
+def gift_items(parts: Sequence[Part]) -> tuple[Item, ...]:
+    """All that a method gives for these parts, in wire order, weights included; vectors are whole."""
+    return tuple(Item(part.name, part.kind, spec) for part in parts for spec in part.given)
 
 
 def delivered_items(parts: Sequence[Part]) -> tuple[Item, ...]:

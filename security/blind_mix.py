@@ -8,6 +8,8 @@ exchange   computed                                                off from the 
            rows that mix_row.py allows
 ``Gram``   ⟨Qv_i, Qv_j⟩, Qv by rotation.py in float64, then        2^-23 ‖v_i‖ ‖v_j‖ and what float64 loses in
            rounded to its dtype, float32                           rotating: ``gram_deviation``
+           the same of sketches, by sketch.py                      √((1 + c²) / k) for a cosine c, which no two maps
+                                                                   have alike
 =========  ======================================================  ====================================================
 
 Pads cancel, so a row has the bits of a blind federation. A Gram has them under the same group key alone: under another
@@ -24,8 +26,9 @@ from ..algorithms.exchange import DTYPES, MIX_BITS, PLAIN, Part, Read, TensorSpe
 from .fixedpoint import Group, Reals, check_values, dequantise, quantise
 from .mix_line import Version, mix_group
 from .mix_row import Row, RowMemory, Share, fault
-from .rotation import Use, check_kind, check_vectors, rotate
+from .rotation import Use, check_kind, check_vectors
 from .round_spec import Terms
+from .sketch import hidden
 
 NO_LINE = "0" * 64  # nothing is sent, so nothing is bound to one
 FLOAT32 = 2.0**-23  # by which two numbers may differ, as a part of the larger, that were rounded apart
@@ -71,16 +74,16 @@ class Rows:
 
 
 def compared(part: Part, members: Sequence[str], read: Read, group_key: bytes, job: str, round_: int) -> Tensor:
-    """The Gram [groups, n, n] of a part's rotated vectors; ``job`` is the digest of the job's document, in hex."""
-    (spec,) = part.tensors
+    """The Gram [groups, n, n] of a part's vectors as they leave; ``job`` is the digest of the job's document, hex."""
+    (spec,) = part.wire
     check_kind(part.name, part.kind)
-    vectors = np.stack([read(silo, spec.name).double().numpy() for silo in members])  # [n, groups, d]
+    vectors = [read(silo, spec.name).double().numpy() for silo in members]  # n times [groups, d]
     for own in vectors:
         check_vectors(part.name, own)
-    turned = np.empty_like(vectors)
-    for row in range(vectors.shape[1]):
+    turned = np.empty((len(members), *spec.shape))
+    for row in range(spec.shape[0]):
         use = Use(epoch=0, job=job, round=round_, attempt=0, group=part.name, row=row)
-        turned[:, row] = rotate(np.ascontiguousarray(vectors[:, row]), use.key(group_key))
+        turned[:, row] = hidden(np.stack([own[row] for own in vectors]), part.sketch, use.key(group_key))
     given = dict(zip(members, torch.from_numpy(turned).to(DTYPES[spec.dtype]), strict=True))
     return PLAIN.collect(part, members, lambda silo, _: given[silo])["gram"]
 

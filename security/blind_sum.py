@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange import DTYPES, PLAIN, WEIGHT, Gift, Gram, Kind, Mix, Part, Read, Sum, TensorSpec
+from ..algorithms.exchange import DTYPES, PLAIN, WEIGHT, Gift, Gram, Kind, Mix, Part, Read, Sum, TensorSpec, laid_out
 from ..errors import LocalError
 from .blind_mix import Rows, compared
 from .fixedpoint import SILOS_READ, WIDEST_PRIVATE, Floats, Group, Ring, error_bound, weight_exponent
@@ -150,8 +150,8 @@ class Quantised:
         self._round = 0
 
     def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
-        """As in the clear: it is quantised where it is summed or mixed."""
-        return PLAIN.give(part, gift)
+        """All of it: it is quantised where it is summed or mixed, and sketched where it is compared."""
+        return laid_out(part, gift)
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
         """The result; ``members`` are at least two. LocalError for values beyond the bounds.

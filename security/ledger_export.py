@@ -8,8 +8,8 @@ leaf hash alone, and the hashes that prove it under that checkpoint, in base64. 
      "record":{"mono_us":83123,…,"type":"start","v":1},"seq":0,"type":"start"}
 
 A leaf hash tells nothing of its record, whose nonce nobody can guess. Without a job all records that the checkpoint
-covers are there; with one, those that name it, and what became of its messages: that none of these was left out, only
-an export without a job shows.
+covers are there; with one, those that name it, what became of its messages, and the policies that were in force between
+the first of these and the last: that none was left out, only an export without a job shows.
 """
 
 from collections.abc import Iterator
@@ -48,13 +48,17 @@ def export(folder: Path, *, redact: bool, job: str | None = None) -> Iterator[by
     tree = Tree()
     kept: list[Line] = []
     ours: set[int] = set()  # seq of the job's intents
+    policies: list[Line] = []  # that no record of the job has followed yet
     for line in lines(folder):
         tree.append(line.hash)
         record = line.record
         if job is None or record.get("job") == job or record.get("ref") in ours:
-            kept.append(line)
+            kept += [*policies, line]
+            policies = []
             if record["type"] == "egress.intent":
                 ours.add(line.seq)
+        elif record["type"] == "policy.change":  # before the job's first record the newest alone was in force
+            policies = [*policies, line] if kept else [line]
     size = Checkpoint.parse(note.text).size
     head = {"v": 1, "checkpoint": bytes(note).decode(), "job": job, "redacted": redact}
     yield canonical_json(head) + b"\n"

@@ -11,7 +11,11 @@ learning", 2009)::
 
     E ⟨S x, S y⟩ = ⟨x, y⟩,    Var ⟨S x, S y⟩ ≤ (‖x‖² ‖y‖² + ⟨x, y⟩²) / k
 
-so a cosine c is off by about √((1 + c²) / k): 0.044 at most for k = 1024.
+so a cosine c is off by about √((1 + c²) / k): 0.044 at most for k = 1024. A use of the key is for one round, so what is
+off in one round says nothing of the next.
+
+Why the map is secret: Q keeps ‖S x‖², which for a unit vector x differs from 1 by about √(2/k), in a way that depends
+on all of x and on the map. Who knows the map confirms a guess of x by it; without the map it tells next to nothing.
 """
 
 import numpy as np
@@ -25,6 +29,14 @@ from .rotation import rotate
 
 STEP = PIECE // 8  # coordinates that are worked on at a time
 LARGEST = 1 << 16  # numbers of a sketch: buckets are then uniform to 2^-47, and Q takes seconds
+
+
+def hidden(vectors: Reals, size: int, key: bytes) -> Reals:
+    """What leaves of ``vectors`` [n, d]: Q v [n, d], or Q S(v) [n, size] where they are sketched; size 0 is not at all.
+
+    The same bits for the same vector and key, whatever n is.
+    """
+    return sketched(vectors, size, key) if size else rotate(vectors, key)
 
 
 def sketched(vectors: Floats, size: int, key: bytes) -> Reals:

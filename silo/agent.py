@@ -237,6 +237,8 @@ class Agent:
                 await self._give_up(asked, "POLICY", error)
             except LocalError as error:
                 await self._give_up(asked, "TRAINING", error)
+            except MemoryError as error:  # of what the gate makes of a round; training has its own (trainer.py)
+                await self._give_up(asked, "TRAINING", LocalError(f"memory ran out: {error or 'no more is told'}"))
             except (UnreachableError, TurnedAwayError):
                 raise
             except PeerError as error:

@@ -51,7 +51,7 @@ class BlindRounds:
         self._keys = keys
         self._group_keys = group_keys
         self._now: BlindRound | None = None
-        self._accepted: set[bytes] = set()  # contexts of uploads that the coordinator has
+        self._accepted: dict[tuple[str, int], set[bytes]] = {}  # (job, round): contexts of uploads that are there
 
     def goes_on(self, job_digest: str, round_: int) -> bool:
         """Whether it is in this round already, with its training; what that leaves on disk says nothing then."""
@@ -94,7 +94,8 @@ class BlindRounds:
             sharing = await self._sharing(job, local.folder)
             key = sharing.key
             if uploaded(job.up(round_)):
-                before = HiddenUploads(self._gate, sharing, admitted.declared, round_, cohort, self._accepted)
+                accepted = self._accepted_in(job.name, round_)
+                before = HiddenUploads(self._gate, sharing, admitted.declared, round_, cohort, accepted)
         delivered = await self.fetch(job, round_, local.folder, local.own)
         model = model_digest(job, round_, delivered.items, delivered.digests, delivered.sums)
         frame = round_frame(job, round_, self._roster.federation, rosters.digest(self._roster), model)
@@ -112,9 +113,14 @@ class BlindRounds:
         if upload.status != "sent" or not upload.ctx:
             return
         ctx, now = bytes.fromhex(upload.ctx), self._now
-        self._accepted.add(ctx)
+        self._accepted.setdefault((upload.job, upload.round), set()).add(ctx)
         if now and (upload.job, upload.round) == (now.job.name, now.round):
             now.accepted(ctx)
+
+    def _accepted_in(self, job: str, round_: int) -> set[bytes]:
+        """Contexts of the uploads of a round that the coordinator has, which may grow; other rounds are forgotten."""
+        self._accepted = {(job, round_): self._accepted.get((job, round_), set())}
+        return self._accepted[job, round_]
 
     async def leave(self) -> None:
         """Let the round go, and its training."""

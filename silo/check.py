@@ -11,7 +11,7 @@ from ..algorithms.job import Job
 from ..algorithms.sources import check_present, load, where
 from ..files import read_bytes
 from ..proto.channel import checked_address
-from ..proto.wire import given_items
+from ..proto.wire import gift_items, given_items
 from ..security import policy as policies
 from ..security import preflight
 from ..security.identity import Keys, Role
@@ -115,5 +115,6 @@ def footprint(job: Job, silo: str) -> int:
     modules = job.method().modules(silo).values()
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     state = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    given = max(sum(item.spec.nbytes for item in given_items(job.up(start))) for start in job.phase_starts)
+    items = gift_items if job.security.required else given_items
+    given = max(sum(item.spec.nbytes for item in items(job.up(start))) for start in job.phase_starts)
     return STATES * state + 2 * given  # the outbox is written before the one of the round before it goes

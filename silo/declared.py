@@ -4,7 +4,7 @@ The gate asks this and not the job's code: what code of a method says or does af
 of what may leave.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Self
@@ -14,7 +14,7 @@ from ..algorithms.job_security import for_silos
 from ..errors import LocalError
 from ..files import canonical_json
 from ..proto.blind import summed, uploaded
-from ..proto.wire import Item
+from ..proto.wire import Item, gift_items
 from ..security.blind_sum import Bounds, group
 from ..security.fixedpoint import Group
 from ..security.mix_line import mix_group
@@ -43,19 +43,22 @@ class Declared:
     @classmethod
     def of(cls, document: Mapping[str, Any], records: Records) -> Self:
         """Read a document that has been verified and is as our own code writes it."""
-        phases = tuple((phase["from_round"], tuple(_items(phase["up"]))) for phase in document["schema"])
+        starts, given = zip(*((phase["from_round"], phase["up"]) for phase in document["schema"]), strict=True)
+        name, method, said = document["name"], document["method"]["name"], document["security"]
         digest = sha256(canonical_json(document)).hexdigest()
-        declared = cls(document["name"], digest, document["method"]["name"], phases, records)
-        said = document["security"]
         if said["secure_aggregation"] == "off":
-            return declared
+            return cls(name, digest, method, tuple(zip(starts, map(_sent, given), strict=True)), records)
+        parts = [tuple(map(_blind, up)) for up in given]
+        phases = tuple(zip(starts, map(gift_items, parts), strict=True))
         hidden = for_silos(said["audience"], document["schema"])
         limits = Bounds(said["clip_exponent"], said["weights"], said["weight_least"], said["weight_most"], hidden)
-        parts = tuple((phase["from_round"], tuple(map(_blind, phase["up"]))) for phase in document["schema"])
-        return replace(declared, bounds=limits, parts=parts)
+        return cls(name, digest, method, phases, records, limits, tuple(zip(starts, parts, strict=True)))
 
     def items(self, round_: int) -> tuple[Item, ...]:
-        """All that this round gives, in wire order; LocalError for a round that the job does not have."""
+        """All that this round gives to the gate, in wire order; LocalError for a round that the job does not have.
+
+        Of a blind job, vectors that leave as sketches are whole.
+        """
         if not 0 <= round_ <= (last := self.phases[-1][0]):
             raise LocalError(f"job {self.job!r} has no round {round_}, its last is {last}")
         return next(items for start, items in reversed(self.phases) if start <= round_)
@@ -94,20 +97,25 @@ EXCHANGES: Mapping[str, Exchange] = {
 
 def _blind(part: Mapping[str, Any]) -> Part:
     """A part of a blind job, as its own wire would be written."""
-    items = tuple(_items([part]))
-    specs = tuple(item.spec for item in items if item.spec.name != WEIGHT)
-    most = next((item.spec.most for item in items if item.spec.name == WEIGHT), None)
+    specs = tuple(map(_spec, part["tensors"]))
+    most = next((spec.most for spec in specs if spec.name == WEIGHT), None)
+    given = tuple(spec for spec in specs if spec.name != WEIGHT)
     exchange = EXCHANGES.get(part["exchange"])
     if exchange is None:
         raise LocalError(f"part {part['name']!r} crosses by {part['exchange']!r}, which has no blind form")
     if isinstance(exchange, Sum) and most is not None:
         exchange = replace(exchange, most=most)
-    return Part(part["name"], Kind[part["kind"]], exchange, specs)
+    if whole := part.get("sketch_of"):
+        (sent,), given = specs, tuple(map(_spec, whole))
+        exchange = Gram(sketch=sent.shape[-1])
+    return Part(part["name"], Kind[part["kind"]], exchange, given)
 
 
-def _items(parts: Sequence[Mapping[str, Any]]) -> Iterator[Item]:
-    for part in parts:
-        for tensor in part["tensors"]:
-            least, most = (None if bound is None else float(bound) for bound in map(tensor.get, ("least", "most")))
-            spec = TensorSpec(tensor["name"], tensor["dtype"], tuple(tensor["shape"]), least, most)
-            yield Item(part["name"], Kind[part["kind"]], spec)
+def _sent(parts: Sequence[Mapping[str, Any]]) -> tuple[Item, ...]:
+    """What leaves in the clear of these parts."""
+    return tuple(Item(part["name"], Kind[part["kind"]], _spec(each)) for part in parts for each in part["tensors"])
+
+
+def _spec(tensor: Mapping[str, Any]) -> TensorSpec:
+    least, most = (None if bound is None else float(bound) for bound in map(tensor.get, ("least", "most")))
+    return TensorSpec(tensor["name"], tensor["dtype"], tuple(tensor["shape"]), least, most)

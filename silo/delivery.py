@@ -92,6 +92,7 @@ class _Taking:
 
     def check(self, manifest: tensor.Manifest) -> Sequence[int]:
         """The sizes of what is hashed. Nothing is allocated before all of the manifest is what it may be."""
+        self._check_words({header.part for header in manifest.tensors})
         words: list[int] = []
         summed: list[int] = []
         if self._sums is not None:
@@ -111,6 +112,15 @@ class _Taking:
         self._left = manifest.size - self._summed - sum(words)
         self._buffer.reserve(self._left)
         return [*(item.spec.nbytes for item in self.items), *summed, *words]
+
+    def _check_words(self, parts: set[str]) -> None:
+        """RefusedError for a part that comes as tensors, where nothing would show that they are its sum."""
+        for name in in_words(self._job, self._round):
+            if name in parts:
+                why = f"delivers part {name!r} as tensors; it has to come in the words of its sum, which are checked"
+                if self._sums is not None:
+                    self._sums.refuse_tensors(self._sender, name, why)
+                raise RefusedError(self._sender, "MANIFEST", why)
 
     def write(self, chunk: memoryview) -> None:
         """Bytes of any of them."""

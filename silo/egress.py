@@ -277,7 +277,7 @@ class Gate:
         # (3b) The rotation is one for this part of this job and round.
         if (bound := (rotating.use.job, rotating.use.round)) != (own := (declared.digest, round_)):
             raise LocalError(f"vectors rotated for {bound}, the signed job declares {own}; nothing leaves")
-        outgoing = await asyncio.to_thread(rotated, part, items, values, rotating)
+        outgoing = await asyncio.to_thread(rotated, part, values, rotating)
         await self._send(declared, round_, outgoing, self._norms(items, values), cohort)
 
     async def _checked(

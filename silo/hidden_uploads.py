@@ -110,12 +110,16 @@ class HiddenUploads:
         await self._door.padded(version.context(self._sharing.line(part)), message)
 
     def _signed(self, part: Part) -> pb.PaddedGiven | None:
-        """The word that was signed in this round, if one was."""
+        """The word that was signed in this round, if one was; LocalError where it was and its file is lost."""
         memory = self._sharing.memory
-        message = memory.signed(part.name)
+        message, versions = memory.signed(part.name), memory.versions(part.name)
         if message is None or message.upload.round != self._round:
+            if versions.signed_round == self._round:
+                raise LocalError(
+                    f"{memory.word(part.name)}: gone or an old one, and with it the word that this silo signed in "
+                    f"round {self._round}: restore its folder; no other upload of this round is signed"
+                )
             return None
-        versions = memory.versions(part.name)
         if versions.signed_round < self._round:  # the process died between the two
             memory.save_versions(part.name, versions.signed())
         return message

@@ -94,7 +94,7 @@ class MixMemory:
 
     def signed(self, part: str) -> pb.PaddedGiven | None:
         """The last word on an upload of a part, without its session."""
-        path = self._folder / f"mix-{part}.signed"
+        path = self.word(part)
         if not path.exists():
             return None
         try:
@@ -102,9 +102,13 @@ class MixMemory:
         except DecodeError as error:
             raise LocalError(f"{path}: no message that this silo kept; restore the folder from a backup") from error
 
+    def word(self, part: str) -> Path:
+        """Where the last word on an upload of a part lies."""
+        return self._folder / f"mix-{part}.signed"
+
     def save_signed(self, part: str, message: pb.PaddedGiven) -> None:
         """In place of the last one."""
-        write_atomic(self._folder / f"mix-{part}.signed", message.SerializeToString(deterministic=True))
+        write_atomic(self.word(part), message.SerializeToString(deterministic=True))
 
     def rotations(self, part: str) -> Rotations:
         """What was rotated of a part."""

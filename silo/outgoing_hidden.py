@@ -14,13 +14,14 @@ from ..algorithms.exchange import DTYPES, Part, all_finite
 from ..errors import LocalError
 from ..proto.frames import Chunk
 from ..proto.stream import Digester, Digests, chunks, recut
-from ..proto.wire import Item, to_wire
+from ..proto.wire import given_items, to_wire
 from ..security.fixedpoint import Flat, Reals, check_values
 from ..security.mix_line import Line, Version
 from ..security.one_upload import hidden_pieces, tagger_of
 from ..security.records import Hidden
 from ..security.release import GRAM_READER, MIX_READER, PADDED, ROTATED
-from ..security.rotation import Use, check_kind, check_vectors, rotate
+from ..security.rotation import Use, check_kind, check_vectors
+from ..security.sketch import hidden
 from .outgoing import Outgoing
 from .payload import padded_releases, rotated_releases
 
@@ -108,14 +109,15 @@ def vectors_of(part: Part, value: Tensor) -> Reals:
     return vectors
 
 
-def rotated(part: Part, items: Sequence[Item], values: Sequence[Tensor], rotating: Rotating) -> Outgoing:
-    """The vectors as they are compared: each row under a rotation of its own, in the tensor's dtype."""
-    (item,), (value,) = items, values
-    vectors = vectors_of(part, value)
+def rotated(part: Part, values: Sequence[Tensor], rotating: Rotating) -> Outgoing:
+    """The vectors as they are compared: each row, or its sketch, under a rotation of its own, in the wire's dtype."""
+    (item,), (value,) = given_items((part,)), values
+    vectors, size = vectors_of(part, value), part.sketch
     turned = [
-        rotate(vectors[row : row + 1], replace(rotating.use, row=row).key(rotating.key)) for row in range(len(vectors))
+        hidden(vectors[row : row + 1], size, replace(rotating.use, row=row).key(rotating.key))
+        for row in range(len(vectors))
     ]
-    given = torch.from_numpy(np.concatenate(turned)).to(DTYPES[item.spec.dtype]).reshape(value.shape)
+    given = torch.from_numpy(np.concatenate(turned)).to(DTYPES[item.spec.dtype]).reshape(item.spec.shape)
     if not all_finite(given):
         raise LocalError(f"part {part.name!r}: a vector is too long for {item.spec.dtype}; training has diverged")
     return Outgoing(
@@ -123,7 +125,7 @@ def rotated(part: Part, items: Sequence[Item], values: Sequence[Tensor], rotatin
         readers=(GRAM_READER,),
         releases=rotated_releases(part),
         sizes=(item.spec.nbytes,),
-        headers=tuple(to_wire(items)),
+        headers=tuple(to_wire((item,))),
         chunks=lambda: chunks([given]),
         hashes=lambda _: (),
         hidden=Hidden(ctx=rotating.context.hex(), number=0),

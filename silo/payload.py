@@ -12,7 +12,7 @@ from ..algorithms.exchange import DTYPES, WEIGHT, Kind, Mix, Part, TensorSpec, a
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
-from ..proto.blind import bounds, in_words, summed, uploaded
+from ..proto.blind import bounds, summed, uploaded
 from ..proto.tensor_pb2 import Manifest
 from ..proto.wire import Item, check_manifest, delivered_items, given_items, tensor_from
 from ..security.blind_sum import group
@@ -76,7 +76,7 @@ def padded_releases(part: Part) -> tuple[Release, ...]:
 
 def rotated_releases(part: Part) -> tuple[Release, ...]:
     """What they read about a part whose vectors leave rotated."""
-    return tuple(_hidden(part, spec, spec.dtype, ROTATED, GRAM_READER) for spec in part.tensors)
+    return tuple(_hidden(part, spec, spec.dtype, ROTATED, GRAM_READER) for spec in part.wire)
 
 
 def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str, reader: str) -> Release:
@@ -210,13 +210,8 @@ def announced(peer: str, job: Job, round_: int, manifest: Manifest, words: Seque
         raise RefusedError(peer, "MANIFEST", f"delivery is of {manifest.job[:64]!r} round {manifest.round}")
     if manifest.offset:
         raise RefusedError(peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it")
-    summed = in_words(job, round_)
     parts = {p.name: p for p in job.down(round_) if not (job.keyed and isinstance(p.exchange, Mix))}
     named = list(dict.fromkeys(header.part for header in manifest.tensors))
-    for name in named:
-        if name in summed:
-            why = f"delivers part {name!r} as tensors; it has to come in the words of its sum, which are checked"
-            raise RefusedError(peer, "MANIFEST", why)
     unknown = [name for name in named if name not in parts]
     if unknown:
         raise RefusedError(peer, "MANIFEST", f"delivers part {unknown[0][:64]!r}, which is not in the schema")

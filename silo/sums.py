@@ -80,9 +80,14 @@ class Sums:
             try:
                 self._coming.append(_Coming(place, claim, self._checked(place, claim)))
             except RefusedError as error:
-                self._refuse(place, claim, error)
+                self._refuse(place, claim.document, error)
                 raise
         self._reserve()
+
+    def refuse_tensors(self, peer: str, name: str, why: str) -> None:
+        """A part comes as tensors: recorded as a sum without a specification, where there is one that could come."""
+        if name in self._expected:
+            self._refuse(self._expected[name], b"", RefusedError(peer, Code.SUM, why))
 
     def write(self, chunk: memoryview) -> None:
         """The next bytes of the words, in order; not more than were announced. RefusedError for a sum that is none."""
@@ -125,13 +130,13 @@ class Sums:
         try:
             opened = open_group(coming.spec, place.group, coming.claim, self._sharing.key, self._words)
         except RefusedError as error:
-            self._refuse(place, coming.claim, error)
+            self._refuse(place, coming.claim.document, error)
             raise
         made = folded(place.part, own, opened)
         self._made[place.part.name] = {spec.name: made[spec.name] for spec in self._down[place.part.name].tensors}
 
-    def _refuse(self, place: SumDown, claim: Claim, error: RefusedError) -> None:
-        ctx = hashlib.sha256(framed(SECAGG_CONTEXT, claim.document)).digest()
+    def _refuse(self, place: SumDown, document: bytes, error: RefusedError) -> None:
+        ctx = hashlib.sha256(framed(SECAGG_CONTEXT, document)).digest()
         self.refused = Refusal(place.round, ctx, error)
 
 

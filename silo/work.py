@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange import PLAIN, Part, fits
+from ..algorithms.exchange import PLAIN, Part, fits, laid_out
 from ..algorithms.local_round import final_round, local_round
 from ..algorithms.method import SiloState, initial_state
 from ..errors import LocalError
@@ -39,7 +39,8 @@ class Work:
         state = self._state(counted)
         outcome = local_round(method, job, state, round_, delivered, train, test, self.silo, cancelled=self.cancelled)
         parts = {part.name: part for part in job.up(round_)}
-        payload = {name: PLAIN.give(parts[name], gift) for name, gift in outcome.gifts.items()}
+        give = laid_out if job.security.required else PLAIN.give  # what the gate hides is given to it whole
+        payload = {name: give(parts[name], gift) for name, gift in outcome.gifts.items()}
         self.folder.add_round(outcome.report, self._facts())  # first: if it cannot be kept, the round is trained again
         self.folder.save_round(round_, counted, outcome.state, payload)
         return payload

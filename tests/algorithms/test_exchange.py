@@ -21,7 +21,9 @@ from staddle.algorithms.exchange import (
     Sum,
     TensorSpec,
     integer_weights,
+    laid_out,
 )
+from staddle.algorithms.sketch import count_sketch
 from staddle.errors import LocalError
 
 SILOS = ("a", "b", "c")
@@ -155,6 +157,24 @@ def test_gram_holds_the_inner_products_group_by_group():
                     a * b for a, b in zip(given_[one, "v"][g].tolist(), given_[other, "v"][g].tolist(), strict=True)
                 )
                 assert gram[g, i, j].item() == pytest.approx(slow, abs=1e-12)
+
+
+def test_vectors_cross_as_sketches_by_the_public_map_of_their_seed_and_are_laid_out_whole():
+    part = Part("v", Kind.SKETCH, Gram(4, seed=9), (TensorSpec("v", "float64", (2, 50)),))
+    assert part.given == part.tensors
+    assert part.wire == (TensorSpec("v", "float32", (2, 4)),)
+    rng = torch.Generator().manual_seed(0)
+    given_ = {silo: torch.randn(2, 50, generator=rng, dtype=torch.float64) for silo in "ab"}
+    sent = {silo: PLAIN.give(part, Gift({"v": vectors}))["v"] for silo, vectors in given_.items()}
+    for silo, vectors in given_.items():
+        assert torch.equal(sent[silo], torch.stack([count_sketch(v, 4, 9) for v in vectors]).float())
+        assert torch.equal(laid_out(part, Gift({"v": vectors}))["v"], vectors)
+    gram = PLAIN.collect(part, ("a", "b"), lambda silo, _: sent[silo])["gram"]
+    assert gram[1, 0, 1].item() == pytest.approx(float(sent["a"][1].double() @ sent["b"][1].double()), abs=1e-12)
+    with pytest.raises(LocalError, match=r"tensor 'v' is float32 \[2, 50\], its schema says float64 \[2, 50\]"):
+        PLAIN.give(part, Gift({"v": given_["a"].float()}))
+    with pytest.raises(LocalError, match="tensor 'v' holds NaN or infinity"):  # once it is float32
+        PLAIN.give(part, Gift({"v": given_["a"] * 1e200}))
 
 
 def test_each_stacks_in_the_order_of_the_members():

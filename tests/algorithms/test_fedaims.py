@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from staddle.algorithms import data, partition
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange import PLAIN, WEIGHT, Gram, Kind, Sum
+from staddle.algorithms.exchange import PLAIN, WEIGHT, Gram, Kind, Sum, TensorSpec
 from staddle.algorithms.fedaims import ADAPTER_WIDTH, FedAIMS, FedAIMSOptions, prototype_cross_entropy
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import facts_of, local_round, state_to_bytes, to_modules
@@ -538,8 +538,9 @@ def test_the_direction_is_sketched_where_that_is_shorter(make):
     assert direction(sketch=length) == direction(sketch=65_536) == whole
     for size, options in ((256, {}), (length - 1, {"sketch": length - 1})):
         short = direction(**options)
-        assert (short.kind, short.exchange, short.tensors[0].shape) == (Kind.SKETCH, Gram(), (1, size))
-        assert short.tensors[0].name == "sketch"
+        assert (short.kind, short.exchange) == (Kind.SKETCH, Gram(size, 7))
+        assert short.tensors == (TensorSpec("sketch", "float64", (1, length)),)
+        assert short.wire == (TensorSpec("sketch", "float32", (1, size)),)
 
 
 @pytest.mark.parametrize(("kinds", "blocks"), [("xyxy", [1, 2, 2, 1]), ("xyyx", [1, 2, 1, 2])])

@@ -4,12 +4,14 @@ import hashlib
 
 import numpy as np
 import pytest
+import torch
 from blind_mixes import KEY, Mixing
 from secure_sums import names, signer
 
 from staddle.algorithms.exchange import Kind, integer_weights
+from staddle.algorithms.sketch import count_sketch
 from staddle.errors import LocalError, RefusedError
-from staddle.security import mix_row, rotation
+from staddle.security import mix_row, rotation, sketch
 from staddle.security import one_upload as o
 from staddle.security.round_spec import Terms
 
@@ -147,6 +149,31 @@ def test_histograms_from_a_gram_of_proportions():
     for kind in (Kind.COUNTS, Kind.MEMBERSHIP):
         with pytest.raises(LocalError, match="its inner products disclose it"):
             rotation.check_kind("proportions", kind)
+
+
+def test_a_guess_is_confirmed_by_the_length_of_a_sketch_whose_map_is_known():
+    """Rotated or not: Q keeps it, and for a unit vector its square is 1 ± √(2/k), by all of the vector."""
+    random, size, seed = np.random.default_rng(6), 256, 11
+    guesses = random.normal(size=(200, 5000))
+    guesses /= np.linalg.norm(guesses, axis=1, keepdims=True)
+    public = np.stack([count_sketch(torch.from_numpy(guess), size, seed).numpy() for guess in guesses])
+    lengths = np.linalg.norm(public, axis=1)
+    another = rotation.Use(0, "j1", 999, 0, "direction", 0).key(KEY)
+    seen = np.linalg.norm(sketch.sketched(guesses, size, another), axis=1)
+    naive, ours, leaked = [], [], []
+    for true in range(0, len(guesses), 5):
+        key = rotation.Use(0, "j1", true, 0, "direction", 0).key(KEY)
+        secret = sketch.sketched(guesses[true : true + 1], size, key)
+        for places, sent, known in (
+            # Naive: the map is that of the job's seed, which all know, and only the rotation after it is secret.
+            (naive, rotation.rotate(public[true : true + 1], key), lengths),
+            (ours, secret, lengths),
+            (leaked, secret, seen),  # who has all lengths by the map of another round
+        ):
+            away = np.abs(known - np.linalg.norm(sent.astype(np.float32).astype(np.float64)))
+            places.append(int((away < away[true]).sum()))  # how many guesses fit better than the true one
+    assert set(naive) == {0}
+    assert all(70 < np.mean(places) < 130 for places in (ours, leaked))  # at random 99.5 ± 9.1
 
 
 def test_a_shifted_row_kills_an_extractor_unless_it_has_a_tag():

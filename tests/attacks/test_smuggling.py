@@ -315,6 +315,25 @@ def test_an_error_of_the_connection_is_no_way_to_say_anything(world, attack):
     assert client.codes == [("ANSWER_KIND_ACCEPT", "ERROR_CODE_UNSPECIFIED")]
 
 
+@pytest.mark.parametrize(("place", "begun"), [("exactly", []), ("Digester.update", ["unknown"])])
+def test_memory_that_runs_out_in_the_gate_costs_the_round_and_not_the_agent(
+    world, attack, caplog, monkeypatch, place, begun
+):
+    def full(*_):
+        raise MemoryError("no room for 3 GiB")
+
+    monkeypatch.setattr(f"staddle.silo.egress.{place}", full)
+    client = attack(lambda gifts: gifts)
+    assert client.codes[1:] == [("ANSWER_KIND_FAILED", TRAINING)]
+    (failed,) = [r.fields for r in caplog.records if r.getMessage() == "round.failed"]
+    assert failed["why"] == "memory ran out: no room for 3 GiB"
+    found = records(world.path)
+    assert [record["status"] for record in found if record["type"] == "egress.outcome"] == begun
+    assert len([record for record in found if record["type"] == "egress.intent"]) == len(begun)
+    world.ledger.close()
+    assert world.audited().ok
+
+
 # What a method changes.
 
 

@@ -255,6 +255,8 @@ def test_a_keyed_job_fails_when_its_key_fits_no_more(stage):
         return
     assert (state.outcome, state.reason, state.cohort) == ("failed", "the roster has changed", ())
     assert state.stage == ("finishing" if state.admitted else "ended")
+    assert state.expired
+    assert not before.expired
     assert run(before, Unkeyed("the roster has changed")) == (before, ())  # a job without a key has nothing to lose
 
 

@@ -11,7 +11,9 @@ right after it; steps are told apart by the file and what it holds, so the n-th 
 ``full``: the kernel refuses each durable write once; there is room again for the next child. ``full:TEXT``: only where
 the write's name has this text, and there is no next child.
 ``never``: it is left alone.
-``seed:S:N``: N children die after a random time of at most one second, drawn from the seed S; the next one lives.
+``seed:S:N``: N children die after a random time of at most one second, or right before one of their first DRAWN_STEPS
+durable steps where that comes sooner, both drawn from the seed S; the next one lives. So all N die, however fast the
+machine is, where a daemon's part of a job is more steps than were drawn.
 """
 
 import asyncio
@@ -46,6 +48,7 @@ from staddle.silo import agent, blind, client, daemon, group_keys  # noqa: E402
 from staddle.silo import config as silo_configs  # noqa: E402
 
 LONGEST_SECONDS = 1.0
+DRAWN_STEPS = 16
 OTHER = "another change"  # a transaction that is named after nothing in it
 
 
@@ -111,6 +114,21 @@ class Steps:
         os.fsync, os.fdatasync = watched(os.fsync), watched(os.fdatasync)
         Path.replace, Path.unlink = watched_replace, watched_unlink
         database.sqlite3.connect = lambda path, **options: connect(path, factory=Connection, **options)
+
+
+class Countdown(Steps):
+    """Dies at the step of a number, whatever it is."""
+
+    def __init__(self, steps: int, told: int) -> None:
+        super().__init__(set(), told, "")
+        self._left = steps
+
+    def step(self, key: str) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                os.write(self._told, key.encode() + b"\n")
+                die()
 
 
 class Full:
@@ -269,11 +287,11 @@ def run(role: str, config: Path) -> None:
 def main(role: str, plan: str, config: Path) -> int:
     faulthandler.enable()  # a child that dies by another signal than ours says where
     died: set[str] = set()
-    delays: list[float] = []
+    drawn: list[tuple[float, int]] = []
     if plan.startswith("seed"):
         _, seed, number = plan.split(":")
         rng = random.Random(int(seed))
-        delays = [rng.uniform(0, LONGEST_SECONDS) for _ in range(int(number))]
+        drawn = [(rng.uniform(0, LONGEST_SECONDS), rng.randint(1, DRAWN_STEPS)) for _ in range(int(number))]
     life, asked, child = 0, False, 0
 
     def stop(*_: object) -> None:
@@ -298,8 +316,10 @@ def main(role: str, plan: str, config: Path) -> int:
                 Steps(died, theirs, plan.partition(":")[2]).arm()
             elif plan.startswith("full"):
                 Full(died, theirs, plan.partition(":")[2]).arm()
-            elif life < len(delays):
-                die_after(delays[life])
+            elif life < len(drawn):
+                seconds, steps = drawn[life]
+                Countdown(steps, theirs).arm()
+                die_after(seconds)
             try:
                 run(role, config)
             except StaddleError as error:

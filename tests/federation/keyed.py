@@ -127,15 +127,10 @@ def stored(running, table, columns):
         return database.execute(f"SELECT {columns} FROM {table}").fetchall()
 
 
-def check_left_over(running, rounds):
-    """The coordinator keeps no masked words and no vectors; of padded words those that count.
-
-    Those that counted until the last fold stay until the coordinator's next start: a delivery may have read them.
-    """
+def check_left_over(running):
+    """The coordinator keeps no words of what silos gave once the job has ended, and no row of them."""
     folder = running.federation.coordinator_config.parent / "state"
-    kinds = (".part", ".upload", ".masked", ".rotated", ".padded")
-    files = {path.name for path in folder.rglob("*") if path.suffix in kinds or "@sum" in path.name}
-    known = {file for (file,) in stored(running, "hidden", "file")}
-    assert known <= files
-    assert all(name.endswith(".padded") for name in files)
-    assert not [name for name in files - known if name.startswith(f"{rounds - 1}.")]
+    kinds = (".part", ".upload", ".masked", ".rotated", ".padded", ".rows")
+    assert [path.name for path in folder.rglob("*") if path.suffix in kinds or "@sum" in path.name] == []
+    assert stored(running, "hidden", "file") == []
+    assert {room for (room,) in stored(running, "files", "room")} <= {"result", "words"}

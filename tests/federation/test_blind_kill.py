@@ -131,9 +131,9 @@ def left_over(running):
             3,
         ),
         (  # one silo of four: where two die after they signed survivors, too few are left to open the sum, for good
-            {"coordinator": "seed:1:8", "north": "seed:2:8"},
+            {"coordinator": "seed:1:8", "north": "seed:2:6"},
             {"rounds": 2, "method": "fedssa", "options": {"t_stable": 3}},
-            2,
+            14,
         ),
     ],
     ids=["coordinator at every step", "silo at every step", "both in the count", "both at random"],

@@ -15,6 +15,7 @@ from staddle.algorithms.exchange import DTYPES, PLAIN, Gift, Gram, Mix
 from staddle.algorithms.method import KEEP, METRICS
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
+from staddle.coordinator.events import Deadline, Unkeyed
 from staddle.files import parse_canonical
 from staddle.proto.blind import simulated
 from staddle.security import roster as rosters
@@ -164,19 +165,64 @@ def test_extractors_are_mixed_and_classifiers_compared_as_in_the_oracle(world):
                 oracle.close(round_, FOUR)
                 for each in silos:
                     each.counted(round_)
-        for each in silos:
+        for each in silos[1:]:
             await each.answer("DONE")
+        (run,) = here.daemon.runs
+        assert len(rows_of(world)) == len([*world.folder.glob("*.padded")]) - len(run.store._rubbish) == 4
+        here.daemon.apply(run, Deadline("finishing", world.job.length))
+        assert_nothing_is_padded(world)
+        await silos[0].told("finish")  # who comes too late gets no row, and goes on with its own part
+        assert await silos[0].opened(world.job.length) == {}
+        await silos[0].answer("DONE")
         for each in silos:
             await each.channel.close()
 
     with coordinator(world.config) as here:
         here.run(scenario(), 120)
         assert here.broken == []
-    last = world.job.length - 1
-    versions = {f"{last}.{silo}.extractor.padded" for silo in FOUR}
-    assert {row[5] for row in rows_of(world)} == versions
-    assert {path.name for path in world.folder.iterdir() if path.suffix in (".padded", ".rotated")} >= versions
     assert len(rows_of(world, "mixed")) == 4
+    assert_nothing_is_padded(world)
+    # As a coordinator left it that was killed meanwhile, or of the release before.
+    name = f"{world.job.length - 1}.north.extractor.padded"
+    (world.folder / name).write_bytes(bytes(8))
+    with sqlite3.connect(world.config.directory / "coordinator.sqlite") as database:
+        fields = ("job", world.job.length - 1, "extractor", "north", b"\1" * 32, name, 8, "02" * 32, b"")
+        database.execute("INSERT INTO hidden VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", fields)
+        database.execute("INSERT INTO files VALUES ('job', 'version', 'extractor', 'north', ?)", (name,))
+    with coordinator(world.config) as here:
+        assert here.broken == []
+    assert_nothing_is_padded(world)
+
+
+def assert_nothing_is_padded(world):
+    """The job has ended: the coordinator has deleted what silos gave to be mixed."""
+    assert rows_of(world) == []
+    assert {row[1] for row in rows_of(world, "files")} <= {"result", "words"}
+    assert [path.name for path in world.folder.iterdir() if path.suffix in (".padded", ".rotated", ".rows")] == []
+
+
+def test_a_job_that_fails_leaves_nothing_of_what_was_given_to_be_mixed(world):
+    world = world()
+
+    async def scenario():
+        silos = [world.silo(here, name) for name in FOUR]
+        for each in silos:
+            await each.accept()
+        await in_turn(silos, lambda each: each.take_part(0))
+        for each in silos:
+            await each.told("round")
+        await silos[0].give_parts(1)
+        (run,) = here.daemon.runs
+        assert {path.name.partition(".")[0] for path in world.folder.glob("*.padded")} == {"0", "1"}
+        here.daemon.apply(run, Unkeyed("the roster has changed"))
+        assert run.state.stage == "finishing"
+        assert_nothing_is_padded(world)
+        for each in silos:
+            await each.channel.close()
+
+    with coordinator(world.config) as here:
+        here.run(scenario(), 120)
+        assert here.broken == []
 
 
 PUBLIC = {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SIX, 60)}
@@ -247,3 +293,4 @@ def test_rows_that_were_put_aside_are_opened_in_order_and_kept_over_a_restart(wo
         here.run(second(here, known), 120)
         assert here.broken == []
     assert max(piled) > 1
+    assert_nothing_is_padded(world)

@@ -97,6 +97,7 @@ def test_killed_again_and_again(start, document, case):
     running = start(*silos)
     job = begin(running, silos, document, plans, **changes)
     finished(running, silos, "job")
+    running.daemons["coordinator"].wait_for("job.ended", 60)
     codes = {name: daemon.stop() for name, daemon in running.daemons.items()}
     assert -signal.SIGKILL not in codes.values(), codes  # all of them stop when asked
     members = check_result(running, job, silos)
@@ -105,7 +106,7 @@ def test_killed_again_and_again(start, document, case):
     else:
         assert any(len(who) < job.cohort_size for who in members.values()), "nobody dropped out"
     check_ledgers(running, silos)
-    check_left_over(running, job.length)
+    check_left_over(running)
     for name in plans:
         assert set(STEPS[case][name]) <= set(died(running, name)), died(running, name)
     rows = [at for at in died(running, "coordinator") if "rows of" in at]

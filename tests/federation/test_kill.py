@@ -78,7 +78,7 @@ def finished(running):
         ({"north": "every"}, 1, 20),
         ({"coordinator": "full"}, 1, 15),
         ({"north": "full"}, 1, 20),
-        ({"coordinator": "seed:1:10", "north": "seed:2:10", "east": "seed:3:10"}, 5, 5),
+        ({"coordinator": "seed:1:6", "north": "seed:2:6", "east": "seed:3:6"}, 5, 18),
     ],
     ids=[
         "coordinator at every step",

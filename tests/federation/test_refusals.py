@@ -260,6 +260,16 @@ def too_short(frames):
     return frames
 
 
+def rows_of_a_delivery(frames):
+    frames[0].manifest.rows.add(part="model")
+    return frames
+
+
+def sums_of_a_delivery(frames):
+    frames[0].manifest.sums.add(part="model")
+    return frames
+
+
 def no_bytes(frames):
     return [frames[0], frames[2]]
 
@@ -310,6 +320,8 @@ BAD_UPLOADS = [
     ("oversize", change_header(size=1 << 62), "MANIFEST", INVALID, str(1 << 62)),
     ("too long", too_long, "LENGTH", INVALID, "0 were left"),
     ("too short", too_short, "LENGTH", INVALID, "are due"),
+    ("rows", rows_of_a_delivery, "MANIFEST", INVALID, "brings 1 rows and 0 sums, which only deliveries have"),
+    ("sums", sums_of_a_delivery, "MANIFEST", INVALID, "brings 0 rows and 1 sums, which only deliveries have"),
     ("no bytes", no_bytes, "LENGTH", INVALID, "bytes before its manifest"),
     ("negative weight", negative_weight, "WEIGHT", INVALID, "@weight"),
     ("digest", other_bytes, "DIGEST", grpc.StatusCode.DATA_LOSS, "other digests"),

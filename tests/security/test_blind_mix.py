@@ -7,13 +7,14 @@ from blind_mixes import Mixing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.algorithms.exchange import PLAIN, Each, Gram, Kind, Mix, Part, Sum, TensorSpec, integer_weights
+from staddle.algorithms.exchange import PLAIN, Each, Gift, Gram, Kind, Mix, Part, Sum, TensorSpec, integer_weights
 from staddle.errors import LocalError
 from staddle.security.blind_mix import FLOAT32, Rows, compared, gram_deviation, row_deviation
 from staddle.security.blind_sum import Bounds, Quantised
 from staddle.security.mix_line import mix_group
 from staddle.security.rotation import Use, rotate
 from staddle.security.round_spec import Terms
+from staddle.security.sketch import sketched
 
 FIVE = ("a", "b", "c", "d", "e")
 EVEN = dict.fromkeys(FIVE, 1.0)
@@ -163,6 +164,35 @@ def test_a_gram_is_that_of_vectors_which_each_silo_rotates_by_itself():
         sent[silo] = torch.from_numpy(np.stack(turned))
     expected = PLAIN.collect(part, FIVE, lambda silo, _: sent[silo])["gram"]
     assert torch.equal(compared(part, FIVE, read, KEY, DIGEST, 3), expected)
+
+
+def test_a_gram_of_sketches_is_that_of_what_each_silo_sketches_by_the_secret_map_of_the_round():
+    part = Part("rows", Kind.SKETCH, Gram(8, seed=1), (TensorSpec("rows", "float64", (2, 300)),))
+    read, sent = values(part), {}
+    for silo in FIVE:
+        keys = [Use(0, DIGEST, 3, 0, "rows", row).key(KEY) for row in range(2)]
+        own = read(silo, "rows").numpy()
+        assert (Quantised(Bounds()).give(part, Gift({"rows": read(silo, "rows")}))["rows"].numpy() == own).all()
+        made = [sketched(own[row : row + 1], 8, key)[0].astype(np.float32) for row, key in enumerate(keys)]
+        sent[silo] = torch.from_numpy(np.stack(made))
+    expected = PLAIN.collect(part, FIVE, lambda silo, _: sent[silo])["gram"]
+    assert torch.equal(compared(part, FIVE, read, KEY, DIGEST, 3), expected)
+    other = [compared(part, FIVE, read, *use) for use in ((KEY, DIGEST, 4), (bytes(32), DIGEST, 3))]
+    assert not any(torch.allclose(expected, gram, atol=0.1) for gram in other)  # every round and key has its own map
+
+
+def test_the_cosines_of_sketches_are_off_as_the_docs_say():
+    """Of 25 silos' vectors at random: the root of the mean square is √((1 + c²) / k), and none is off by six times."""
+    silos, size = tuple(f"s{n}" for n in range(25)), 256
+    part = Part("rows", Kind.SKETCH, Gram(size), (TensorSpec("rows", "float64", (1, 20_000)),))
+    read = values(part, silos)
+    common = torch.randn(1, 20_000, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    unit = {silo: v / v.norm() for silo in silos for v in [read(silo, "rows") + common]}  # cosines of about a half
+    rows = torch.cat(list(unit.values()))
+    exact, found = rows @ rows.T, compared(part, silos, lambda silo, _: unit[silo], KEY, DIGEST, 0)[0]
+    away = ((found - exact) / ((1 + exact.square()) / size).sqrt())[~torch.eye(25, dtype=torch.bool)]
+    assert 0.6 < away.square().mean().sqrt() < 1.4
+    assert away.abs().max() < 6
 
 
 def test_vectors_that_inner_products_tell_are_refused():

@@ -1,5 +1,6 @@
 """What the ledger says of padded and rotated messages, each of one part and beside the masked one of its round."""
 
+import hashlib
 import json
 import re
 
@@ -269,6 +270,25 @@ def test_an_export_of_the_job_has_all_of_them(path, redact):
     assert found.seqs == tuple(range(1, len(stored(path)) - 1))
     exported = [json.loads(line).get("record", {}) for line in data.splitlines()[1:]]
     assert [r["hidden"]["number"] for r in exported if r.get("hidden")] == ([] if redact else [0, 0, 1, 1, 0])
+
+
+def test_an_export_of_a_job_has_the_policies_that_were_in_force_during_it(path):
+    with open_ledger(path) as ledger:
+        for said in ("older", "in force", "j1", "j2", "tightened", "widened", "j1", "later", "j2"):
+            if said in ("j1", "j2"):
+                ledger.job_accept(said, HASH, "operator-1")
+            else:
+                ledger.put_in_force(hashlib.sha256(said.encode()).hexdigest(), said)
+
+    def names(job):
+        lines = b"".join(ledger_export.export(path, redact=False, job=job)).splitlines()[1:]
+        exported = [json.loads(line)["record"] for line in lines]
+        return [record.get("text", record.get("job")) for record in exported]
+
+    assert names("j1") == ["in force", "j1", "tightened", "widened", "j1"]
+    assert names("j2") == ["in force", "j2", "tightened", "widened", "later", "j2"]
+    assert names("j3") == []
+    assert ledger_export.verify(b"".join(ledger_export.export(path, redact=True, job="j1")), public()).seqs[0] == 1
 
 
 def test_an_older_ledger_has_no_such_field_and_may_go_on(path):

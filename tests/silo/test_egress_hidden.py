@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 import torch
-from keyed_jobs import KEY, SILOS, keys_of, make_keyed, sharing_of
+from keyed_jobs import BLIND, KEY, SILOS, keys_of, make_keyed, sharing_of
 from ledgers import stored
 from recording_gate import SESSION, SILO, World, kinds, records
 
@@ -20,6 +20,7 @@ from staddle.proto.wire import to_wire
 from staddle.security.mix_line import Version
 from staddle.security.one_upload import hidden_pieces, make_upload, tagger_of
 from staddle.security.rotation import rotate
+from staddle.security.sketch import sketched
 from staddle.silo import outgoing_hidden
 from staddle.silo.egress import DeniedError, TurnedAwayError, UnreachableError
 from staddle.silo.outgoing_hidden import Padding, Rotating, Sent, flat, sent_of
@@ -218,6 +219,32 @@ def test_4_the_policy_decides_on_what_is_rotated(keyed, tmp_path):
         strict.give_rotated()
     strict.nothing_left()
     strict.ledger.close()
+
+
+def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path):
+    options, model = {"sampling": "algorithm2", "sketch": 32}, {"name": "convnet-digits", "classes": 3}
+    job = keyed.job("sketched", "fedaims", SILOS, options, min_cohort=3, security=BLIND, model=model)
+    del keyed.jobs["sketched"]  # of this test alone
+    world = Keyed(keyed, tmp_path, keyed.policy(job))
+    world.job, world.parts = job, {part.name: part for part in job.up(0)}
+    world.sharing = sharing_of(keyed, job, SILO, tmp_path / "sketched")
+    part = world.parts["direction"]
+    use, ctx = use_of(job, part, 0), world.sharing.rotation(part, 0)
+    (whole,) = [item.spec for item in world.declared.items(0) if item.part == "direction"]
+    assert (whole, world.declared.hidden(0)[0].wire) == (part.tensors[0], part.wire)
+    assert whole.elements > 10_000
+    vector = torch.randn(whole.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    world.give_rotated({"direction": {"sketch": vector}}, Rotating(use, ctx, KEY))
+    assert world.arrived() == sketched(vector.numpy(), 32, use.key(KEY)).astype("<f4").tobytes()
+    (header,) = world.client.frames[0].manifest.tensors
+    assert (header.name, list(header.shape), header.size) == ("sketch", [1, 32], 128)
+    intent = stored(world.path)[1]
+    assert [(each["kind"], each["shape"], each["dtype"]) for each in intent["tensors"]] == [
+        ("sketch", [1, 32], "float32")
+    ]
+    with pytest.raises(LocalError, match=r"direction/sketch is float32 \[1, 32\], the job's schema says float64"):
+        world.give_rotated({"direction": {"sketch": vector[:, :32].float()}}, Rotating(use, ctx, KEY))
+    world.ledger.close()
 
 
 # A lost connection.

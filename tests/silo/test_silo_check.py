@@ -9,6 +9,7 @@ import pytest
 from ledgers import first
 from typer.testing import CliRunner
 
+from staddle.algorithms.job import Job, JobFile
 from staddle.commands import local_federation
 from staddle.commands.silo import app
 from staddle.coordinator import config as coordinator_configs
@@ -18,7 +19,7 @@ from staddle.security import preflight
 from staddle.security import roster as rosters
 from staddle.security.identity import Role, create_keys, load_keys
 from staddle.security.ledger import Ledger
-from staddle.silo.check import check
+from staddle.silo.check import check, footprint
 
 from .conftest import SILOS, records
 
@@ -154,6 +155,27 @@ def test_a_disk_without_room_or_rights(federation, look, monkeypatch):
     monkeypatch.undo()
     edit(federation.silo_config("silo-a"), 'directory = "state"', 'directory = "silo.toml/state"')
     assert "is no folder" in look()["disk"]
+
+
+def test_a_blind_job_of_sketches_takes_room_for_the_whole_vectors():
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 2,
+        "silos": ["a", "b", "c", "d"],
+        "min_cohort": 3,
+        "method": {"name": "fedaims", "options": {"sampling": "algorithm2"}},
+        "model": {"name": "convnet-digits", "classes": 10},
+        "training": {"lr": 0.1},
+    }
+    clear, blind = (
+        Job.from_file(JobFile.model_validate({**document, "security": {"secure_aggregation": way}}), "job.toml")
+        for way in ("off", "required")
+    )
+    (whole,), (sketch,) = blind.method().direction.given, blind.method().direction.wire
+    more = 2 * (whole.nbytes - sketch.nbytes)  # the outbox, and the one before it
+    assert footprint(blind, "a") - footprint(clear, "a") == more > 2 * 8 * 10_000
 
 
 def test_a_job_that_was_accepted_or_run_here(federation, look):

@@ -223,6 +223,8 @@ def test_a_manifest_that_does_not_fit_is_refused(recipient, sums, round_, change
     assert (caught.value.peer, caught.value.code) == ("coordinator", "MANIFEST")
     assert said in caught.value.why
     assert recipient.recorded("ingress") == []
+    ends = [(end["code"], end["blame"], end["round"], said in end["why"]) for end in recipient.recorded("secagg.end")]
+    assert ends == ([("SUM", "coordinator", 0, True)] if round_ and "plain" in manifest else [])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """A ledger's folder through the one file and through the package: the same verdict on each, and the right one."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from base64 import b64encode
 
 import pytest
@@ -110,6 +113,17 @@ def test_a_ledger_holds_however_it_is_cut_into_segments(same):
     assert same([[line] for line in LINES], signed(LINES[:7], KEY), [signed(LINES[:n], KEY) for n in (0, 1, 4, 17)])
     assert same([LINES, []], signed(LINES, KEY))
     assert same([], signed([], KEY))
+
+
+@pytest.mark.parametrize(("key", "status"), [(KEY, 0), (Ed25519PrivateKey.generate(), 1)])
+def test_who_reads_no_further_gets_the_verdict_and_no_error(tool, tmp_path, key, status):
+    """As in ``staddle_verify.py … | head -1``."""
+    folder, (ours, theirs) = store(tmp_path / "ledger", [LINES], signed(LINES, key)), os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-I", tool.file, "ledger", folder, "--key", str(PUBLIC)]
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, check=False)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (status, b"")
 
 
 def test_what_is_said_of_a_ledger(tool, tmp_path):
