@@ -3,7 +3,8 @@
 ::
 
     form      it is                    then                              it stays
-    padded    the words of a Mix       its silo signs it (rpc Padded)    while a version or a row put aside is of it
+    padded    the words of a Mix       its silo signs it (rpc Padded)    while a version or a row put aside is of it;
+                                                                         the word itself until a newer one counts
     rotated   the vectors of a Gram    -                                 until the fold
 
 Until it is signed, a newer version of a padded upload takes its place: a silo that was started anew begins one. What
@@ -11,7 +12,7 @@ stands here is in the database first (table ``hidden``), and its file before tha
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..algorithms.exchange import Gram, Mix, Part
@@ -133,9 +134,10 @@ class Hidden:
         newest = max((each.number for each in self._versions(name, silo)), default=-1)
         if version.number <= newest:
             raise _refused(silo, Code.UPLOAD, f"signs version {version.number} after version {newest}")
-        # (3) It signed what is here, and sealed the seed to each other silo.
+        # (3) It signed what is here, sealed the seed to each other silo, and signed a new prekey.
         try:
             check_upload(line, given.upload, given.pieces, here.sha256, self.signers)
+            given.prekey.check(line, version, given.upload.sealing.root, self.signers)
         except RefusedError as error:
             raise _refused(silo, error.code, error.why) from error
 
@@ -168,6 +170,21 @@ class Hidden:
         """The versions of a part that were signed in a round, by silo."""
         found = {place[2]: here.version for place, here in self._here.items() if place[:2] == (round_, name)}
         return {silo: version for silo, version in found.items() if version is not None}
+
+    def last(self, round_: int, members: Collection[str] = ()) -> dict[tuple[str, str], Version]:
+        """The newest version of each part and silo that counted before a round, or with these members in it.
+
+        The prekeys beside them are what other silos seal to.
+        """
+        found: dict[tuple[str, str], Version] = {}
+        for (at, part, silo), here in sorted(self._here.items()):
+            if here.version is not None and (at < round_ or (at == round_ and silo in members)):
+                found[part, silo] = here.version
+        return found
+
+    def words(self, versions: Mapping[tuple[str, str], Version]) -> set[str]:
+        """The files of versions, by part and silo."""
+        return {self._here[version.round, part, silo].file for (part, silo), version in versions.items()}
 
     def files(self, round_: int | None = None) -> set[str]:
         """Files of a round, or of all."""

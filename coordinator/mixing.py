@@ -12,6 +12,7 @@ from ..algorithms.exchange import Mix, Part
 from ..algorithms.job import Job
 from ..algorithms.method import Delivery, Mail, Post, Row
 from ..errors import RefusedError
+from ..proto.prekey_messages import MOST_TOLD
 from ..proto.wire import given_items
 from ..security import roster as rosters
 from ..security.mix_line import WORD_BYTES, Version
@@ -56,6 +57,16 @@ class Mixing:
                 case Mail(part):
                     found[part] = self._aside(part, silo)
         return [row for part in down for row in found.get(part.name, ())], memories
+
+    def prekeys(self, round_: int, down: Sequence[Part], silo: str) -> list[tuple[str, Version]]:
+        """Beside which uploads of the others the newest prekeys stand that a silo gets, by part and silo.
+
+        Beyond ``MOST_TOLD`` there are none: what is not told costs forward secrecy alone.
+        """
+        parts = {part.name for part in down if part.name in self.hidden.lines}
+        last = sorted(self.hidden.last(round_).items())
+        found = [(part, version) for (part, other), version in last if part in parts and other != silo]
+        return [(part, version) for part, version in found if self.hidden.fits(part, version)][:MOST_TOLD]
 
     def remember(self, memories: Memories) -> None:
         """What recipients' rows were made of is in the database."""

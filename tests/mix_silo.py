@@ -23,6 +23,7 @@ from staddle.security.blind_sum import given
 from staddle.security.group_key import Epoch, contribute
 from staddle.security.masked_sum import masked_chunks
 from staddle.security.mix_line import Version
+from staddle.security.prekeys import publish
 from staddle.security.rotation import rotate
 from staddle.security.round_spec import Terms
 from staddle.security.signers import Signers
@@ -89,6 +90,8 @@ class MixSilo(BlindSilo):
         tag = tagger.padded(KEY, version.context(line), self.silo)
         sha256 = hashlib.sha256(words).digest()
         made = o.make_upload(line, version, sha256, tag, seed, os.urandom(32), self.others, self.keys.sign)
+        root, generation = made[0].sealing.root, self.number  # others of this kind go on sealing to keys of the roster
+        made = (*made, publish(line, version, root, generation, os.urandom(32), self.keys.sign))
         return words, version.context(line), made
 
     def word(self, part, made, /, **changes):
@@ -191,7 +194,7 @@ class MixSilo(BlindSilo):
                 line, self.silo, mixed.document, mixed.signature, self.memory_of(part), self.terms, self.signers
             )
             mix_row.check_uploads(row, [each.upload for each in mixed.summands])
-            own = self.keys.exchange.private_bytes_raw()
+            own = {0: self.keys.exchange.private_bytes_raw()}
             seeds = [o.open_seed(line, e.upload, e.letter, self.silo, own, self.signers) for e in mixed.summands]
             parts = zip(mixed.summands, row.shares, seeds, strict=True)
             opening = o.Opening(line, KEY, [o.Summand(e.upload, share.weight, seed) for e, share, seed in parts])

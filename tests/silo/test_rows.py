@@ -136,7 +136,7 @@ def test_words_that_chunks_cut_in_two_are_put_together(recipient):
     made, weights = recipient.coordinator, even(versions(0))
     message, hidden = made.row(ME, weights)
     opener = rows.Rows(recipient.sharing, 1, TERMS, recipient.own)
-    assert opener.announced("coordinator", [message]) == [len(hidden)]
+    assert opener.announced("coordinator", [message], []) == [len(hidden)]
     opener.admit()
     at = 0
     for size in (4, 1, 2, 3, 8, 13, 4096 - 31, len(hidden)):
@@ -362,8 +362,11 @@ def test_a_silo_that_sealed_no_seed_is_named(keyed, givers, recipient, monkeypat
     made = givers["rows"]
     monkeypatch.setattr(made, "stored", dict(made.stored))
     own = made.silos[OTHERS[1]]
-    monkeypatch.setitem(own.others, ME, own.others[OTHERS[0]])  # sealed to a key that is not this silo's
+    known = own.prekeys.known()
+    wrong = {**known.newest, ME: known.newest[OTHERS[0]]}  # sealed to a key that is not this silo's
+    own.prekeys.save(known.model_copy(update={"newest": wrong}))
     made.give(OTHERS[1], 0)
+    own.prekeys.save(known)
     peer, code, why = refusal(recipient, made.delivery(1, [made.row(ME, even(versions(0)))]))
     assert (peer, code) == (OTHERS[1], "SHARES")
     assert "does not open" in why
@@ -419,7 +422,7 @@ def test_rows_where_nobody_opens_them_are_refused(keyed, recipient):
         for frame in frames:
             yield frame
 
-    with pytest.raises(RefusedError, match="delivers 1 rows where there are none"):
+    with pytest.raises(RefusedError, match="delivers 1 rows or prekeys where there are none"):
         asyncio.run(delivery.take(recipient.ledger, recipient.peer, made.job, 1, coming()))
 
 
