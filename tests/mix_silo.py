@@ -14,6 +14,7 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.blind import line_of, summed, uploaded, use_of
 from staddle.proto.group_messages import Contributed, contributed_to_wire
 from staddle.proto.mix_messages import Padded, padded_to_wire, rows_from_wire
+from staddle.proto.prekey_messages import words_from_wire
 from staddle.proto.wire import given_items, tensor_bytes, to_wire
 from staddle.security import mix_row
 from staddle.security import one_upload as o
@@ -53,6 +54,7 @@ class MixSilo(BlindSilo):
     def __init__(self, address, keys, roster, job, gifts):
         super().__init__(address, keys, roster, job, gifts)
         self.keys, self.number, self.memories, self.rows, self.parts_of = keys, 0, {}, {}, {}
+        self.prekeys = {}  # in its last delivery, by part and silo
         self.signers = Signers.of(roster, job.silos)
         self.epoch = Epoch.of(roster, job.silos, job.digest)
         self.own = {}  # by part: its version that counts
@@ -182,6 +184,7 @@ class MixSilo(BlindSilo):
     async def opened(self, round_):
         """Rows by part, opened as a silo opens them: [(row, values, keep)]."""
         manifest, payload, end = await self.delivery(round_)
+        self.prekeys = {(part, word.version.silo): word for part, word in words_from_wire("c", manifest.prekeys)}
         at = sum(header.size for header in manifest.tensors)
         mixes = {p.name: p for n in range(self.job.length) for p in uploaded(self.job.up(n))}
         found = {}
