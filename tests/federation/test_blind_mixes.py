@@ -16,10 +16,11 @@ from staddle.algorithms.method import KEEP, METRICS
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.files import parse_canonical
-from staddle.proto.blind import simulated
+from staddle.proto.blind import simulated, uploaded
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
 from staddle.security.mix_row import Row
+from staddle.silo.rows import expected_rows
 
 FOUR = ("north", "east", "south", "west")
 SIX = (*FOUR, "up", "down")
@@ -143,7 +144,8 @@ async def check_mail(world, oracle, each, round_):
     """Bit for bit what the oracle delivers by Mail; of how many rows it is."""
     expected = oracle.down(round_, each.silo).get("theta")
     found = (await each.opened(round_)).get("theta", [])
-    rounds = range(round_ if round_ < world.job.length else 0)
+    rounds = range(round_ if round_ < world.job.length and expected_rows(world.job, round_) else 0)
+    rounds = [n for n in rounds if uploaded(world.job.up(n))]
     check_prekeys(each, {other: n for n in rounds for other in set(world.job.cohort(n)) - {each.silo}})
     assert bool(found) == (expected is not None)
     for name, value in as_mailed(part_of(world.job, "theta"), found).items() if found else ():

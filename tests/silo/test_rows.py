@@ -10,6 +10,7 @@ from ledgers import stored
 from staddle.algorithms.method import KEEP
 from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.proto.frames import decode
+from staddle.proto.prekey_messages import words_to_wire
 from staddle.proto.wire import tensor_bytes
 from staddle.security.ledger import Ledger
 from staddle.security.records import Peer
@@ -231,6 +232,29 @@ def test_mail_that_was_fetched_comes_again_and_grows(addressee):
         addressee.take(made.delivery(4, parcels), 4)
 
 
+def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_again(keyed, tmp_path):
+    part = next(iter(rows.expected_rows(keyed.jobs["mail"], 2).values())).part
+    made = Coordinator(keyed, keyed.jobs["mail"], part, tmp_path)
+    own = made.silos[ME]
+    for number in range(3):  # from round 1 on; each is sealed to a prekey that this silo published with the one before
+        made.give_all(number)
+        for silo in OTHERS:
+            prekeys = made.silos[silo].prekeys
+            prekeys.save(prekeys.known().heard(*made.word(silo, ME, number)))
+
+    def fetch(numbers):
+        opener = rows.Rows(own, 4, TERMS, None)
+        told = words_to_wire([made.word(ME, silo, max(numbers)) for silo in OTHERS])
+        opener.announced("coordinator", [mail(made, number)[0] for number in numbers], told)
+        opener.admit()
+        return set(own.prekeys.own())
+
+    assert fetch([1]) == {1, 2, 3}
+    assert fetch([1, 2]) == {1, 2, 3}
+    assert fetch([1, 2]) == {1, 2, 3}
+    assert fetch([2]) == {2, 3}
+
+
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
@@ -423,6 +447,9 @@ def test_rows_where_nobody_opens_them_are_refused(keyed, recipient):
             yield frame
 
     with pytest.raises(RefusedError, match="delivers 1 rows or prekeys where there are none"):
+        asyncio.run(delivery.take(recipient.ledger, recipient.peer, made.job, 1, coming()))
+    frames = made.delivery(1, [], prekeys=words_to_wire([made.word(ME, *version) for version in versions(0)]))
+    with pytest.raises(RefusedError, match="delivers 4 rows or prekeys where there are none"):
         asyncio.run(delivery.take(recipient.ledger, recipient.peer, made.job, 1, coming()))
 
 
