@@ -305,7 +305,7 @@ class Daemon:
         """The other silos' words, by part and silo, whose prekeys a silo seals to in a round; none at the job's end."""
         if run.mixing is None or round_ == run.job.length:
             return []
-        found = run.mixing.prekeys(round_, run.job.down(round_), silo)
+        found = run.mixing.prekeys(run.job.down(round_), silo)
         words = partial(self._database.signed, run.job.name)
         return [(part, v.silo, words(v.round, part, v.silo)) for part, v in found]
 

@@ -3,8 +3,7 @@
 ::
 
     form      it is                    then                              it stays
-    padded    the words of a Mix       its silo signs it (rpc Padded)    while a version or a row put aside is of it;
-                                                                         the word itself until a newer one counts
+    padded    the words of a Mix       its silo signs it (rpc Padded)    while a version or a row put aside is of it
     rotated   the vectors of a Gram    -                                 until the fold
 
 Until it is signed, a newer version of a padded upload takes its place: a silo that was started anew begins one. What
@@ -12,7 +11,7 @@ stands here is in the database first (table ``hidden``), and its file before tha
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..algorithms.exchange import Gram, Mix, Part
@@ -170,21 +169,6 @@ class Hidden:
         """The versions of a part that were signed in a round, by silo."""
         found = {place[2]: here.version for place, here in self._here.items() if place[:2] == (round_, name)}
         return {silo: version for silo, version in found.items() if version is not None}
-
-    def last(self, round_: int, members: Collection[str] = ()) -> dict[tuple[str, str], Version]:
-        """The newest version of each part and silo that counted before a round, or with these members in it.
-
-        The prekeys beside them are what other silos seal to.
-        """
-        found: dict[tuple[str, str], Version] = {}
-        for (at, part, silo), here in sorted(self._here.items()):
-            if here.version is not None and (at < round_ or (at == round_ and silo in members)):
-                found[part, silo] = here.version
-        return found
-
-    def words(self, versions: Mapping[tuple[str, str], Version]) -> set[str]:
-        """The files of versions, by part and silo."""
-        return {self._here[version.round, part, silo].file for (part, silo), version in versions.items()}
 
     def files(self, round_: int | None = None) -> set[str]:
         """Files of a round, or of all."""

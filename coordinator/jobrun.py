@@ -232,8 +232,7 @@ class JobRun:
             return FoldResult(counted, method, archive.changes, archive.digests)
         mixed = self.mixing.mixed(archive.changes)
         needed = {*self.store.after(archive.changes).values(), *frozenset[str]().union(*mixed.values())}
-        hidden = self.mixing.hidden
-        gone = frozenset(hidden.files() - needed - hidden.words(hidden.last(round_, members)))
+        gone = frozenset(self.mixing.hidden.files() - needed)
         return FoldResult(counted, method, archive.changes, archive.digests, memories, mixed, gone)
 
     def commit(self, round_: int, result: FoldResult) -> None:
