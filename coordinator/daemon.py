@@ -305,6 +305,14 @@ class Daemon:
         words = partial(self._database.signed, run.job.name)
         return [(row, {v.silo: words(v.round, row.part, v.silo) for v in row.versions}) for row in planned]
 
+    def prekeys(self, run: JobRun, round_: int, silo: str) -> list[tuple[str, str, bytes]]:
+        """The other silos' words, by part and silo, whose prekeys a silo seals to in a round; none at the job's end."""
+        if run.mixing is None or round_ == run.job.length:
+            return []
+        found = run.mixing.prekeys(run.job.down(round_), silo)
+        words = partial(self._database.signed, run.job.name)
+        return [(part, v.silo, words(v.round, part, v.silo)) for part, v in found]
+
     def delivered(self, run: JobRun, silo: str, round_: int, size: int, digests: Digests) -> None:
         """Note a delivery that was sent to its end."""
         with self._keeping():

@@ -134,9 +134,10 @@ class Hidden:
         newest = max((each.number for each in self._versions(name, silo)), default=-1)
         if version.number <= newest:
             raise _refused(silo, Code.UPLOAD, f"signs version {version.number} after version {newest}")
-        # (3) It signed what is here, and sealed the seed to each other silo.
+        # (3) It signed what is here, sealed the seed to each other silo, and signed a new prekey.
         try:
             check_upload(line, given.upload, given.pieces, here.sha256, self.signers)
+            given.prekey.check(line, version, given.upload.sealing.root, self.signers)
         except RefusedError as error:
             raise _refused(silo, error.code, error.why) from error
 

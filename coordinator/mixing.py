@@ -4,7 +4,7 @@ Of a keyed job alone (``Job.keyed``). It has no database: what it gives to be re
 which then says so (``take``, ``sign``, ``let_go`` of hidden.py, ``remember`` here).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from .. import log
@@ -12,6 +12,7 @@ from ..algorithms.exchange import Mix, Part
 from ..algorithms.job import Job
 from ..algorithms.method import Delivery, Mail, Post, Row
 from ..errors import RefusedError
+from ..proto.prekey_messages import MOST_TOLD
 from ..proto.wire import given_items
 from ..security import roster as rosters
 from ..security.mix_line import WORD_BYTES, Version
@@ -57,6 +58,15 @@ class Mixing:
                     found[part] = self._aside(part, silo)
         return [row for part in down for row in found.get(part.name, ())], memories
 
+    def prekeys(self, down: Sequence[Part], silo: str) -> list[tuple[str, Version]]:
+        """Beside which versions of the others the newest prekeys stand that a silo gets, by part and silo.
+
+        Beyond ``MOST_TOLD`` there are none: what is not told costs forward secrecy alone.
+        """
+        others = sorted(set(self._job.silos) - {silo})
+        last = {part.name: self._versions(part.name, others) for part in down if part.name in self.hidden.lines}
+        return [(part, last[part][other]) for part in sorted(last) for other in sorted(last[part])][:MOST_TOLD]
+
     def remember(self, memories: Memories) -> None:
         """What recipients' rows were made of is in the database."""
         self._planning.memories.update(memories)
@@ -77,7 +87,7 @@ class Mixing:
     def _path(self, part: str, version: Version) -> Path:
         return self._store.path(padded_words(version.round, version.silo, part))
 
-    def _versions(self, part: str, silos: Mapping[str, float]) -> dict[str, Version]:
+    def _versions(self, part: str, silos: Iterable[str]) -> dict[str, Version]:
         files = {silo: self._store.file(part, silo) for silo in silos}
         versions = {silo: self.hidden.version(part, file) for silo, file in files.items() if file is not None}
         return {silo: version for silo, version in versions.items() if self.hidden.fits(part, version)}

@@ -35,6 +35,7 @@ from ..security.masks import PIECE
 from ..security.mix_line import Line, Version
 from ..security.mix_row import Row, RowMemory, Share, fault, make_row
 from ..security.one_upload import mixed_pieces
+from ..security.prekeys import Word
 from ..security.sealing import letter_for
 from ..security.signers import Sign
 from ..security.tags import combine
@@ -149,6 +150,13 @@ def mixed(planned: Planned, signed: Mapping[str, bytes]) -> Mixed:
     summands = tuple(Summand(each.upload, letter_for(recipient, each.pieces)) for each in given)
     tag = combine({each.upload.version.silo: each.upload.tag for each in given}, 1, weights)
     return Mixed(planned.part, planned.row.payload(), planned.signature, summands, tag, planned.keep)
+
+
+def prekey_word(part: str, recipient: str, silo: str, signed: bytes) -> tuple[str, Word]:
+    """What goes down of a silo's prekey, out of its word on an upload, as it is kept."""
+    given = loaded(silo, signed)
+    upload = given.upload
+    return part, Word(upload.version, upload.sealing.root, given.prekey, letter_for(recipient, given.pieces))
 
 
 def words(planned: Planned, line: Line, path: Callable[[Version], Path]) -> Iterator[memoryview]:

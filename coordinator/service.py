@@ -19,6 +19,7 @@ from ..proto.frames import Chunk, Frame
 from ..proto.group_messages import asked_from_wire as key_asked_from_wire
 from ..proto.group_messages import told_to_wire as key_told_to_wire
 from ..proto.mix_messages import mixed_to_wire
+from ..proto.prekey_messages import words_to_wire
 from ..proto.secure_given import asked_from_wire
 from ..proto.secure_told import told_to_wire
 from ..proto.stream import Digester, chunks, recut
@@ -33,7 +34,7 @@ from .guard import Context, caller
 from .heads import MAX_HEAD_BYTES
 from .hidden import dumped, received
 from .jobrun import JobRun
-from .rows import Planned, mixed
+from .rows import Planned, mixed, prekey_word
 from .tasks import FinishTask, OfferTask, RoundTask, SiloTask
 from .uploads import Uploads
 
@@ -154,6 +155,7 @@ class Service:
             raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r}: round {request.round} is not open to it")
         self._daemon.receiving.check_delivery(run.job, silo, request.round)
         sums, rows = run.sums(request.round, silo), self._daemon.rows(run, request.round, silo)
+        prekeys = self._daemon.prekeys(run, request.round, silo)
         delivery = await run.delivery(request.round, silo)
         items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery.tensors])
         words = [*(each.nbytes for each in sums), *(run.keyed.nbytes(planned) for planned, _ in rows)]
@@ -166,6 +168,7 @@ class Service:
             size=size,
             tensors=to_wire(items),
             rows=await asyncio.to_thread(_wired, rows) if rows else (),
+            prekeys=await asyncio.to_thread(_told, silo, prekeys) if prekeys else (),
             sums=[sum_to_wire(each.part, each.claim) for each in sums],
         )
         try:
@@ -291,6 +294,10 @@ class Service:
 
 def _wired(rows: list[tuple[Planned, dict[str, bytes]]]) -> list[secure.MixedRow]:
     return [mixed_to_wire(mixed(planned, signed)) for planned, signed in rows]
+
+
+def _told(recipient: str, signed: list[tuple[str, str, bytes]]) -> list[secure.PrekeyTold]:
+    return words_to_wire([prekey_word(part, recipient, silo, body) for part, silo, body in signed])
 
 
 async def _chunks(tensors: list[Tensor], words: list[Iterator[memoryview]]) -> AsyncIterator[Chunk]:

@@ -2,7 +2,7 @@
 
 ``PaddedGiven`` is what a silo gives behind the bytes of an upload; ``Mixed`` is a row in a delivery's manifest. They
 are written and refused as the messages of a secure sum are (secure_messages.py). A ``PaddedGiven`` among n silos has at
-most 790 + 121 n bytes.
+most 901 + 130 n bytes. Prekeys as they are handed down stand in prekey_messages.py.
 """
 
 import math
@@ -15,12 +15,14 @@ from ..errors import RefusedError
 from ..security.merkle import HASH_BYTES
 from ..security.mix_line import Version
 from ..security.one_upload import Upload
+from ..security.prekeys import Prekey
 from ..security.round_spec import MOST_SILOS
 from ..security.sealing import Letter, Sealed
 from ..security.secagg_fault import Code
 from ..security.tags import TAG_BYTES
 from . import secure_pb2 as pb
 from .bounds import check_fields
+from .prekey_messages import MOST_PART_NAME, prekey_from_wire, prekey_to_wire
 from .sealing_messages import (
     letter_from_wire,
     letter_to_wire,
@@ -33,13 +35,12 @@ from .secure_given import ENVELOPE, MOST_SESSION_BYTES
 from .secure_messages import SIGNATURE_BYTES, Sender
 
 MOST_DOCUMENT = 1 << 20  # bytes of a row
-MOST_PART_NAME = 128
 MOST_FIELDS = 8  # of a message, its entries aside
 
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """A silo's word on its upload of one part, and the seed sealed to each other silo of the job, by id."""
+    """A silo's word on its upload of one part, the seed sealed to each other silo of the job by id, a new prekey."""
 
     session: bytes = field(repr=False)
     job: str
@@ -47,6 +48,7 @@ class Padded:
     part: str
     upload: Upload
     pieces: tuple[Sealed, ...]
+    prekey: Prekey
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def padded_to_wire(padded: Padded) -> pb.PaddedGiven:
         part=padded.part,
         upload=upload_to_wire(padded.upload),
         pieces=[sealed_to_wire(piece) for piece in padded.pieces],
+        prekey=prekey_to_wire(padded.prekey),
     )
 
 
@@ -138,7 +141,8 @@ def padded_from_wire(silo: str, message: pb.PaddedGiven) -> Padded:
     upload = upload_from_wire(silo, message.upload)
     named = upload.version.silo
     Sender(silo, Code.UPLOAD).check(named == silo, f"gives an upload in the name of {named!r}")
-    padded = Padded(message.session, job, digest, message.part, upload, pieces_from_wire(silo, message.pieces))
+    pieces, prekey = pieces_from_wire(silo, message.pieces), prekey_from_wire(silo, named, message.prekey)
+    padded = Padded(message.session, job, digest, message.part, upload, pieces, prekey)
     # (3) It holds nothing else.
     sent.check(message == padded_to_wire(padded), "has fields that its protocol version does not know")
     return padded

@@ -6,6 +6,7 @@ anything is made of them, and signatures, proofs and seals are for security/seal
 
 from collections.abc import Sequence
 
+from ..files import MAX_SAFE_INTEGER
 from ..security.merkle import HASH_BYTES
 from ..security.pairwise import KEY_BYTES
 from ..security.sealing import SEALED_BYTES, Letter, Sealed, Sealing
@@ -35,14 +36,17 @@ def sealing_from_wire(peer: str, message: pb.Sealing) -> Sealing:
 
 def sealed_to_wire(piece: Sealed) -> pb.Sealed:
     """The secret for one recipient."""
-    return pb.Sealed(recipient=piece.recipient, sealed=piece.sealed)
+    return pb.Sealed(recipient=piece.recipient, sealed=piece.sealed, generation=piece.generation)
 
 
 def sealed_from_wire(peer: str, message: pb.Sealed) -> Sealed:
     """SHARES."""
     sent = Sender(peer, Code.SHARES)
     recipient = sent.member(message.recipient, "a secret sealed for")
-    return Sealed(recipient, sent.sized(message.sealed, SEALED_BYTES, f"what is sealed for {recipient!r}"))
+    sealed = sent.sized(message.sealed, SEALED_BYTES, f"what is sealed for {recipient!r}")
+    why = f"what is sealed for {recipient!r} is sealed to prekey {message.generation}, which there cannot be"
+    sent.check(message.generation <= MAX_SAFE_INTEGER, why)
+    return Sealed(recipient, sealed, message.generation)
 
 
 def pieces_from_wire(peer: str, messages: Sequence[pb.Sealed]) -> tuple[Sealed, ...]:

@@ -157,12 +157,14 @@ class Sealing(_message.Message):
     def __init__(self, sender: _Optional[str] = ..., ephemeral: _Optional[bytes] = ..., commitment: _Optional[bytes] = ..., root: _Optional[bytes] = ...) -> None: ...
 
 class Sealed(_message.Message):
-    __slots__ = ("recipient", "sealed")
+    __slots__ = ("recipient", "sealed", "generation")
     RECIPIENT_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     recipient: str
     sealed: bytes
-    def __init__(self, recipient: _Optional[str] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+    generation: int
+    def __init__(self, recipient: _Optional[str] = ..., sealed: _Optional[bytes] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Letter(_message.Message):
     __slots__ = ("sealed", "proof")
@@ -241,20 +243,52 @@ class PaddedUpload(_message.Message):
     def __init__(self, silo: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., number: _Optional[int] = ..., sha256: _Optional[bytes] = ..., tag: _Optional[bytes] = ..., sealing: _Optional[_Union[Sealing, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PaddedGiven(_message.Message):
-    __slots__ = ("session", "job", "job_digest", "part", "upload", "pieces")
+    __slots__ = ("session", "job", "job_digest", "part", "upload", "pieces", "prekey")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
+    PREKEY_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     job: str
     job_digest: bytes
     part: str
     upload: PaddedUpload
     pieces: _containers.RepeatedCompositeFieldContainer[Sealed]
-    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., part: _Optional[str] = ..., upload: _Optional[_Union[PaddedUpload, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[Sealed, _Mapping]]] = ...) -> None: ...
+    prekey: Prekey
+    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., part: _Optional[str] = ..., upload: _Optional[_Union[PaddedUpload, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[Sealed, _Mapping]]] = ..., prekey: _Optional[_Union[Prekey, _Mapping]] = ...) -> None: ...
+
+class Prekey(_message.Message):
+    __slots__ = ("generation", "key", "signature")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    key: bytes
+    signature: bytes
+    def __init__(self, generation: _Optional[int] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class PrekeyTold(_message.Message):
+    __slots__ = ("part", "silo", "round", "attempt", "number", "root", "prekey", "letter")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    PREKEY_FIELD_NUMBER: _ClassVar[int]
+    LETTER_FIELD_NUMBER: _ClassVar[int]
+    part: str
+    silo: str
+    round: int
+    attempt: int
+    number: int
+    root: bytes
+    prekey: Prekey
+    letter: Letter
+    def __init__(self, part: _Optional[str] = ..., silo: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., number: _Optional[int] = ..., root: _Optional[bytes] = ..., prekey: _Optional[_Union[Prekey, _Mapping]] = ..., letter: _Optional[_Union[Letter, _Mapping]] = ...) -> None: ...
 
 class MixedRow(_message.Message):
     __slots__ = ("part", "document", "signature", "summands", "tag", "keep")

@@ -68,7 +68,7 @@ class TensorHeader(_message.Message):
     def __init__(self, part: _Optional[str] = ..., kind: _Optional[_Union[PartKind, str]] = ..., name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("session", "job", "job_digest", "round", "size", "tensors", "offset", "context", "part", "rows", "sums")
+    __slots__ = ("session", "job", "job_digest", "round", "size", "tensors", "offset", "context", "part", "rows", "sums", "prekeys")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class Manifest(_message.Message):
     PART_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SUMS_FIELD_NUMBER: _ClassVar[int]
+    PREKEYS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     job: str
     job_digest: bytes
@@ -91,7 +92,8 @@ class Manifest(_message.Message):
     part: str
     rows: _containers.RepeatedCompositeFieldContainer[_secure_pb2.MixedRow]
     sums: _containers.RepeatedCompositeFieldContainer[_secure_pb2.OpenSum]
-    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., size: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., offset: _Optional[int] = ..., context: _Optional[bytes] = ..., part: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[_secure_pb2.MixedRow, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[_secure_pb2.OpenSum, _Mapping]]] = ...) -> None: ...
+    prekeys: _containers.RepeatedCompositeFieldContainer[_secure_pb2.PrekeyTold]
+    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., size: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., offset: _Optional[int] = ..., context: _Optional[bytes] = ..., part: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[_secure_pb2.MixedRow, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[_secure_pb2.OpenSum, _Mapping]]] = ..., prekeys: _Optional[_Iterable[_Union[_secure_pb2.PrekeyTold, _Mapping]]] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("sha256", "tensor_sha256", "ledger_seq", "ledger_leaf", "head", "inclusion", "holds")

@@ -11,8 +11,9 @@ One honest silo's bytes make the key unknown to the coordinator and uniform. It 
 of another job, or of a later roster, have nothing of it. Where a silo signed two contributions to one epoch, and the
 coordinator showed each to half of the others, their keys differ: then no tag fits and no row opens.
 
-The seeds of a Mix are sealed to prekeys (one_upload.py), and silos erase the private halves when the job ends: what was
-uploaded is opened by nobody then, whatever other key of theirs is taken later (SECURITY.md rules 10 and 11).
+The seeds of a Mix are sealed to prekeys (one_upload.py), to this first one and then to later generations (prekeys.py).
+Silos erase the private halves, all of them by the job's end: what was uploaded is opened by nobody then, whatever other
+key of theirs is taken later (SECURITY.md rules 10 and 11).
 """
 
 import hashlib
@@ -92,11 +93,10 @@ class Relayed:
 
 @dataclass(frozen=True, slots=True)
 class JobKeys:
-    """What a silo has of the keys of a job: 32 bytes each."""
+    """What a silo has of the keys of a job: 32 bytes each. The private halves of its prekeys stand by themselves."""
 
     key: bytes = field(repr=False)  # that all its silos share
-    prekey: bytes = field(repr=False)  # the private half of this silo's
-    others: Mapping[str, bytes]  # the public prekeys of the others
+    others: Mapping[str, bytes]  # the first prekeys of the others, public
 
 
 def contribute(
@@ -104,7 +104,7 @@ def contribute(
 ) -> tuple[Contribution, tuple[Sealed, ...]]:
     """What a silo sends, made of three fresh seeds of 32 bytes, used for nothing else.
 
-    It keeps ``secret`` until it has the key, and ``prekey``, the private half, until the job ends.
+    It keeps ``secret`` until it has the key, and ``prekey``, the private half, while something may be sealed to it.
     """
     sealing, pieces = seal_to_all(epoch.context(), GROUP_SEAL, silo, secret, ephemeral, epoch.others(silo))
     public = public_key(prekey)
@@ -114,7 +114,10 @@ def contribute(
 def check_contribution(epoch: Epoch, contribution: Contribution, pieces: Sequence[Sealed], signers: Signers) -> None:
     """At the coordinator, before it passes anything on: RefusedError names the silo that sent this."""
     contribution.check(epoch, signers)
-    check_sealed(contribution.sealing, pieces, tuple(epoch.others(contribution.sealing.sender)))
+    sender = contribution.sealing.sender
+    check_sealed(contribution.sealing, pieces, tuple(epoch.others(sender)))
+    late = [piece.recipient for piece in pieces if piece.generation]
+    check(not late, sender, Code.SHARES, f"sealed its part in a key to prekeys of {', '.join(late)}")
 
 
 def make_key(

@@ -43,6 +43,7 @@ MIX_LINE = b"staddle/mix/line/1"  # hashed: one tensor group of a job, whose sto
 MIX_VERSION = b"staddle/mix/version/1"  # hashed: one upload of a silo to a line: all else there is bound to it
 MIX_UPLOAD = b"staddle/mix/upload/1"  # a silo over one upload to be mixed, and the seed that it sealed to the others
 MIX_ROW = b"staddle/mix/row/1"  # the coordinator over the weights and versions of one recipient's row
+MIX_PREKEY = b"staddle/mix/prekey/1"  # a silo over the next prekey that others seal to, beside one upload
 MIX_SEAL = b"staddle/mix/seal/1"  # HKDF: key under which the seed of an upload travels from one silo to another
 MIX_STREAM = b"staddle/mix/stream/1"  # HKDF: key of the stream that hides an upload, from its seed
 MIX_PAD = b"staddle/mix/pad/1"  # HKDF: key of the pad that one sender and one recipient share over a directed Mix
@@ -72,6 +73,7 @@ SIGNED = (
     SECAGG_ABANDON,
     GROUP_CONTRIBUTION,
     MIX_UPLOAD,
+    MIX_PREKEY,
     MIX_ROW,
 )
 HASHED = (

@@ -3,7 +3,7 @@
 In Z_2^64, with integer weights a_rj that add up to 2^32 for each recipient r (SECURITY.md rules 10 and 19)::
 
     silo j sends         y_j = q(x_j) + PRG(seed_j)            q(x) = rint(clip(x) 2^e), e = 62 - 32 - log2 clip
-    to each other silo   seed_j, sealed to its prekey          32 fresh bytes an upload: sealing.py, group_key.py
+    to each other silo   seed_j, sealed to its prekey          32 fresh bytes an upload: sealing.py, prekeys.py
     coordinator          Y_r = Σ_{j ≠ r} a_rj y_j              over stored uploads, whenever r asks
     recipient r          Q_r = Y_r - Σ_j a_rj PRG(seed_j)      its tag must fit: tags.py
                          row = (Q_r + a_rr q(x_r)) 2^-(32+e)   its own part never leaves it
@@ -29,7 +29,8 @@ from .labels import MIX_SEAL, MIX_STREAM, MIX_UPLOAD, framed
 from .masks import PIECE, Mask, Term, negated
 from .mix_line import WORD_BYTES, Line, Version
 from .pairwise import derive
-from .sealing import Letter, Sealed, Sealing, check_sealed, open_letter, seal_to_all
+from .prekeys import check_own
+from .sealing import FIRST, Letter, Sealed, Sealing, check_letter, check_sealed, open_letter, seal_to_all
 from .secagg_fault import COORDINATOR, Code, check, passed_on
 from .signers import Sign, Signers
 from .tags import TAG_BYTES, Padded, Tagger
@@ -96,13 +97,15 @@ def make_upload(
     ephemeral: bytes,
     others: Mapping[str, bytes],
     sign: Sign,
+    generations: Mapping[str, int] = FIRST,
 ) -> tuple[Upload, tuple[Sealed, ...]]:
     """Once all is sent: the signed word on it, and the seed sealed to the prekeys of ``others``, by id.
 
+    ``generations`` are of those prekeys that are not the first of their silo.
     ``padded`` is ``tagger.padded(group_key, version.context(line), silo)``; ``ephemeral`` is a fresh seed of its own.
     """
     ctx, silo = version.context(line), version.silo
-    sealing, pieces = seal_to_all(ctx, MIX_SEAL, silo, seed, ephemeral, others)
+    sealing, pieces = seal_to_all(ctx, MIX_SEAL, silo, seed, ephemeral, others, generations)
     unsigned = Upload(version, sha256, padded, sealing)
     return Upload(version, sha256, padded, sealing, sign(MIX_UPLOAD, unsigned.payload(line))), pieces
 
@@ -146,19 +149,35 @@ class Summand:
     seed: bytes = field(repr=False)
 
 
-def open_seed(line: Line, upload: Upload, letter: Letter, silo: str, own: bytes, signers: Signers) -> bytes:
-    """At ``silo``: the seed of another one's upload; ``own`` is the private half of the silo's prekey.
-
-    The steps run in order; RefusedError says whose fault it is.
-    """
+def check_sent(line: Line, upload: Upload, letter: Letter, silo: str, signers: Signers) -> None:
+    """At ``silo``: RefusedError, for the coordinator, unless another one signed this upload and this letter, for us."""
     # (1) The other silo signed this upload to this line; the coordinator could see that itself.
     with passed_on():
         upload.check(line, signers)
-    # (2) The letter is for us, opens, and holds the seed that all have.
-    for_us = letter.sealed.recipient == silo
-    check(for_us, COORDINATOR, Code.SHARES, f"brings {silo!r} a letter for {letter.sealed.recipient!r}")
-    among = [other for other in signers.silos if other != upload.version.silo]
-    return open_letter(upload.version.context(line), MIX_SEAL, upload.sealing, letter, among, own)
+    # (2) It signed this letter too, and for us.
+    sender = upload.version.silo
+    check_letter(upload.sealing.root, letter, sender, silo, _among(sender, signers))
+
+
+def open_seed(
+    line: Line, upload: Upload, letter: Letter, silo: str, own: Mapping[int, bytes], signers: Signers
+) -> bytes:
+    """At ``silo``: the seed of another one's upload; ``own`` are the private halves of its prekeys, by generation.
+
+    The steps run in order; RefusedError says whose fault it is.
+    """
+    # (1) The other silo signed the upload, and the letter.
+    check_sent(line, upload, letter, silo, signers)
+    # (2) It is sealed to a prekey that we have.
+    sender = upload.version.silo
+    prekey = check_own(own, sender, letter.sealed.generation)
+    # (3) It opens, and holds the seed that all have.
+    among = _among(sender, signers)
+    return open_letter(upload.version.context(line), MIX_SEAL, upload.sealing, letter, among, prekey)
+
+
+def _among(sender: str, signers: Signers) -> list[str]:
+    return [other for other in signers.silos if other != sender]
 
 
 class Opening:

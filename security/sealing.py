@@ -1,6 +1,7 @@
 """Thirty-two secret bytes, the same ones to every recipient, sealed to each by an X25519 key of its own.
 
-That is its key of the roster, for what makes the key of a job, and its prekey for the rest of the job (group_key.py).
+That is its key of the roster, for what makes the key of a job (group_key.py), and its newest prekey for the rest of the
+job (prekeys.py).
 
 The sender draws an ephemeral X25519 key E for this secret alone; for each recipient, whose key is R::
 
@@ -12,15 +13,16 @@ the secret, 32 uniform bytes and so without salt, and a Merkle root (merkle.py) 
 recipient needs its own letter alone, and all have the same secret, or know who is to blame::
 
     commitment   SHA-256(framed(SEALED_SECRET, label, ctx, sender, secret))
-    leaf         framed(recipient, sealed)
+    leaf         framed(recipient, generation, sealed)
 
-Whoever comes to know R's private key opens what was sealed to it: there is no forward secrecy before R is erased, as
-prekeys are when their job ends.
+The generation says which prekey R is; it is 0 of a key of the roster. Whoever comes to know R's private key opens what
+was sealed to it: there is no forward secrecy before R is erased.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -33,6 +35,7 @@ from .secagg_fault import COORDINATOR, Code, check
 
 SECRET_BYTES = 32
 SEALED_BYTES = SECRET_BYTES + TAG_BYTES
+FIRST: Mapping[str, int] = MappingProxyType({})  # generations: the first of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +59,15 @@ class Sealing:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The secret for one recipient, 48 bytes."""
+    """The secret for one recipient, 48 bytes, and the generation of the prekey that it is sealed to."""
 
     recipient: str
     sealed: bytes
+    generation: int = 0
 
     def leaf(self) -> bytes:
         """Its leaf under the root."""
-        return leaf_hash(framed(self.recipient.encode(), self.sealed))
+        return leaf_hash(framed(self.recipient.encode(), self.generation.to_bytes(8), self.sealed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,18 @@ class Letter:
 
 
 def seal_to_all(
-    ctx: bytes, label: bytes, sender: str, secret: bytes, ephemeral: bytes, recipients: Mapping[str, bytes]
+    ctx: bytes,
+    label: bytes,
+    sender: str,
+    secret: bytes,
+    ephemeral: bytes,
+    recipients: Mapping[str, bytes],
+    generations: Mapping[str, int] = FIRST,
 ) -> tuple[Sealing, tuple[Sealed, ...]]:
     """Seal a secret to the X25519 keys of ``recipients``, by id; ``ephemeral`` is a fresh seed of 32 bytes.
 
-    The pieces stand in the order of the ids.
+    ``generations`` are of those keys that are later prekeys than a silo's first. The pieces stand in the order of the
+    ids.
     """
     if len(secret) != SECRET_BYTES:
         raise LocalError(f"a secret of {len(secret)} bytes cannot be sealed; it has {SECRET_BYTES}")
@@ -92,7 +103,7 @@ def seal_to_all(
         sealed = ChaCha20Poly1305(derive(agreed, ctx, info)).encrypt(
             NONCE, secret, _associated(label, ctx, sender, recipient)
         )
-        made.append(Sealed(recipient, sealed))
+        made.append(Sealed(recipient, sealed, generations.get(recipient, 0)))
     root = Tree(piece.leaf() for piece in made).root()
     return Sealing(sender, public_key(ephemeral), _commitment(label, ctx, sender, secret), root), tuple(made)
 
@@ -104,13 +115,7 @@ def open_letter(ctx: bytes, label: bytes, sealing: Sealing, letter: Letter, amon
     """
     sender, recipient = sealing.sender, letter.sealed.recipient
     # (1) The sender signed this piece, for this recipient: else the coordinator brought another one.
-    order = sorted(among)
-    check(recipient in order, COORDINATOR, Code.SHARES, f"brings a letter for {recipient!r}, whom nothing is sealed to")
-    try:
-        verify_inclusion(letter.sealed.leaf(), order.index(recipient), len(order), sealing.root, letter.proof)
-    except ProofError as error:
-        why = f"brings {recipient!r} a letter that is not what {sender!r} signed: {error}"
-        raise RefusedError(COORDINATOR, Code.SHARES, why) from None
+    check_letter(sealing.root, letter, sender, recipient, among)
     # (2) It opens.
     info = _info(label, sender, recipient, sealing.ephemeral, public_key(seed))
     key = derive(agree(seed, sealing.ephemeral, sender), ctx, info)
@@ -122,6 +127,19 @@ def open_letter(ctx: bytes, label: bytes, sealing: Sealing, letter: Letter, amon
     fits = is_secret(ctx, label, sealing, secret)
     check(fits, sender, Code.SHARES, f"what it sealed for {recipient!r} does not fit its commitment")
     return secret
+
+
+def check_letter(root: bytes, letter: Letter, sender: str, recipient: str, among: Sequence[str]) -> None:
+    """RefusedError, for the coordinator, unless the letter is for this recipient and under the root that was signed."""
+    for_it = letter.sealed.recipient == recipient
+    check(for_it, COORDINATOR, Code.SHARES, f"brings {recipient!r} a letter for {letter.sealed.recipient!r}")
+    order = sorted(among)
+    check(recipient in order, COORDINATOR, Code.SHARES, f"brings a letter for {recipient!r}, whom nothing is sealed to")
+    try:
+        verify_inclusion(letter.sealed.leaf(), order.index(recipient), len(order), root, letter.proof)
+    except ProofError as error:
+        why = f"brings {recipient!r} a letter that is not what {sender!r} signed: {error}"
+        raise RefusedError(COORDINATOR, Code.SHARES, why) from None
 
 
 def is_secret(ctx: bytes, label: bytes, sealing: Sealing, secret: bytes) -> bool:

@@ -100,9 +100,9 @@ class _Taking:
         elif manifest.sums:
             raise RefusedError(self._sender, "MANIFEST", f"delivers {len(manifest.sums)} sums where there are none")
         if self._rows is not None:
-            words = self._rows.announced(self._sender, manifest.rows)
-        elif manifest.rows:
-            raise RefusedError(self._sender, "MANIFEST", f"delivers {len(manifest.rows)} rows where there are none")
+            words = self._rows.announced(self._sender, manifest.rows, manifest.prekeys)
+        elif brought := len(manifest.rows) + len(manifest.prekeys):
+            raise RefusedError(self._sender, "MANIFEST", f"delivers {brought} rows or prekeys where there are none")
         self.items = announced(self._sender, self._job, self._round, manifest, [*summed, *words])
         if self._sums is not None:
             self._sums.admit()

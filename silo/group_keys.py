@@ -1,16 +1,18 @@
 """A silo's part in the key that all silos of a job share and the coordinator lacks: security/group_key.py.
 
-Two files in the job's folder, 0600, for this silo's eyes alone; both begin with the context of their epoch (job and
-roster), 32 bytes, and go on in pieces of 32::
+Files in the job's folder, 0600, for this silo's eyes alone; the first three begin with the context of their epoch (job
+and roster), 32 bytes, and the first two go on in pieces of 32::
 
-    group.secret    what it gave, the ephemeral key under which that was sealed, and the private half of its prekey;
-                    gone once the key is made
-    group.key       the key, the private half of its prekey, and the prekeys of the job's other silos, in order of ids
-    group.ended     empty: the job has ended here, and the other two are gone for good
+    group.secret    what it gave, the ephemeral key under which that was sealed, and the private half of its first
+                    prekey; gone once the key is made
+    group.key       the key, and the first prekeys of the job's other silos, in order of ids
+    group.prekeys   the private halves of its prekeys, the first and later ones: prekeys.py, as prekeys.json
+    group.ended     empty: the job has ended here, and the others are gone for good
 
 ``group.secret`` is durable before anything made of it leaves, so a process that starts anew gives the very same; the
-key is durable before ``group.secret`` goes, so one of the two is there until the job ends. Both go, durably, before the
-silo confirms the end. To erase is to remove the file: what the disk keeps of it is the disk's affair.
+prekeys are durable before the key is, and this before ``group.secret`` goes, so one of the two is there until the job
+ends. All go, durably, before the silo confirms the end. To erase is to remove the file: what the disk keeps of it is
+the disk's affair.
 """
 
 import asyncio
@@ -25,12 +27,15 @@ from ..files import read_bytes, sync_directory, unwritable, write_atomic
 from ..security.group_key import Contribution, Epoch, JobKeys, Relayed, contribute, make_key
 from ..security.identity import Keys
 from ..security.pairwise import KEY_BYTES
+from ..security.prekeys import Known
 from ..security.roster import Roster
 from ..security.sealing import SECRET_BYTES, Sealed
 from ..security.signers import Signers
 from .egress import UnreachableError
+from .prekeys import KNOWN, OWN, PrekeyFiles
 
 SECRET, KEY, ENDED = "group.secret", "group.key", "group.ended"
+ERASED = (OWN, KEY, SECRET, KNOWN)  # when the job ends
 PAUSE_SECONDS = 0.5  # before asking again: a coordinator does not set our pace
 MOST_ASKED = 20  # times in a row that it lacks contributions; then the agent greets again, and is told what to do
 PIECE = 32  # bytes
@@ -114,10 +119,10 @@ class GroupKeys:
         UnwritableError where the disk does not do it. A job without keys is left as it is.
         """
         folder = self._jobs / job
-        if any((folder / name).exists() for name in (SECRET, KEY)):
+        if any((folder / name).exists() for name in ERASED):
             write_atomic(folder / ENDED, b"")
-            self._erase(folder / KEY)
-            self._erase(folder / SECRET)
+            for name in ERASED:
+                self._erase(folder / name)
 
     async def _all_relayed(self, job: Job) -> tuple[Relayed, ...]:
         for _ in range(MOST_ASKED):
@@ -155,9 +160,11 @@ class GroupKeys:
         key = make_key(epoch, self._silo, seed, own, kept.secret, relayed, signers)
         prekeys = {each.contribution.sealing.sender: each.contribution.prekey for each in relayed}
         others = {silo: prekeys[silo] for silo in sorted(prekeys)}
-        write_atomic(self._jobs / job.name / KEY, b"".join((epoch.context(), key, kept.prekey, *others.values())))
-        self._erase(self._jobs / job.name / SECRET)
-        return JobKeys(key, kept.prekey, others)
+        folder = self._jobs / job.name
+        PrekeyFiles(folder, epoch.context()).begin(kept.prekey, Known.first(others))
+        write_atomic(folder / KEY, b"".join((epoch.context(), key, *others.values())))
+        self._erase(folder / SECRET)
+        return JobKeys(key, others)
 
     def _kept_keys(self, job: Job, epoch: Epoch) -> JobKeys | None:
         """Those that were made; LocalError where that was under another roster, or for another job of this name."""
@@ -167,14 +174,14 @@ class GroupKeys:
         if not path.exists():
             return None
         others = sorted(epoch.others(self._silo))
-        context, key, prekey, *prekeys = _pieces(path, 3 + len(others))
+        context, key, *prekeys = _pieces(path, 2 + len(others))
         if context != epoch.context():
             raise LocalError(
                 f"{path}: of another roster or job than {job.name!r} is now, so no other silo has this key; the "
                 "operator must sign the job again under a new name"
             )
         self._erase(self._jobs / job.name / SECRET)  # where the process died between the two
-        return JobKeys(key, prekey, dict(zip(others, prekeys, strict=True)))
+        return JobKeys(key, dict(zip(others, prekeys, strict=True)))
 
     def _kept_secret(self, job: Job, epoch: Epoch) -> _Secrets | None:
         """None also for those of another epoch: no key of this one is made of them."""

@@ -4,7 +4,8 @@ A padded upload, in order, each step durable before the next::
 
     begun       VersionMemory: a version, number + 1, with a fresh seed that is in memory alone
     uploaded    the coordinator has all bytes, as its receipt says
-    signed      the signed word on it, with the seed sealed to the job's other silos; VersionMemory: signed
+    signed      our next prekey; the signed word on the upload, with the seed sealed to the job's other silos, and the
+                prekey's public half beside it; VersionMemory: signed
     given       the coordinator has the word
 
 A lost connection goes on with the same version, whose bytes are the same. A process that starts anew has lost the seed:
@@ -150,11 +151,12 @@ class HiddenUploads:
 
     def _sign(self, part: Part, padding: Padding, sent: Sent) -> pb.PaddedGiven:
         sharing, line, version = self._sharing, padding.line, padding.version
-        upload, pieces = make_upload(
-            line, version, sent.sha256, sent.tag, padding.seed, sharing.draw(KEY_BYTES), sharing.others, sharing.sign
-        )
+        known, ephemeral = sharing.prekeys.known(), sharing.draw(KEY_BYTES)
+        sealed = padding.seed, ephemeral, known.keys(), sharing.sign, known.generations()
+        upload, pieces = make_upload(line, version, sent.sha256, sent.tag, *sealed)
+        prekey = sharing.prekeys.publish(line, version, upload.sealing.root, sharing.draw(KEY_BYTES), sharing.sign)
         digest = bytes.fromhex(sharing.job.digest)
-        message = padded_to_wire(Padded(b"", sharing.job.name, digest, part.name, upload, pieces))
+        message = padded_to_wire(Padded(b"", sharing.job.name, digest, part.name, upload, pieces, prekey))
         sharing.memory.save_signed(part.name, message)
         sharing.memory.save_versions(part.name, sharing.memory.versions(part.name).signed())
         return message

@@ -24,11 +24,13 @@ from ..algorithms.job import Job
 from ..algorithms.method import KEEP
 from ..proto import secure_pb2 as pb
 from ..proto.mix_messages import Mixed, rows_from_wire
+from ..proto.prekey_messages import words_from_wire
 from ..security.fixedpoint import Flat, Reals, check_values
 from ..security.labels import MIX_ROW, framed
 from ..security.mix_line import WORD_BYTES, Line
 from ..security.mix_row import Row, RowMemory, admit, check_uploads
-from ..security.one_upload import Opening, Summand, open_seed
+from ..security.one_upload import Opening, Summand, check_sent, open_seed
+from ..security.prekeys import Known, Word
 from ..security.round_spec import Terms
 from ..security.secagg_fault import COORDINATOR, Code, check
 from .mix_memory import OpenedRows
@@ -83,14 +85,19 @@ class Rows:
         self._round = round_
         self._expected = expected_rows(sharing.job, round_)
         self._mixed: tuple[Mixed, ...] = ()
+        self._words: tuple[tuple[str, Word], ...] = ()
         self._openings: Iterator[tuple[_Admitted, Opening]] = iter(())
         self._now: tuple[_Admitted, Opening] | None = None
         self._left = 0  # bytes of the row that comes now
         self._rest = bytearray()  # of a word that is cut in two by the chunks
         self._made: dict[str, dict[str, Tensor]] = {}
 
-    def announced(self, peer: str, messages: Sequence[pb.MixedRow]) -> list[int]:
-        """The bytes of each row; RefusedError, before anything is made of them, for rows that there cannot be."""
+    def announced(self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.PrekeyTold]) -> list[int]:
+        """The bytes of each row; RefusedError, before anything is made of them, for rows that there cannot be.
+
+        ``prekeys`` are those of the other silos that come beside them.
+        """
+        self._words = words_from_wire(peer, prekeys)
         mixed = rows_from_wire(peer, messages, sum(each.most for each in self._expected.values()))
         names, places = [each.part for each in mixed], list(self._expected)
         for name in dict.fromkeys(names):
@@ -115,12 +122,20 @@ class Rows:
             found, memory = self._admitted(self._expected[name], before, list(of_part))
             admitted += found
             memories[name] = OpenedRows(memory=memory, delivered=tuple(each.row.digest() for each in found))
-        # (2) All of it is remembered.
+        # (2) Prekeys of other silos are theirs, and no upload is sealed to an earlier one of ours than those before it.
+        known = self._heard(admitted)
+        # (3) All of it is remembered.
         for name, opened in memories.items():
             self._sharing.memory.save_rows(name, opened)
-        # (3) Their seeds are opened.
-        ready = [(each, self._summands(each)) for each in admitted]
+        if known != self._sharing.prekeys.known():
+            self._sharing.prekeys.save(known)
+        # (4) Their seeds are opened.
+        own = self._sharing.prekeys.own()
+        ready = [(each, self._summands(each, own)) for each in admitted]
         self._openings = ((each, Opening(each.line, self._sharing.key, summands)) for each, summands in ready)
+        # (5) Prekeys of ours that nothing is sealed to any more are erased. This delivery may come again.
+        sealed = [summand.letter.sealed.generation for each in admitted for summand in each.mixed.summands]
+        self._sharing.prekeys.erase_before(known.floor(self._coming(), sealed))
 
     def write(self, chunk: memoryview) -> None:
         """The next bytes of the rows, in order; not more than were announced."""
@@ -162,6 +177,27 @@ class Rows:
             found.append(_Admitted(each, row, line, expected))
         return found, memory
 
+    def _heard(self, admitted: Sequence[_Admitted]) -> Known:
+        """What is known of prekeys after what came down."""
+        sharing, known = self._sharing, self._sharing.prekeys.known()
+        for each in admitted:
+            for share, summand in zip(each.row.shares, each.mixed.summands, strict=True):
+                check_sent(each.line, summand.upload, summand.letter, sharing.silo, sharing.signers)
+                known = known.seen(each.mixed.part, share.version, summand.letter.sealed.generation)
+        for name, word in self._words:
+            check(
+                name in self._expected, COORDINATOR, Code.KEYS, f"brings a prekey beside {name[:64]!r}, no mixed part"
+            )
+            word.check(sharing.line(self._expected[name].part), sharing.silo, sharing.signers)
+            known = known.heard(name, word)
+        return known
+
+    def _coming(self) -> set[str]:
+        """The parts of which rows may still come down."""
+        job = self._sharing.job
+        starts = [self._round, *(start for start in (*job.phase_starts, job.length) if start > self._round)]
+        return {name for start in starts for name in expected_rows(job, start)}
+
     def _check_posted(self, row: Row, keep: float, found: Sequence[_Admitted]) -> None:
         """RefusedError unless it is of one round, later than that of the row before, and as the method posts it."""
         posted, *more = {share.version.round for share in row.shares}
@@ -175,13 +211,13 @@ class Rows:
         fault = self._sharing.job.method().mail_fault(posted, self._sharing.silo, shares, keep)
         check(not fault, COORDINATOR, Code.SPEC, f"brings mail that {fault}")
 
-    def _summands(self, admitted: _Admitted) -> list[Summand]:
+    def _summands(self, admitted: _Admitted, own: Mapping[int, bytes]) -> list[Summand]:
         sharing, pairs = self._sharing, zip(admitted.row.shares, admitted.mixed.summands, strict=True)
         return [
             Summand(
                 each.upload,
                 share.weight,
-                open_seed(admitted.line, each.upload, each.letter, sharing.silo, sharing.seed, sharing.signers),
+                open_seed(admitted.line, each.upload, each.letter, sharing.silo, own, sharing.signers),
             )
             for share, each in pairs
         ]

@@ -10,12 +10,13 @@ from ..algorithms.exchange import Part
 from ..algorithms.job import Job
 from ..proto.blind import line_of, use_of
 from ..security import roster as rosters
-from ..security.group_key import JobKeys
+from ..security.group_key import Epoch, JobKeys
 from ..security.identity import Keys
 from ..security.mix_line import Line
 from ..security.roster import Roster
 from ..security.signers import Sign, Signers
 from .mix_memory import MixMemory
+from .prekeys import PrekeyFiles
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class Sharing:
     federation: str
     roster: str  # its digest, hex
     signers: Signers  # the coordinator, and the job's silos
-    others: Mapping[str, bytes]  # prekeys of the job's other silos
+    others: Mapping[str, bytes]  # the first prekeys of the job's other silos
     memory: MixMemory
+    prekeys: PrekeyFiles
     sign: Sign = field(repr=False)
-    seed: bytes = field(repr=False)  # the private half of our prekey
     key: bytes = field(repr=False)  # that the job's silos share
     draw: Callable[[int], bytes] = field(default=os.urandom, repr=False)
 
@@ -45,8 +46,8 @@ class Sharing:
             Signers.of(roster, job.silos),
             shared.others,
             MixMemory(folder),
+            PrekeyFiles(folder, Epoch.of(roster, job.silos, job.digest).context()),
             keys.sign,
-            shared.prekey,
             shared.key,
         )
 

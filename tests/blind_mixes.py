@@ -88,7 +88,7 @@ class Mixing:
         summands = []
         for share, upload in zip(row.shares, uploads, strict=True):
             letter = sealing.letters(self.stored[share.version.silo].pieces)[row.recipient]
-            own = seed_of(row.recipient)
+            own = {0: seed_of(row.recipient)}
             seed = o.open_seed(self.line, upload, letter, row.recipient, own, self.signers)
             summands.append(o.Summand(upload, share.weight, seed))
         return o.Opening(self.line, key, summands)

@@ -11,14 +11,14 @@ POLL_SECONDS = 0.005
 
 
 @contextmanager
-def keys_watched(federation, silos):
+def keys_watched(federation, silos, name=KEY):
     """All contents that a file was seen to have, by job and silo."""
     seen, stop = defaultdict(set), threading.Event()
 
     def watch():
         while not stop.wait(POLL_SECONDS):
             for silo in silos:
-                for path in federation.state(silo).glob(f"jobs/*/{KEY}"):
+                for path in federation.state(silo).glob(f"jobs/*/{name}"):
                     with contextlib.suppress(FileNotFoundError):  # erased just now
                         seen[path.parent.name, silo].add(path.read_bytes())
 

@@ -19,6 +19,7 @@ from staddle.security.mix_line import Version
 from staddle.security.mix_row import Share, make_row
 from staddle.security.one_upload import Upload, hidden_pieces, make_upload, mixed_pieces, tagger_of
 from staddle.security.pairwise import public_key
+from staddle.security.prekeys import Known, Prekey, Word
 from staddle.silo.outgoing_hidden import flat
 from staddle.silo.sharing import Sharing
 
@@ -48,13 +49,18 @@ def sharing_of(made, job, silo, folder, key=KEY):
     folder.mkdir(parents=True, exist_ok=True)
     sharing = Sharing.of(job, made.roster, keys_of(made, silo), job_keys(job, silo, key), folder)
     sharing.memory.begin(job)  # as before the silo gives to the job's key
+    sharing.prekeys.begin(first_prekey(silo), Known.first(sharing.others))
     return sharing
+
+
+def first_prekey(silo):
+    """The private half of a fixed one."""
+    return hashlib.sha256(f"prekey of {silo}".encode()).digest()
 
 
 def job_keys(job, silo, key=KEY):
     """What a silo would have of the keys of the job, of fixed prekeys."""
-    prekeys = {each: hashlib.sha256(f"prekey of {each}".encode()).digest() for each in job.silos}
-    return JobKeys(key, prekeys[silo], {each: public_key(prekeys[each]) for each in prekeys if each != silo})
+    return JobKeys(key, {each: public_key(first_prekey(each)) for each in sorted(job.silos) if each != silo})
 
 
 @dataclass
@@ -64,6 +70,7 @@ class Stored:
     upload: Upload
     hidden: bytes
     pieces: tuple
+    prekey: Prekey
 
 
 def letter_for(stored, silo):
@@ -94,13 +101,23 @@ class Coordinator:
         seed, tagger, values = own.draw(32), tagger_of(self.line, KEY), flat(list(self.values(silo, number).values()))
         hidden = b"".join(w.tobytes() for w in hidden_pieces(self.line, version, seed, values, tagger))
         tag, sha256 = tagger.padded(KEY, version.context(self.line), silo), hashlib.sha256(hidden).digest()
-        upload, pieces = make_upload(self.line, version, sha256, tag, seed, own.draw(32), own.others, own.sign)
-        self.stored[silo, number] = Stored(upload, hidden, pieces)
+        known = own.prekeys.known()
+        sealed = seed, own.draw(32), known.keys(), own.sign, known.generations()
+        upload, pieces = make_upload(self.line, version, sha256, tag, *sealed)
+        prekey = own.prekeys.publish(self.line, version, upload.sealing.root, own.draw(32), own.sign)
+        self.stored[silo, number] = Stored(upload, hidden, pieces, prekey)
         self.newest[silo] = number
 
     def give_all(self, number, silos=None):
         for silo in silos or self.silos:
             self.give(silo, number)
+
+    def word(self, recipient, silo, number, part=None):
+        """What goes down to a recipient of the prekey beside an upload."""
+        stored = self.stored[silo, number]
+        upload = stored.upload
+        word = Word(upload.version, upload.sealing.root, stored.prekey, letter_for(stored, recipient))
+        return part or self.part.name, word
 
     def row(self, recipient, weights, own_weight=0, keep=0.0, **changes):
         """A row over versions (silo, number) with integer weights; ``changes`` spoil what the recipient gets of it.

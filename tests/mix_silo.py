@@ -14,6 +14,7 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.blind import line_of, summed, uploaded, use_of
 from staddle.proto.group_messages import Contributed, contributed_to_wire
 from staddle.proto.mix_messages import Padded, padded_to_wire, rows_from_wire
+from staddle.proto.prekey_messages import words_from_wire
 from staddle.proto.wire import given_items, tensor_bytes, to_wire
 from staddle.security import mix_row
 from staddle.security import one_upload as o
@@ -23,6 +24,7 @@ from staddle.security.blind_sum import given
 from staddle.security.group_key import Epoch, contribute
 from staddle.security.masked_sum import masked_chunks
 from staddle.security.mix_line import Version
+from staddle.security.prekeys import publish
 from staddle.security.rotation import rotate
 from staddle.security.round_spec import Terms
 from staddle.security.signers import Signers
@@ -52,6 +54,7 @@ class MixSilo(BlindSilo):
     def __init__(self, address, keys, roster, job, gifts):
         super().__init__(address, keys, roster, job, gifts)
         self.keys, self.number, self.memories, self.rows, self.parts_of = keys, 0, {}, {}, {}
+        self.prekeys = {}  # in its last delivery, by part and silo
         self.signers = Signers.of(roster, job.silos)
         self.epoch = Epoch.of(roster, job.silos, job.digest)
         self.own = {}  # by part: its version that counts
@@ -89,6 +92,8 @@ class MixSilo(BlindSilo):
         tag = tagger.padded(KEY, version.context(line), self.silo)
         sha256 = hashlib.sha256(words).digest()
         made = o.make_upload(line, version, sha256, tag, seed, os.urandom(32), self.others, self.keys.sign)
+        root, generation = made[0].sealing.root, self.number  # others of this kind go on sealing to keys of the roster
+        made = (*made, publish(line, version, root, generation, os.urandom(32), self.keys.sign))
         return words, version.context(line), made
 
     def word(self, part, made, /, **changes):
@@ -179,6 +184,7 @@ class MixSilo(BlindSilo):
     async def opened(self, round_):
         """Rows by part, opened as a silo opens them: [(row, values, keep)]."""
         manifest, payload, end = await self.delivery(round_)
+        self.prekeys = {(part, word.version.silo): word for part, word in words_from_wire("c", manifest.prekeys)}
         at = sum(header.size for header in manifest.tensors)
         mixes = {p.name: p for n in range(self.job.length) for p in uploaded(self.job.up(n))}
         found = {}
@@ -191,7 +197,7 @@ class MixSilo(BlindSilo):
                 line, self.silo, mixed.document, mixed.signature, self.memory_of(part), self.terms, self.signers
             )
             mix_row.check_uploads(row, [each.upload for each in mixed.summands])
-            own = self.keys.exchange.private_bytes_raw()
+            own = {0: self.keys.exchange.private_bytes_raw()}
             seeds = [o.open_seed(line, e.upload, e.letter, self.silo, own, self.signers) for e in mixed.summands]
             parts = zip(mixed.summands, row.shares, seeds, strict=True)
             opening = o.Opening(line, KEY, [o.Summand(e.upload, share.weight, seed) for e, share, seed in parts])

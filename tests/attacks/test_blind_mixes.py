@@ -373,8 +373,31 @@ def test_a_word_on_an_upload_that_does_not_hold_is_refused_and_the_right_one_is_
     async def harm(bad):
         bad.world = world
         extractor, _, made = await given(bad)
-        message = bad.word(extractor, change(bad, made))
+        message = bad.word(extractor, (*change(bad, made[:2])[:2], made[2]))
         await refused(bad.say_padded(message), code, FAILED, words)
+        assert [row[3] for row in play.hidden()] == [b""]
+        await bad.say_padded(bad.word(extractor, made))
+        assert [bool(row[3]) for row in play.hidden()] == [True]
+
+    play(harm)
+
+
+PREKEYS = {
+    "unsigned": ({"signature": bytes(64)}, "KEYS: its signature does not fit the prekey"),
+    "another key": ({"key": bytes(32)}, "KEYS: its signature does not fit the prekey"),
+    "another generation": ({"generation": 7}, "KEYS: its signature does not fit the prekey"),
+    "generation 0": ({"generation": 0}, "of generation 0, of which there is none"),
+}
+
+
+@pytest.mark.parametrize("wrong", PREKEYS)
+def test_a_prekey_that_its_silo_did_not_sign_is_refused_and_the_right_one_is_taken(play, wrong):
+    changes, words = PREKEYS[wrong]
+
+    async def harm(bad):
+        extractor, _, made = await given(bad)
+        message = bad.word(extractor, (*made[:2], replace(made[2], **changes)))
+        await refused(bad.say_padded(message), "SECURE", FAILED, words)
         assert [row[3] for row in play.hidden()] == [b""]
         await bad.say_padded(bad.word(extractor, made))
         assert [bool(row[3]) for row in play.hidden()] == [True]

@@ -30,7 +30,7 @@ from staddle.security.sealing import letters
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
 from staddle.silo import group_keys
-from staddle.silo.group_keys import KEY, SECRET
+from staddle.silo.group_keys import KEY, OWN, SECRET
 
 SILOS = (SILO, "east", "south", "west")
 OTHERS = ("east", "south", "west")  # ascending
@@ -139,10 +139,13 @@ def files(folder):
 
 def check_kept(world, hostile, folder):
     """The key, our prekey's private half, and the prekeys of the others; nothing of what the key was made of."""
-    ((name, kept),) = files(folder).items()
-    assert (name, kept[:64]) == (KEY, world.epoch.context() + hostile.key())
-    assert public_key(kept[64:96]) == hostile.given[0].contribution.prekey
-    assert kept[96:] == b"".join(public_key(hostile.secrets[silo][2]) for silo in OTHERS)
+    kept = files(folder)
+    assert set(kept) == {KEY, OWN}
+    context = world.epoch.context()
+    others = b"".join(public_key(hostile.secrets[silo][2]) for silo in OTHERS)
+    assert kept[KEY] == context + hostile.key() + others
+    assert kept[OWN][:40] == context + bytes(8)
+    assert public_key(kept[OWN][40:]) == hostile.given[0].contribution.prekey
 
 
 def answers(hostile, kind):
@@ -290,7 +293,7 @@ def test_keys_are_gone_before_the_end_is_confirmed(world, tmp_path):
     play(hostile, tmp_path)
     assert found == [
         (pb.ANSWER_KIND_ACCEPT, {SECRET}),
-        (pb.ANSWER_KIND_FAILED, {KEY}),
+        (pb.ANSWER_KIND_FAILED, {KEY, OWN}),
         (pb.ANSWER_KIND_DONE, {group_keys.ENDED}),
     ]
 

@@ -8,16 +8,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hostile import SILO, Hostile, offer, play, records, round_of
-from keyed_jobs import WHOLE, Coordinator, even, job_keys
+from keyed_jobs import WHOLE, Coordinator, even, first_prekey, job_keys
 from recording_gate import Made
 
 from staddle.algorithms.data import digits
 from staddle.commands import local_federation
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
+from staddle.security.prekeys import Known
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
 from staddle.silo import group_keys
+from staddle.silo.prekeys import OWN, PrekeyFiles
 from staddle.silo.rows import expected_rows
 
 OTHERS = ("east", "middle", "south", "west")
@@ -33,7 +35,10 @@ def hurried(monkeypatch):
         pass
 
     async def keys(keys, job):
-        return job_keys(job, SILO)
+        own, files = job_keys(job, SILO), PrekeyFiles(keys._jobs / job.name, keys._epoch(job).context())
+        if not (files.folder / OWN).exists():
+            files.begin(first_prekey(SILO), Known.first(own.others))
+        return own
 
     monkeypatch.setattr(group_keys.GroupKeys, "contribute", contribute)
     monkeypatch.setattr(group_keys.GroupKeys, "keys", keys)

@@ -14,14 +14,18 @@ from staddle.errors import LocalError
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import MAX_MESSAGE_BYTES
 from staddle.proto.mix_messages import Mixed, Padded, Summand, mixed_to_wire, padded_to_wire
+from staddle.proto.prekey_messages import MOST_TOLD, words_to_wire
 from staddle.security import mix_row, sealing
 from staddle.security import one_upload as o
 from staddle.security.mix_line import Version
 from staddle.security.mix_row import Row, RowMemory, Share
+from staddle.security.prekeys import Prekey, Word
 from staddle.security.round_spec import Terms
 from staddle.security.sealing import Letter, Sealed, Sealing
 
 SILOS = names(5)
+PREKEY = Prekey(1, HASH, SIGNATURE)
+LONGEST = Prekey(2**53 - 1, HASH, SIGNATURE)
 WEIGHTS = dict.fromkeys(SILOS, 1.0)
 
 
@@ -56,8 +60,11 @@ def versions(mixing, *without):
 
 def signed(mixing):
     """The silos' words, as they are kept."""
-    given = {s: Padded(b"session", "j1", HASH, "extractor", e.upload, e.pieces) for s, e in mixing.stored.items()}
-    return {silo: dumped(padded_to_wire(each)) for silo, each in given.items()}
+    return {silo: dumped(padded_to_wire(given(each))) for silo, each in mixing.stored.items()}
+
+
+def given(stored):
+    return Padded(b"session", "j1", HASH, "extractor", stored.upload, stored.pieces, PREKEY)
 
 
 def test_a_row_is_planned_sent_and_opened(mixing):
@@ -69,7 +76,7 @@ def test_a_row_is_planned_sent_and_opened(mixing):
     )
     assert (row, after) == (planned.row, memory)
     mix_row.check_uploads(row, [each.upload for each in sent.summands])
-    own = seed_of(SILOS[0])
+    own = {0: seed_of(SILOS[0])}
     seeds = [o.open_seed(mixing.line, e.upload, e.letter, SILOS[0], own, mixing.signers) for e in sent.summands]
     parts = zip(sent.summands, row.shares, seeds, strict=True)
     opening = o.Opening(mixing.line, KEY, [o.Summand(e.upload, share.weight, seed) for e, share, seed in parts])
@@ -127,14 +134,22 @@ def longest(summands):
     uploads = [
         o.Upload(version, HASH, b"\xff" * 8, Sealing(version.silo, HASH, HASH, HASH), SIGNATURE) for version in given
     ]
-    letter = Letter(Sealed("r" * 64, b"\xff" * 48), (HASH,) * (summands - 1).bit_length())
-    return Mixed("p" * 128, row.payload(), SIGNATURE, tuple(Summand(u, letter) for u in uploads), b"\xff" * 8, 0.1)
+    sent = tuple(Summand(upload, letter(summands)) for upload in uploads)
+    return Mixed("p" * 128, row.payload(), SIGNATURE, sent, b"\xff" * 8, 0.1)
+
+
+def letter(silos):
+    return Letter(Sealed("r" * 64, b"\xff" * 48, 2**53 - 1), (HASH,) * (silos - 1).bit_length())
 
 
 @pytest.mark.parametrize("silos", [3, 100, 1000])
 def test_a_manifest_has_room_for_all_rows_that_may_be_put_aside(silos):
     row = mixed_to_wire(longest(silos))
-    manifest = tensor.Manifest(rows=[row] * (r.MOST_SUMMANDS // silos))
+    word = Word(
+        Version(silo="s" * 64, round=2**32 - 1, attempt=2**32 - 1, number=2**53 - 1), HASH, LONGEST, letter(silos)
+    )
+    told = words_to_wire([("p" * 128, word)] * min(MOST_TOLD, silos))
+    manifest = tensor.Manifest(rows=[row] * (r.MOST_SUMMANDS // silos), prekeys=told)
     assert manifest.ByteSize() < MAX_MESSAGE_BYTES - 2**17
 
 
@@ -166,10 +181,9 @@ def open_files():
 
 def test_a_word_is_kept_without_its_session(mixing):
     each = mixing.stored[SILOS[1]]
-    given = Padded(b"session", "j1", HASH, "extractor", each.upload, each.pieces)
-    body = dumped(padded_to_wire(given))
+    body = dumped(padded_to_wire(given(each)))
     assert b"session" not in body
-    assert loaded(SILOS[1], body) == replace(given, session=b"-")
+    assert loaded(SILOS[1], body) == replace(given(each), session=b"-")
     assert sealing.letter_for(SILOS[0], each.pieces) == sealing.letters(each.pieces)[SILOS[0]]
     with pytest.raises(LocalError, match="nothing is sealed to"):
         sealing.letter_for(SILOS[1], each.pieces)

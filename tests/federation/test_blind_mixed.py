@@ -17,6 +17,7 @@ from staddle.security.head import own_log_key
 from staddle.security.ledger_audit import ledger_folder, verify
 from staddle.security.reconcile import reconcile
 from staddle.silo.group_keys import ENDED
+from staddle.silo.prekeys import OWN
 from staddle.silo.rows import expected_rows
 from staddle.silo.state import split_key
 
@@ -81,7 +82,8 @@ def test_blind_jobs_that_mix_and_compare_give_what_the_oracle_computes(start, do
     for each in documents(document, counts, by_class):
         running.job(each)
     coordinator = running.start_coordinator()
-    with keys_watched(running.federation, SILOS) as seen:
+    watched = keys_watched(running.federation, SILOS), keys_watched(running.federation, SILOS, OWN)
+    with watched[0] as seen, watched[1] as owned:
         for silo in SILOS:
             running.write_silo(silo)
             running.start_silo(silo)
@@ -106,6 +108,14 @@ def test_blind_jobs_that_mix_and_compare_give_what_the_oracle_computes(start, do
         check_sums(coordinator, job)
     for silo in SILOS:
         check_ledger(running, silo)
+        check_prekeys(owned["by-class", silo])
+
+
+def check_prekeys(contents):
+    """Of three rounds in which everybody gave: each has a prekey of its own, and the first is gone before the last."""
+    kept = [{int.from_bytes(file[at : at + 8]) for at in range(32, len(file), 40)} for file in contents]
+    assert {generation for each in kept for generation in each} == {0, 1, 2, 3}
+    assert {1, 2, 3} in kept
 
 
 def check_sums(coordinator, job):

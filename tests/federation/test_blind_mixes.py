@@ -17,10 +17,11 @@ from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator.events import Deadline, Unkeyed
 from staddle.files import parse_canonical
-from staddle.proto.blind import simulated
+from staddle.proto.blind import simulated, uploaded
 from staddle.security import roster as rosters
 from staddle.security.identity import load_keys
 from staddle.security.mix_row import Row
+from staddle.silo.rows import expected_rows
 
 FOUR = ("north", "east", "south", "west")
 SIX = (*FOUR, "up", "down")
@@ -132,10 +133,21 @@ def check_rows(world, found, expected):
             at += spec.elements
 
 
+def check_prekeys(each, last):
+    """Beside the last upload of each other silo that counted, whoever was away since, there is a prekey of its own."""
+    assert {silo: word.version.round for (_, silo), word in each.prekeys.items()} == last
+    for (part, _), word in each.prekeys.items():
+        word.check(each.line(part_of(each.job, part)), each.silo, each.signers)
+        assert word.prekey.generation == word.version.number + 1
+
+
 async def check_mail(world, oracle, each, round_):
     """Bit for bit what the oracle delivers by Mail; of how many rows it is."""
     expected = oracle.down(round_, each.silo).get("theta")
     found = (await each.opened(round_)).get("theta", [])
+    rounds = range(round_ if round_ < world.job.length and expected_rows(world.job, round_) else 0)
+    rounds = [n for n in rounds if uploaded(world.job.up(n))]
+    check_prekeys(each, {other: n for n in rounds for other in set(world.job.cohort(n)) - {each.silo}})
     assert bool(found) == (expected is not None)
     for name, value in as_mailed(part_of(world.job, "theta"), found).items() if found else ():
         assert torch.equal(value, expected[name])
@@ -157,6 +169,8 @@ def test_extractors_are_mixed_and_classifiers_compared_as_in_the_oracle(world):
                 expected = oracle.down(round_, each.silo)
                 found = await each.opened(round_)
                 check_rows(world, found, expected)
+                last = round_ - 1 if 0 < round_ < world.job.length else None
+                check_prekeys(each, {other: last for other in FOUR if last is not None and other != each.silo})
                 assert bool(found) == (round_ > 0)
                 again = await each.opened(round_)  # the same row is made again
                 assert {part: rows[0][0] for part, rows in again.items()} == {p: r[0][0] for p, r in found.items()}

@@ -13,6 +13,7 @@ from staddle.security import group_key as g
 from staddle.security import roster as rosters
 from staddle.security.pairwise import public_key
 from staddle.silo.group_keys import ENDED
+from staddle.silo.prekeys import OWN
 
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
@@ -35,20 +36,31 @@ def records(folder):
     return [json.loads(line) for line in lines]
 
 
+def entries(contents):
+    """The private halves in each content that a file of prekeys was seen to have."""
+    return [[file[at : at + 32] for at in range(40, len(file), 40)] for file in contents]
+
+
 STEPS = {
     "north": (
         "sync group.secret.*.tmp",
         "rename group.secret",
+        "sync prekeys.json.*.tmp",
+        "rename prekeys.json",
+        "sync group.prekeys.*.tmp",
+        "rename group.prekeys",
         "sync group.key.*.tmp",
         "rename group.key",
         "remove group.secret",
         "rename group.ended",
+        "remove group.prekeys",
         "remove group.key",
+        "remove prekeys.json",
     ),
     "east": ("sync seg-00000001.jsonl egress.protocol job 0 contribution",),
     "coordinator": ("before COMMIT of job contribution", "after COMMIT of job contribution"),
 }
-PLANS = {"north": "every:group", "east": "every:contribution", "coordinator": "every:contribution"}
+PLANS = {"north": "every:group|prekeys", "east": "every:contribution", "coordinator": "every:contribution"}
 
 
 @pytest.mark.timeout(120)
@@ -62,7 +74,8 @@ def test_killed_around_every_durable_step_all_have_one_key(start, document):
     local_federation.write_coordinator(running.federation, ["job"], TIMING, running.address)
     for silo in SILOS:
         running.write_silo(silo)
-    with keys_watched(running.federation, SILOS) as seen:
+    watched = keys_watched(running.federation, SILOS), keys_watched(running.federation, SILOS, OWN)
+    with watched[0] as seen, watched[1] as owned:
         for name in ("coordinator", *SILOS):
             running.start_impatient(name, PLANS.get(name, "never"))
         assert running.daemons["coordinator"].wait_for("job.ended", 100)["outcome"] == "completed"
@@ -78,13 +91,16 @@ def test_killed_around_every_durable_step_all_have_one_key(start, document):
         assert [path.name for path in folder.glob("*group*")] == [ENDED]  # all that was secret is gone
         assert (folder / "model.safetensors").exists()
         (file,) = seen["job", silo]
-        assert (file[:32], len(file)) == (epoch.context(), 6 * 32)
+        assert (file[:32], len(file)) == (epoch.context(), 5 * 32)
         keys.add(file[32:64])
-        prekeys[silo] = public_key(file[64:96])
-        others = [file[at : at + 32] for at in range(96, len(file), 32)]
+        ((first, *_), *_) = sorted(entries(owned["job", silo]), key=len)
+        prekeys[silo] = public_key(first)
+        others = [file[at : at + 32] for at in range(64, len(file), 32)]
         prekeys |= {(silo, of): other for of, other in zip(sorted({*SILOS} - {silo}), others, strict=True)}
         logs = "".join(path.read_text() for path in running.federation.folder.rglob("*.log"))
-        assert not [at for at in range(32, len(file), 32) if file[at : at + 32].hex() in logs]
+        secret = {file[32:64], *(seed for each in entries(owned["job", silo]) for seed in each)}
+        assert len(secret) == 3  # with the prekey beside the one upload
+        assert not [each for each in secret if each.hex() in logs]
     assert len(keys) == 1
     assert all(prekeys[name] == prekeys[name[1]] for name in prekeys if isinstance(name, tuple))
     assert len(set(prekeys.values())) == len(SILOS)

@@ -14,6 +14,7 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.bounds import check_fields
 from staddle.proto.channel import MAX_MESSAGE_BYTES
 from staddle.proto.frames import MOST_TENSORS, decode
+from staddle.proto.prekey_messages import MOST_TOLD
 from staddle.proto.secure_given import given_to_wire, read_given
 from staddle.proto.secure_messages import MOST_GROUPS, MOST_HASHES
 from staddle.proto.secure_told import MOST_NOTES, MOST_SPEC_BYTES, read_told, told_to_wire
@@ -50,7 +51,7 @@ def test_the_most_tensors_are_read_and_one_more_of_each_is_not():
 
     for frame in frames(MOST_TENSORS):
         assert decode(frame.SerializeToString()) == frame
-    for frame in frames(MOST_TENSORS + 128):
+    for frame in frames(MOST_TENSORS + MOST_TOLD + 128):
         with pytest.raises(DecodeError, match=r"more than \d+ fields in field"):
             decode(frame.SerializeToString())
 
@@ -59,10 +60,13 @@ def test_the_most_rows_that_are_put_aside_are_read():
     sealing = pb.Sealing(sender="s" * 64, ephemeral=bytes(32), commitment=bytes(32), root=bytes(32))
     upload = pb.PaddedUpload(silo="s" * 64, round=2**31, number=2**53, sha256=bytes(32), tag=bytes(8), sealing=sealing)
     upload.signature = bytes(64)
-    piece = pb.Sealed(recipient="r" * 64, sealed=bytes(48))
+    piece = pb.Sealed(recipient="r" * 64, sealed=bytes(48), generation=2**53 - 1)
     summand = pb.RowSummand(upload=upload, letter=pb.Letter(sealed=piece, proof=[bytes(32)] * MOST_HASHES))
     rows = [pb.MixedRow(part="p" * 64, document=bytes(200 * 5), summands=[summand] * 5)] * (MOST_SUMMANDS // 5)
-    frame = tensor.Frame(manifest=tensor.Manifest(rows=rows))
+    prekey = pb.Prekey(generation=2**53 - 1, key=bytes(32), signature=bytes(64))
+    told = pb.PrekeyTold(part="p" * 64, silo="s" * 64, round=2**31, number=2**53, root=bytes(32), prekey=prekey)
+    told.letter.CopyFrom(summand.letter)
+    frame = tensor.Frame(manifest=tensor.Manifest(rows=rows, prekeys=[told] * MOST_TOLD))
     assert len(data := frame.SerializeToString()) < MAX_MESSAGE_BYTES
     assert decode(data) == frame
 

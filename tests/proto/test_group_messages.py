@@ -160,6 +160,8 @@ def test_each_field_is_refused_with_the_code_of_its_step(kind, path):
         wrong = [[b"\0" * 31], [b"\0" * 33], [HASH] * (MOST_HASHES + 1)]
     elif isinstance(value, str):
         wrong = ["", "A", "a\n", "a" * 65, "é"]
+    elif name == "generation":
+        wrong = [2**53, 2**64 - 1]
     else:
         wrong = [b"", b"\0" * 65, *(each for each in LENGTHS if name != "session" and len(each) != len(value))]
     for each in wrong:

@@ -224,6 +224,7 @@ def test_the_coordinator_refuses_pieces_that_are_not_all():
     made, over = contributions(), epoch()
     given, _, pieces = made[FOUR[1]]
     short = (sealing.Sealed(FOUR[0], bytes(47)), *pieces[1:])
+    late = (replace(pieces[0], generation=1), *pieces[1:])  # nobody has a later prekey yet
     for contribution, sealed in (
         (given, pieces[1:]),
         (given, pieces[::-1]),
@@ -231,6 +232,7 @@ def test_the_coordinator_refuses_pieces_that_are_not_all():
         (signed_again(given, (*pieces, pieces[0])), (*pieces, pieces[0])),
         (given, (sealing.Sealed(FOUR[0], bytes(48)), *pieces[1:])),
         (signed_again(given, short), short),
+        (signed_again(given, late), late),
         (signed_again(given, pieces, ephemeral=bytes(31)), pieces),
     ):
         wrong = refused(lambda c=contribution, s=sealed: g.check_contribution(over, c, s, signers(FOUR)))

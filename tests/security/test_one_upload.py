@@ -250,7 +250,7 @@ def test_a_seed_is_for_each_other_silo_alone():
     assert sorted(letters) == [FOUR[0], FOUR[2], FOUR[3]]
 
     def opened(silo, letter, own, upload=stored.upload):
-        return o.open_seed(made.line, upload, letter, silo, own, made.signers)
+        return o.open_seed(made.line, upload, letter, silo, {0: own}, made.signers)
 
     for silo, letter in letters.items():
         assert opened(silo, letter, seed_of(silo)) == stored.seed

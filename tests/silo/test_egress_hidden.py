@@ -19,6 +19,7 @@ from staddle.proto.mix_messages import Padded, padded_from_wire, padded_to_wire
 from staddle.proto.wire import to_wire
 from staddle.security.mix_line import Version
 from staddle.security.one_upload import hidden_pieces, make_upload, tagger_of
+from staddle.security.prekeys import Prekey
 from staddle.security.rotation import rotate
 from staddle.security.sketch import sketched
 from staddle.silo import outgoing_hidden
@@ -373,8 +374,9 @@ def test_the_word_on_an_upload_is_recorded_before_it_leaves(world):
     upload, pieces = make_upload(
         padding.line, padding.version, sent.sha256, sent.tag, SEED, SEED, own.others, keys_of(world.made, SILO).sign
     )
+    prekey = Prekey(1, bytes(32), bytes(64))
     digest = bytes.fromhex(world.job.digest)
-    message = padded_to_wire(Padded(b"", "rows", digest, "extractor", upload, pieces))
+    message = padded_to_wire(Padded(b"", "rows", digest, "extractor", upload, pieces, prekey))
     ctx = padding.version.context(padding.line)
     seen = []
     real = world.client.padded
@@ -387,7 +389,7 @@ def test_the_word_on_an_upload_is_recorded_before_it_leaves(world):
     world.run(lambda: world.gate.padded(ctx, message))
     assert message.session == b""  # as it is kept
     given = padded_from_wire(SILO, pb.PaddedGiven.FromString(world.client.calls[-1].sent[0]))
-    assert (given.session, given.upload, given.pieces) == (SESSION, upload, pieces)
+    assert (given.session, given.upload, given.pieces, given.prekey) == (SESSION, upload, pieces, prekey)
     (record,) = seen
     assert (record["type"], record["kind"], record["ctx"]) == ("egress.protocol", "padded", ctx.hex())
     assert record["message"]["sha256"] == sha256(world.client.calls[-1].sent[0]).hexdigest()

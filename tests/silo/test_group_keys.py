@@ -14,10 +14,12 @@ from staddle.security import roster as rosters
 from staddle.security import sealing
 from staddle.security.identity import load_keys
 from staddle.security.pairwise import public_key
+from staddle.security.prekeys import Known
 from staddle.security.signers import Signers
 from staddle.silo import group_keys
 from staddle.silo.egress import UnreachableError
-from staddle.silo.group_keys import ENDED, KEY, SECRET, GroupKeys
+from staddle.silo.group_keys import ENDED, ERASED, KEY, KNOWN, OWN, SECRET, GroupKeys
+from staddle.silo.prekeys import PrekeyFiles
 
 
 @pytest.fixture(autouse=True)
@@ -127,8 +129,8 @@ def test_what_it_gave_is_0600_before_it_leaves_and_gone_once_the_key_is_there(si
     assert seen == [0o600] * len(SILOS)
     for silo in SILOS:
         key = silos.key(silo)
-        assert {path.name for path in silos.path(silo).iterdir()} == {KEY}
-        assert silos.path(silo, KEY).stat().st_mode & 0o777 == 0o600
+        assert {path.name for path in silos.path(silo).iterdir()} == {KEY, OWN, KNOWN}
+        assert {path.stat().st_mode & 0o777 for path in silos.path(silo).iterdir()} == {0o600}
         assert silos.path(silo, KEY).read_bytes()[32:64] == key
 
 
@@ -302,9 +304,13 @@ def test_each_has_the_prekeys_of_the_others_before_and_after_a_restart(silos, ma
     silos.contribute()
     for _ in range(2):
         found = {silo: asyncio.run(silos.at[silo].keys(silos.job)) for silo in SILOS}
-        assert len({own.prekey for own in found.values()}) == len(SILOS)
+        epoch = g.Epoch.of(made.roster, silos.job.silos, silos.job.digest)
+        files = {silo: PrekeyFiles(silos.path(silo), epoch.context()) for silo in SILOS}
+        first = {silo: files[silo].own()[0] for silo in SILOS}
+        assert len(set(first.values())) == len(SILOS)
         for silo, own in found.items():
-            assert own.others == {other: public_key(found[other].prekey) for other in SILOS if other != silo}
+            assert own.others == {other: public_key(first[other]) for other in SILOS if other != silo}
+            assert files[silo].known() == Known.first(own.others)
         silos.at = {silo: silos.begun(silo, made.roster) for silo in SILOS}
 
 
@@ -332,7 +338,7 @@ def test_a_job_without_keys_ends_without_a_file(silos):
     assert not silos.at[SILOS[0]].ended(silos.job.name)
 
 
-@pytest.mark.parametrize("step", range(10))
+@pytest.mark.parametrize("step", range(16))
 def test_whatever_durable_step_it_dies_before_the_end_is_taken_up_again(silos, made, monkeypatch, step):
     """Sync, rename and sync of the folder, for the mark; then removal and sync of the folder, for each file."""
     silos.contribute()
@@ -343,8 +349,8 @@ def test_whatever_durable_step_it_dies_before_the_end_is_taken_up_again(silos, m
         dying_at(patch, step)
         with pytest.raises(KeyboardInterrupt):
             silos.at[SILOS[0]].end(silos.job.name)
-    left = {path.name for path in silos.path(SILOS[0]).iterdir()} & {KEY, SECRET}
-    assert left == ({KEY, SECRET} if step < 5 else {SECRET} if step < 8 else set())
+    left = {path.name for path in silos.path(SILOS[0]).iterdir()} & {*ERASED}
+    assert left == {*ERASED[max(0, step - 2) // 3 :]}
     again = silos.begun(SILOS[0], made.roster)
     assert again.ended(silos.job.name) == (step >= 2)
     again.end(silos.job.name)

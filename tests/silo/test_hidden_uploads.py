@@ -16,12 +16,13 @@ from staddle.proto.mix_messages import padded_from_wire
 from staddle.security.mix_line import Version
 from staddle.security.one_upload import check_upload, open_seed
 from staddle.security.sealing import letters
-from staddle.silo import mix_memory
+from staddle.silo import mix_memory, prekeys
 from staddle.silo.client import TurnedAwayError, UnreachableError
 from staddle.silo.declared import Declared, Records
 from staddle.silo.hidden_uploads import HiddenUploads
 from staddle.silo.outgoing_hidden import PaddedPart, rotated
 from staddle.silo.payload import exactly
+from staddle.silo.prekeys import KNOWN, OWN
 
 ME = SILOS[0]
 
@@ -179,8 +180,8 @@ def test_each_part_leaves_in_order_and_the_padded_one_is_signed(world):
     for silo in SILOS[1:]:
         other = sharing_of(world.keyed, world.job, silo, world.folder / silo)
         letter = letters(padded.pieces)[silo]
-        assert len(open_seed(line, padded.upload, letter, silo, other.seed, other.signers)) == 32
-        lasting = keys_of(world.keyed, silo).exchange.private_bytes_raw()  # all that there is of the silo after the job
+        assert len(open_seed(line, padded.upload, letter, silo, other.prekeys.own(), other.signers)) == 32
+        lasting = {0: keys_of(world.keyed, silo).exchange.private_bytes_raw()}  # all that there is after the job
         with pytest.raises(RefusedError, match="does not open"):
             open_seed(line, padded.upload, letter, silo, lasting, other.signers)
 
@@ -219,7 +220,7 @@ def killed(world, at):
                 real(path, data, mode)
                 step()
 
-            mix_memory.write_atomic = write
+            mix_memory.write_atomic = prekeys.write_atomic = write
             world.give(world.begin(Door(world.desk, step=step)))
             status = 0
         finally:
@@ -266,8 +267,10 @@ def test_a_killed_process_leaves_no_seed_and_no_word_of_another_round(world):
     world.give(world.begin(Door(world.desk)))
     first = {path.name: path.read_bytes() for path in (world.folder / "job").iterdir()}
     names = {"mix-extractor.rows.json", "mix-extractor.versions.json", "mix-extractor.signed", "gram-rows.json"}
-    assert set(first) == names
-    assert not any(KEY in data or world.sharing.seed in data for data in first.values())
+    assert set(first) == {*names, OWN, KNOWN}
+    own = world.sharing.prekeys.own()
+    assert not any(KEY in data for data in first.values())
+    assert not any(seed in data for name, data in first.items() if name != OWN for seed in own.values())
     for path in world.desk.folder.iterdir():
         path.unlink()
     world.give(world.begin(Door(world.desk), 1), world.payload(1))

@@ -10,6 +10,7 @@ from ledgers import stored
 from staddle.algorithms.method import KEEP
 from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.proto.frames import decode
+from staddle.proto.prekey_messages import words_to_wire
 from staddle.proto.wire import tensor_bytes
 from staddle.security.ledger import Ledger
 from staddle.security.records import Peer
@@ -136,7 +137,7 @@ def test_words_that_chunks_cut_in_two_are_put_together(recipient):
     made, weights = recipient.coordinator, even(versions(0))
     message, hidden = made.row(ME, weights)
     opener = rows.Rows(recipient.sharing, 1, TERMS, recipient.own)
-    assert opener.announced("coordinator", [message]) == [len(hidden)]
+    assert opener.announced("coordinator", [message], []) == [len(hidden)]
     opener.admit()
     at = 0
     for size in (4, 1, 2, 3, 8, 13, 4096 - 31, len(hidden)):
@@ -229,6 +230,29 @@ def test_mail_that_was_fetched_comes_again_and_grows(addressee):
     addressee.take(made.delivery(4, parcels[1:]), 4)
     with pytest.raises(RefusedError, match="older uploads"):  # what did not come the last time does not come back
         addressee.take(made.delivery(4, parcels), 4)
+
+
+def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_again(keyed, tmp_path):
+    part = next(iter(rows.expected_rows(keyed.jobs["mail"], 2).values())).part
+    made = Coordinator(keyed, keyed.jobs["mail"], part, tmp_path)
+    own = made.silos[ME]
+    for number in range(3):  # from round 1 on; each is sealed to a prekey that this silo published with the one before
+        made.give_all(number)
+        for silo in OTHERS:
+            prekeys = made.silos[silo].prekeys
+            prekeys.save(prekeys.known().heard(*made.word(silo, ME, number)))
+
+    def fetch(numbers):
+        opener = rows.Rows(own, 4, TERMS, None)
+        told = words_to_wire([made.word(ME, silo, max(numbers)) for silo in OTHERS])
+        opener.announced("coordinator", [mail(made, number)[0] for number in numbers], told)
+        opener.admit()
+        return set(own.prekeys.own())
+
+    assert fetch([1]) == {1, 2, 3}
+    assert fetch([1, 2]) == {1, 2, 3}
+    assert fetch([1, 2]) == {1, 2, 3}
+    assert fetch([2]) == {2, 3}
 
 
 @pytest.mark.parametrize(
@@ -362,8 +386,11 @@ def test_a_silo_that_sealed_no_seed_is_named(keyed, givers, recipient, monkeypat
     made = givers["rows"]
     monkeypatch.setattr(made, "stored", dict(made.stored))
     own = made.silos[OTHERS[1]]
-    monkeypatch.setitem(own.others, ME, own.others[OTHERS[0]])  # sealed to a key that is not this silo's
+    known = own.prekeys.known()
+    wrong = {**known.newest, ME: known.newest[OTHERS[0]]}  # sealed to a key that is not this silo's
+    own.prekeys.save(known.model_copy(update={"newest": wrong}))
     made.give(OTHERS[1], 0)
+    own.prekeys.save(known)
     peer, code, why = refusal(recipient, made.delivery(1, [made.row(ME, even(versions(0)))]))
     assert (peer, code) == (OTHERS[1], "SHARES")
     assert "does not open" in why
@@ -419,7 +446,10 @@ def test_rows_where_nobody_opens_them_are_refused(keyed, recipient):
         for frame in frames:
             yield frame
 
-    with pytest.raises(RefusedError, match="delivers 1 rows where there are none"):
+    with pytest.raises(RefusedError, match="delivers 1 rows or prekeys where there are none"):
+        asyncio.run(delivery.take(recipient.ledger, recipient.peer, made.job, 1, coming()))
+    frames = made.delivery(1, [], prekeys=words_to_wire([made.word(ME, *version) for version in versions(0)]))
+    with pytest.raises(RefusedError, match="delivers 4 rows or prekeys where there are none"):
         asyncio.run(delivery.take(recipient.ledger, recipient.peer, made.job, 1, coming()))
 
 
