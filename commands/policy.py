@@ -163,6 +163,8 @@ def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow", longest: f
     """One part, a line a tensor; all of a part leave in one form."""
     kind, form = verdicts[0].release.kind, verdicts[0].release.form
     read = READ.get(form, f"read by {', '.join(outflow.readers)}")
+    if rows := verdicts[0].release.readers:
+        read = f"masked and padded: of {', '.join(rows)}, those that are away read weighted means of it"
     size = sum(verdict.release.nbytes for verdict in verdicts)
     norm = f"; held back in a round in which its norm is over {longest:g}" if longest is not None else ""
     yield from _wrapped(f"part {part!r} ({kind}), {size:,} bytes, {read}{norm}", "  ")
