@@ -36,6 +36,7 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
     assert job.document()["security"] == {
         "secure_aggregation": "off", "clip_exponent": 3, "weights": "private", "weight_least": 1,
         "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1, "tags": False,
+        "mix": "one-upload",
     }  # fmt: skip
 
 
