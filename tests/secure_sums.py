@@ -81,8 +81,9 @@ class Run:
     """One attempt: a coordinator, silos and their shells in this process, messages delivered in a drawn order.
 
     ``drops``: silo -> the effect that it no longer gets to, by name ("SendKeys", "Upload", ...); it is silent from then
-    on. ``alter(silo, effect)`` may give another effect in the place of one that a silo sends, or None.
-    ``pads(silo)`` are those of groups that the coordinator is not to read. ``before[silo, event name]`` is (state, event) as they were; ``sent`` all effects, by who had them.
+    on. ``alter(silo, effect)`` may give another effect in the place of one that a silo sends, or None. ``pads(silo)``
+    are those of groups that the coordinator is not to read. ``before[silo, event name]`` is (state, event) as they
+    were; ``sent`` all effects, by who had them.
     """
 
     def __init__(

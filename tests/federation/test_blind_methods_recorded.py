@@ -51,7 +51,7 @@ MODES = {  # name of the job: its row of the table, its method, and what its doc
     "sim-classes": ("pfedsim per_class", "pfedsim", {"options": {"rho": 0.0, "similarity": "per_class"}}),
     "sup": ("fedsimsup samples", "fedsimsup", {"options": {"similarity": "samples"}, "rounds": 3}),
     "sup-labels": ("fedsimsup labels", "fedsimsup", {"options": {"similarity": "labels"}, "rounds": 3}),
-    "sup-directed": ("fedsimsup directed", "fedsimsup", {"rounds": 4}),
+    "sup-directed": ("fedsimsup directed", "fedsimsup", {"rounds": 3}),
 }  # fmt: skip
 RECORDS = 120  # of a silo: it is not to learn much
 LIKELY = 6  # standard deviations
@@ -338,12 +338,12 @@ def check_rotated(world):
 def check_rows(world):
     """What the coordinator has of a directed row, once the sum is open, is unrelated to it and to all that is in it."""
     opened = {}
-    for silo, call in ((silo, call) for silo in SILOS for call in world.calls[silo] if call.method == FETCH):
+    for reader, call in ((silo, call) for silo in SILOS for call in world.calls[silo] if call.method == FETCH):
         frames = [tensor.Frame.FromString(data) for data in call.received]
         manifest, payload = frames[0].manifest, b"".join(frame.chunk for frame in frames)
         for at, row in enumerate(manifest.rows if manifest.job == "sup-directed" else ()):
             spec, size = parse_canonical(row.document, RoundSpec, "row"), len(payload) // len(manifest.rows)
-            opened[spec.round, silo] = spec, payload[at * size : (at + 1) * size]
+            opened[spec.round, reader] = spec, payload[at * size : (at + 1) * size]
     assert len(opened) == len({round_ for round_, _ in opened}) == 3  # of each round that trained, for who was away
     for (round_, silo), (spec, words) in opened.items():
         (index,) = [at for at, group in enumerate(spec.groups) if group.reader == silo]
