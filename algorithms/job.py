@@ -250,7 +250,7 @@ class Job:
         fault = classes_fault(self.security, self.silos, self.model.classes, self._method.compares_labels)
         fault = fault or sums_fault(self.security, schema, varying, others, self.min_cohort, self._summing)
         fault = fault or tags_fault(self.security, schema, self._method.publishes_sums)
-        fault = fault or mix_fault(self.security, schema, others + 1, self.cohort_size, self._method.weighs_beforehand)
+        fault = fault or mix_fault(self.security, schema, self.silos, self.cohort_size, self._method.weighs_beforehand)
         if fault:
             raise LocalError(f"{where}: {fault}")
         return schema

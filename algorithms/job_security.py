@@ -30,6 +30,7 @@ LARGEST = 2**53 - 1  # what canonical JSON can hold
 MOST_SILOS = 1000  # of one blind sum
 MIXED = ("mix", "mix.directed")
 KEYED = (*MIXED, "gram")  # exchanges whose blind form takes a key that the job's silos share
+READERS = {"coordinator", "silos"}  # of a sum, as its specification names them
 FEWEST = 3  # silos of one blind sum: of two, each could take away its own part
 LARGEST_MIX_CLIP = 30  # a Mix has 2^32 steps of weight beside its values, in 64 bits; a directed one, 32 bits
 MOST_DIRECTED = 80_000  # weights of a round's directed rows: its specification stays below a MiB
@@ -220,7 +221,11 @@ def tags_fault(security: SecurityTable, schema: Sequence[Mapping[str, Any]], pub
 
 
 def mix_fault(
-    security: SecurityTable, schema: Sequence[Mapping[str, Any]], silos: int, cohort_size: int, beforehand: bool
+    security: SecurityTable,
+    schema: Sequence[Mapping[str, Any]],
+    silos: Sequence[str],
+    cohort_size: int,
+    beforehand: bool,
 ) -> str:
     """Why a job cannot mix by directed sums; empty if it can, or is not to.
 
@@ -236,7 +241,12 @@ def mix_fault(
             f'security.mix = "{security.mix}": the weights by which part {mixed!r} is mixed follow from the very round '
             "in which it is given, and a directed sum takes them before; take it out, or choose fedsimsup"
         )
-    if (away := silos - cohort_size) * (cohort_size + SPEC_OF_ROW) > MOST_DIRECTED:
+    if taken := sorted(READERS & set(silos)):
+        return (
+            f'security.mix = "{security.mix}": a silo named {taken[0]!r} could not be told from other readers of a sum; '
+            "take it out"
+        )
+    if (away := len(silos) - cohort_size) * (cohort_size + SPEC_OF_ROW) > MOST_DIRECTED:
         return (
             f'security.mix = "{security.mix}": {away} silos are away in a round, each with its own weights of '
             f"{cohort_size}, more than one specification holds; sign a job for fewer silos, or take it out"

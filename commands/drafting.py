@@ -7,6 +7,7 @@ from typing import Any
 
 from ..algorithms.exchange import Kind
 from ..algorithms.job import Job
+from ..proto.blind import bounds, sum_groups
 from ..proto.secure_given import most_given
 from ..security.release import (
     GRAM_READER,
@@ -88,7 +89,8 @@ def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None) -> str:
             releases = given_releases(job, start)
             given = sum(release.nbytes for release in releases)
             if job.security.required:
-                given = TIMES_BLIND * (given + most_given(len(job.silos), len(job.up(start))))
+                groups = len(sum_groups(job.up(start), bounds(job), job.away(start))[1])
+                given = TIMES_BLIND * (given + most_given(len(job.silos), groups))
             else:
                 given *= TIMES
             largest = max(largest, given)
