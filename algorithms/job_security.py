@@ -243,8 +243,8 @@ def mix_fault(
         )
     if taken := sorted(READERS & set(silos)):
         return (
-            f'security.mix = "{security.mix}": a silo named {taken[0]!r} could not be told from other readers of a sum; '
-            "take it out"
+            f'security.mix = "{security.mix}": a silo named {taken[0]!r} could not be told from other readers of'
+            " its sums; take it out"
         )
     if (away := len(silos) - cohort_size) * (cohort_size + SPEC_OF_ROW) > MOST_DIRECTED:
         return (

@@ -117,6 +117,8 @@ def _sources(config: Path | None, policy: Path | None, roster: Path | None) -> t
 
 
 def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
+    from ..silo import admission  # noqa: PLC0415 beside the admission, as light as it is
+
     yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
     yield f"digest {job.digest}"
     yield f"signed by {signer}"
@@ -124,7 +126,7 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
         weights = "stand in it" if job.security.weights == "public" else "are masked too"
         said = f"its sums are blind: {job.security.colluders} colluders assumed, the silos' weights {weights}"
         yield from _wrapped(said, "")
-    if job.keyed:
+    if admission.trusting(job):
         trust = policy.file.secure_aggregation.trust
         forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}
         hidden, it = (
