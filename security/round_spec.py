@@ -45,9 +45,9 @@ class RoundSpec(Strict):
     job_digest: Hex32
     round: Count
     attempt: Count
-    exchange: Literal["sum", "mix"]
+    exchange: Literal["sum"]
     purpose: Id
-    recipient: Id  # "coordinator", "silos", or the one silo that may open it
+    recipient: Id  # "coordinator", who opens it; a group may have another reader
     key_epoch: Count
     cohort: Annotated[tuple[Id, ...], Field(min_length=2, max_length=MOST_SILOS)]
     threshold: Count
@@ -106,7 +106,7 @@ class Frame:
     job: str
     job_digest: str
     round: int
-    exchange: Literal["sum", "mix"]
+    exchange: Literal["sum"]
     purpose: str
     recipient: str
     model_digest: str  # of what this silo received for the round, computed by itself
