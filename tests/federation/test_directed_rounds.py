@@ -1,5 +1,6 @@
 """Rounds that mix by directed sums, over real TLS: a coordinator, and silos of raw calls, one of which is lost."""
 
+import sqlite3
 from types import SimpleNamespace
 
 import pytest
@@ -177,6 +178,8 @@ def test_rows_are_over_who_survived_and_wait_over_a_restart_until_their_silo_giv
         waiting = {(round_, silo) for silo, rows in expected.waiting.items() for round_, _, _ in rows}
         words = {path.name for path in world.folder.glob("*.words")}
         assert words == {f"{round_}.theta.{silo}.words" for round_, silo in waiting}
+        with sqlite3.connect(world.config.directory / "coordinator.sqlite") as database:
+            assert database.execute("SELECT DISTINCT room FROM files").fetchall() == [("mail",)]  # and no versions
         here.run(second(here), 120)
         assert here.broken == []
     assert max(map(len, piled)) > 1  # rows of several rounds waited for one silo
