@@ -1,18 +1,24 @@
 """Rows for single silos as a coordinator keeps them: files of words, and lists of which rounds wait for whom."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from directed_rows import AWAY, FIVE, Directed, own_frame
+from safetensors import safe_open
 
+from staddle.algorithms.exchange import Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.method import Latest, Mail, Post
 from staddle.coordinator import directed as d
-from staddle.coordinator.kept_words import kept_words
+from staddle.coordinator.kept_words import kept_sum, kept_words
+from staddle.coordinator.opening import Keeping, open_sum
 from staddle.coordinator.room import room
 from staddle.coordinator.store import JobStore
 from staddle.errors import LocalError
 from staddle.proto.blind import bounds, sum_groups
+from staddle.security import secagg_coordinator_events as c
 from staddle.security.open_sum import Claim
 
 SILOS = tuple("abcde")
@@ -142,3 +148,23 @@ def test_the_room_of_rows_that_wait_is_counted():
     elements = sum(spec.elements for spec in job.up(1)[0].tensors)
     assert room(job).versions == job.length * 4 * elements
     assert room(made_job("one-upload")).versions == job.length * job.cohort_size * 8 * elements
+
+
+def test_an_open_sum_leaves_the_words_of_rows_in_which_somebody_is_mixed(tmp_path):
+    """The second one would lean on one silo; the sum itself has the metrics alone."""
+    made = Directed(own_frame([3, 2, 4, 2, 3], rows={f"theta.{AWAY[0]}": dict.fromkeys(FIVE, 1.0)}))
+    spec, (opening,) = made.spec, made.run.effects(c.Open)
+    assert [any(group.counts) for group in spec.groups] == [False, True, False]
+    store = JobStore(tmp_path / "job", lambda _: (), {})
+    for silo in made.survivors:
+        store.masked(spec.round, silo).write_bytes(b"".join(made.run.uploads[silo]))
+    opening = replace(opening, tags=made.tags)
+    metrics = Part("metrics", Kind.METRIC, Sum("total"), (TensorSpec("n", "float64", (3,)),))
+    open_sum(store, (metrics,), spec, opening, Keeping((), bytes(64)))
+    (path,) = (tmp_path / "job").glob("*.words")
+    assert path.name == f"{spec.round}.theta.{AWAY[0]}.words"
+    kept = kept_sum("theta", path, made.hidden[1].nbytes)
+    assert b"".join(bytes(piece) for piece in kept.words("a")) == made.hidden[1].tobytes()
+    assert (kept.claim.survivors, kept.claim.tag) == (opening.survivors, made.claim(1).tag)
+    with safe_open(store.sum_file(spec.round), framework="np") as file:
+        assert list(file.keys()) == ["metrics/n"]
