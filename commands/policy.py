@@ -15,7 +15,7 @@ from ..security import policy as policies
 from ..security import roster as rosters
 from ..security.identity import ENTRY_FILE, load_entry
 from ..security.policy import Policy, Verdict
-from ..security.release import MASKED, PADDED, ROTATED, SILOS_READER
+from ..security.release import MASKED, PADDED, ROTATED, SILOS_READER, SUM_READER
 from . import examples
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ def _sources(config: Path | None, policy: Path | None, roster: Path | None) -> t
 
 
 def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
+    from ..silo import admission  # noqa: PLC0415 beside the admission, as light as it is
+
     yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
     yield f"digest {job.digest}"
     yield f"signed by {signer}"
@@ -129,7 +131,7 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
         enough = job.min_holders + job.security.colluders
         said = f"round 0 counts the silos that hold each class; its rows leave where {enough} of {len(job.silos)} do"
         yield from _wrapped(said, "")
-    if job.keyed:
+    if admission.trusting(job):
         trust = policy.file.secure_aggregation.trust
         forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}
         hidden, it = ("the tags of its sums are", "them")
@@ -171,6 +173,8 @@ def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow", longest: f
     release = verdicts[0].release
     way = SILOS_READER if SILOS_READER in release.readers else release.form
     read = READ.get(way, f"read by {', '.join(outflow.readers)}")
+    if way == MASKED and SUM_READER not in release.readers:
+        read = f"masked and padded: of {', '.join(release.readers)}, those that are away read weighted means of it"
     size = sum(verdict.release.nbytes for verdict in verdicts)
     norm = f"; held back in a round in which its norm is over {longest:g}" if longest is not None else ""
     yield from _wrapped(f"part {part!r} ({release.kind}), {size:,} bytes, {read}{norm}", "  ")

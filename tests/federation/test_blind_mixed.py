@@ -49,6 +49,7 @@ def documents(document, counts, by_class):
         document("compared", SILOS, "fedaims", options={"sampling": "algorithm2"}, **convolving),
         document("by-samples", SILOS, "fedsimsup", options={"similarity": "samples"}, **away),
         document("by-labels", SILOS, "fedsimsup", options={"similarity": "labels"}, **labels),
+        document("directed", SILOS, "fedsimsup", **{**labels, "security": {**labels["security"], "mix": "directed"}}),
     ]
 
 
@@ -61,8 +62,8 @@ def opened_rows(running, job):
     return [
         silo
         for silo in SILOS
-        for path in (running.federation.state(silo) / "jobs" / job.name).glob("mix-*.rows.json")
-        if json.loads(path.read_bytes())["memory"]["last"]
+        for path in (running.federation.state(silo) / "jobs" / job.name).glob("mix-*.[rd]*.json")
+        if json.loads(path.read_bytes()).get("memory", {}).get("last") or json.loads(path.read_bytes()).get("delivered")
     ]
 
 
@@ -141,6 +142,10 @@ def check_ledger(running, silo):
     intents = [record for record in map(json.loads, lines) if record["type"] == "egress.intent"]
     readers = {"masked": ["sum"], "padded": ["mix"], "rotated": ["gram"]}
     assert {record["form"] for record in intents} == set(readers)
-    assert all(record["readers"] == readers[record["form"]] for record in intents)
+    jobs = {job.name: job for job in running.jobs}
+    for record in intents:
+        job = jobs[record["job"]]
+        rows = [*job.away(record["round"])] if job.security.mix == "directed" and record["round"] else []
+        assert record["readers"] == [*readers[record["form"]], *rows]
     theirs = ledger_folder(running.federation.state("coordinator"))
     assert not reconcile(path, theirs, roster).differences
