@@ -63,8 +63,10 @@ participant of the last round that is the model it trained. Under differential p
 epochs, and the supervisor is clipped and noised too: θ's gradients pass through it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import sqrt
+from operator import mul
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
@@ -142,6 +144,7 @@ class FedSimSup(Method):
     addressed = ("theta",)
     loadable = ("supervisor",)
     census = True
+    weighs_beforehand = True
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
@@ -251,7 +254,7 @@ class FedSimSup(Method):
             if silo in cohort:
                 continue  # Eq. 6
             able = samples[silo] > 0 and len(givers) >= FEWEST
-            weights = self.similarities(state, silo, givers) if able else {}
+            weights = self._alike(state, silo, givers) if able else {}
             if not weights:
                 unmatched[here] += 1
                 continue
@@ -280,6 +283,23 @@ class FedSimSup(Method):
             row = state["samples"][there].double()
         return {giver: value for giver, value in zip(givers, row.tolist(), strict=True) if value > 0}
 
+    def declared_similarities(self, silo: str, givers: Sequence[str]) -> dict[str, float]:
+        """The same of what the job declares: of whole numbers and one root, so alike on every machine."""
+        counts, by_class = self.setting.counts, self.setting.class_counts
+        if not self.labels:
+            return {giver: float(counts[giver]) for giver in givers}
+        products = {giver: sum(map(mul, by_class[silo], by_class[giver])) for giver in givers}
+        own = sum(count * count for count in by_class[silo])
+        lengths = {giver: sqrt(own * sum(count * count for count in by_class[giver])) for giver in givers}
+        return {giver: products[giver] / lengths[giver] for giver in givers if products[giver]}
+
+    def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
+        """s_ij over the silos that are drawn for the round."""
+        return self.declared_similarities(recipient, self.setting.drawn(round_)) if self.declared and round_ else {}
+
+    def _alike(self, state: CoordinatorState, silo: str, givers: list[str]) -> dict[str, float]:
+        return self.declared_similarities(silo, givers) if self.declared else self.similarities(state, silo, givers)
+
     def decay(self, round_: int) -> float:
         """β^t of the job's schedule."""
         rounds = self.setting.rounds
@@ -294,7 +314,7 @@ class FedSimSup(Method):
         """
         if not self.declared:
             return ""
-        alike = self.similarities(self.begin(), silo, [other for other in self.setting.silos if other != silo])
+        alike = self.declared_similarities(silo, [other for other in self.setting.silos if other != silo])
         if strange := sorted(shares.keys() - alike.keys()):
             return f"mixes {', '.join(strange)}, which have nothing in common with {silo!r}"
         whole = sum(alike[giver] for giver in shares)

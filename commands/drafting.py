@@ -7,16 +7,17 @@ from typing import Any
 
 from ..algorithms.exchange import Kind
 from ..algorithms.job import Job
+from ..proto.blind import bounds, sum_groups
 from ..proto.secure_given import most_given
 from ..security.release import MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Release
-from ..silo.admission import TRUSTED
+from ..silo.admission import TRUSTED, trusting
 from ..silo.payload import given_releases
 from .toml import to_toml
 
 WIDTH = 100
 LISTED = 12  # tensors of a rule that its comment names one by one
 KIB = 1024
-FOR_SILOS = f"{MASKED} for silos"
+FOR_SILOS, ROWS = f"{MASKED} for silos", f"{MASKED} for each silo"  # other ways to leave masked
 TIMES, TIMES_BLIND = 2, 10  # what a round gives may leave so often in it
 
 WHAT = {  # what each kind is, and what it can tell those who read it
@@ -39,6 +40,8 @@ HOW = {  # how each form leaves, and what can be read of it
     PLAIN: "as they stand",
     MASKED: "masked, so that only their sum over a round's silos can be read",
     FOR_SILOS: "masked and padded, so that the silos alone can read their sum over a round's silos",
+    ROWS: "masked and padded once for each silo that is away, which alone can read its own weighted mean of the "
+    "others', and the coordinator nothing, in league with another silo or not",
     PADDED: "padded, so that each silo can read its own weighted mean of the others' alone, the coordinator nothing",
     ROTATED: "rotated, so that the coordinator can read how like the silos' vectors are, and no vector",
 }
@@ -56,7 +59,7 @@ class Drafted:
 
     def add(self, release: Release, job: str) -> None:
         """Let this leave, too."""
-        way = FOR_SILOS if SILOS_READER in release.readers else release.form
+        way = FOR_SILOS if SILOS_READER in release.readers else ROWS if release.is_row else release.form
         known = self.releases.get((way, release.name))
         if known is None or known.elements < release.elements:
             self.releases[way, release.name] = release
@@ -76,7 +79,8 @@ def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None) -> str:
             releases = given_releases(job, start)
             given = sum(release.nbytes for release in releases)
             if job.security.required:
-                given = TIMES_BLIND * (given + most_given(len(job.silos), len(job.up(start))))
+                groups = len(sum_groups(job.up(start), bounds(job), job.away(start))[1])
+                given = TIMES_BLIND * (given + most_given(len(job.silos), groups))
             else:
                 given *= TIMES
             largest = max(largest, given)
@@ -124,7 +128,7 @@ def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
             *_comment(f"How many records this silo has to train on{what} stands in a job."),
             "public_counts = true",
         ]
-    if keyed := [f"{job.name!r}" for job in blind if job.keyed]:
+    if keyed := [f"{job.name!r}" for job in blind if trusting(job)]:
         why = (
             f"What {', '.join(keyed)} mixes or compares, sums that silos alone read, and the tags by which silos check "
             "sums, are hidden from the coordinator by a key that all of the job's silos have. If the coordinator and "

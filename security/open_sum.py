@@ -11,7 +11,7 @@ the numbers. With pads of others than the survivors what is left is noise, and n
 The model digest of a specification is not compared: a silo that was away knows nothing of that round's model.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from .fixedpoint import SILOS_READ, Words
@@ -51,10 +51,13 @@ def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> R
     return spec
 
 
-def open_group(spec: RoundSpec, group: int, claim: Claim, key: bytes, words: Words) -> Opened:
+def open_group(
+    spec: RoundSpec, group: int, claim: Claim, key: bytes, words: Words, own: Mapping[str, bytes] | None = None
+) -> Opened:
     """The sum of a group, once its words are here: its elements, then private weights. RefusedError if altered.
 
-    Pads are taken off ``words`` in place.
+    Pads of a group that all silos read are taken off ``words`` in place. ``own``, by survivor, are keys of the pads of
+    tags that only one silo checks.
     """
     ctx = spec.context()
     if spec.groups[group].reader == SILOS_READ:
@@ -62,7 +65,7 @@ def open_group(spec: RoundSpec, group: int, claim: Claim, key: bytes, words: Wor
     tagger = Tagger(key, ctx, len(spec.groups))
     for _, piece in _pieces(words):
         tagger.add(group, piece)
-    tagger.check_group(group, claim.tag, key, ctx, claim.survivors)
+    tagger.check_group(group, claim.tag, own or dict.fromkeys(claim.survivors, key), ctx, claim.survivors)
     return opened_group(spec, group, claim.survivors, _pieces(words))
 
 
