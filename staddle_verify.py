@@ -129,7 +129,7 @@ FORMS = {
     "size": "bytes:count",
     "payload": "bytes:count sha256:hash",
     "policy": "file:hash rule:text decision:allow",
-    "tensor": "part:text kind:text name:text dtype:text shape:count* bytes:count taint:taint",
+    "tensor": "part:text kind:text name:text dtype:text shape:count* bytes:count taint:taint readers?:text*",
     "secagg": "ctx:hash attempt:count members:text* threshold:count colluders:count clipped:count",
     "hidden": "ctx:hash number:count",
     "tensor_digest": "part:text name:text sha256:hash",
@@ -709,6 +709,8 @@ class Account:
             return f"has tensors that do not fit into its message of {record['message']['bytes']} bytes"
         if not record["readers"]:
             return "names no reader"
+        if {reader for tensor in record["tensors"] for reader in tensor.get("readers", ())} - set(record["readers"]):
+            return "has a tensor with a reader that the message has not"
         if (cohort := record.get("cohort")) and astray(cohort, record["silo"]):
             return "has a cohort that is not sorted, has a silo twice, or lacks this one"
         if why := masked_fault(record) or hidden_fault(record) or self._version(record):

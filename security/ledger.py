@@ -150,7 +150,16 @@ class Ledger:
         ids of the round's silos, sorted; ``secagg`` is of a masked message, ``hidden`` of a padded or rotated one.
         """
         tensors = tuple(
-            Tensor(part=r.part, kind=r.kind, name=r.name, dtype=r.dtype, shape=r.shape, bytes=r.nbytes, taint=r.taint)
+            Tensor(
+                part=r.part,
+                kind=r.kind,
+                name=r.name,
+                dtype=r.dtype,
+                shape=r.shape,
+                bytes=r.nbytes,
+                taint=r.taint,
+                readers=() if set(r.readers) == set(readers) else r.readers,  # of the message, unless its own
+            )
             for r in releases
         )
         return self._append(

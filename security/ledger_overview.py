@@ -199,8 +199,8 @@ def flows(view: View) -> dict[Flow, Totals]:
     found: dict[Flow, Totals] = {}
     for message in view.messages:
         intent = message.intent
-        for (part, kind), totals in _pieces(message):
-            flow = Flow(intent.job, part, kind, intent.recipient.id, intent.readers, intent.form, message.status)
+        for (part, kind, readers), totals in _pieces(message):
+            flow = Flow(intent.job, part, kind, intent.recipient.id, readers, intent.form, message.status)
             found.setdefault(flow, Totals()).add(totals)
     for sent in view.protocol:
         record = sent.record
@@ -214,15 +214,16 @@ def flows(view: View) -> dict[Flow, Totals]:
     return found
 
 
-def _pieces(message: Message) -> Iterator[tuple[tuple[str, str], Totals]]:
-    """A message by part and kind; what is of no tensor under ``(message)``."""
-    pieces: dict[tuple[str, str], Totals] = {}
+def _pieces(message: Message) -> Iterator[tuple[tuple[str, str, tuple[str, ...]], Totals]]:
+    """A message by part, kind and readers; what is of no tensor under ``(message)``."""
+    pieces: dict[tuple[str, str, tuple[str, ...]], Totals] = {}
+    whole = message.intent.readers
     for tensor, size in message.intent.leaving:
-        piece = pieces.setdefault((tensor.part, tensor.kind), Totals(messages=1))
+        piece = pieces.setdefault((tensor.part, tensor.kind, tensor.readers or whole), Totals(messages=1))
         piece.add(Totals(0, 1, tensor.elements, size))
     rest = message.intent.message.bytes - sum(piece.bytes for piece in pieces.values())
     if rest or not message.intent.tensors:
-        pieces.setdefault((MESSAGE, ""), Totals(messages=1)).add(Totals(bytes=rest))
+        pieces.setdefault((MESSAGE, "", whole), Totals(messages=1)).add(Totals(bytes=rest))
     for piece in pieces.values():
         piece.assumed = 0 if message.digested else piece.bytes
     yield from pieces.items()
@@ -231,6 +232,6 @@ def _pieces(message: Message) -> Iterator[tuple[tuple[str, str], Totals]]:
 def parts(message: Message) -> Counter[str]:
     """Bytes of a message by part."""
     found: Counter[str] = Counter()
-    for (part, _), totals in _pieces(message):
+    for (part, *_), totals in _pieces(message):
         found[part] += totals.bytes
     return found

@@ -9,9 +9,10 @@ record                may come
 ``policy.deny``       any time, by the policy in force
 ``egress.intent``     any time, by the policy in force; its tensors fit into its message and the bytes before its
                       offset, and these were declared by an earlier intent of that round, or of that attempt at
-                      a sum, version or use; its cohort, if it has one, is sorted and has this silo; it is what its
-                      form asks for (ledger_forms.py), and a padded one a version of its part that is newer than
-                      all before, or the last once more
+                      a sum, version or use; a tensor's readers, where it names some, are among its own; its
+                      cohort, if it has one, is sorted and has this silo; it is what its form asks for
+                      (ledger_forms.py), and a padded one a version of its part that is newer than all before, or
+                      the last once more
 ``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the whole payload; of a
                       masked, padded or rotated one without any tensor
 ``egress.outcome``    once for an intent; ``sent`` only after its digest and with all its bytes
@@ -55,7 +56,7 @@ class Rules:
         # Job digest → round, or ctx of an attempt at a sum, of a version or of a use → bytes so far.
         self.declared: defaultdict[str, dict[int | str, int]] = defaultdict(dict)
         self.versions: dict[tuple[str, str], tuple[int, str]] = {}  # (job digest, padded part) → number and ctx
-        self._tensors: tuple[object, list[tuple[str, str]], str, int] = (None, [], "", 0)
+        self._tensors: tuple[object, list[tuple[str, str]], str, int, set[str]] = (None, [], "", 0, set())
 
     def check(self, record: Mapping[str, Any]) -> str:
         """Why this record must not come next; empty if it may."""
@@ -119,7 +120,7 @@ class Rules:
     def _check_intent(self, record: Mapping[str, Any]) -> str:
         if why := self._check_policy(record["policy"]["file"]):
             return why
-        _, twice, inside = self._read(record["tensors"])
+        _, twice, inside, readers = self._read(record["tensors"])
         if twice:
             return f"intent names a tensor twice: {twice}"
         offset, size = record.get("offset", 0), record["message"]["bytes"]
@@ -128,6 +129,8 @@ class Rules:
             return f"tensors of {inside} bytes do not fit into the intent's message of {size} bytes{behind}"
         if not record["readers"]:
             return "intent names no reader; name at least its recipient"
+        if strange := sorted(readers - set(record["readers"])):
+            return f"intent has readers {', '.join(record['readers'])}, and a tensor of it also {', '.join(strange)}"
         if (cohort := record.get("cohort")) and astray(cohort, record["silo"]):
             return f"intent has cohort {', '.join(cohort)}, {ASTRAY}"
         if why := form_fault(record) or self._check_version(record):
@@ -148,12 +151,16 @@ class Rules:
         part = _part(record)[1]
         return f"intent is version {number} of part {part!r} with ctx {ctx}, after version {last} with {before}"
 
-    def _read(self, tensors: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str, int]:
-        """Names, those that come twice, and bytes; kept, since one list is read at least twice (record_form.py)."""
+    def _read(self, tensors: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str, int, set[str]]:
+        """Names, those that come twice, bytes, and readers that single tensors name.
+
+        Kept, since one list is read at least twice (record_form.py).
+        """
         if tensors is not self._tensors[0]:
             names = _named(tensors)
             twice = _listed(names) if len(set(names)) != len(names) else ""
-            self._tensors = (tensors, names, twice, sum(tensor["bytes"] for tensor in tensors))
+            readers = {reader for tensor in tensors for reader in tensor.get("readers", ())}
+            self._tensors = (tensors, names, twice, sum(tensor["bytes"] for tensor in tensors), readers)
         return self._tensors[1:]
 
     def _check_digest(self, record: Mapping[str, Any]) -> str:

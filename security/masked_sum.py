@@ -226,7 +226,8 @@ class Accumulator:
     def open(self, terms: Sequence[Term], survivors: Sequence[str]) -> tuple[Opened, ...]:
         """Take off the masks that did not cancel, once, and give each group's sum over the survivors.
 
-        ``terms`` are those that are still on. RefusedError (SUM) if canaries do not come out: then nothing is given.
+        ``terms`` are those that are still on; pads stay, and of a padded group what is given means nothing.
+        RefusedError (SUM) if canaries do not come out: then nothing is given.
         """
         for index, group in enumerate(self.spec.groups):
             Mask(negated(terms), index, group.ring).add_to(self._words[index])

@@ -61,7 +61,7 @@ def open_group(
     """
     ctx = spec.context()
     if spec.groups[group].reader == SILOS_READ:
-        unpad(group, words, [silo_pad(key, ctx, silo) for silo in claim.survivors])
+        unpad(group, words, [silo_pad(key, ctx, silo, spec.prg) for silo in claim.survivors])
     tagger = Tagger(key, ctx, len(spec.groups))
     for _, piece in _pieces(words):
         tagger.add(group, piece)

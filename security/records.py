@@ -28,7 +28,9 @@ class Peer(Strict):
 class Tensor(Strict):
     """One tensor that leaves; ``bytes`` are those on the wire.
 
-    ``{"bytes":1800,"dtype":"float32","kind":"backbone","name":"features.0.weight","part":"backbone",
+    ``readers`` are those who can open it, where they are not all who can open something of its message.
+
+    ``{"bytes":1800,"dtype":"float32","kind":"backbone","name":"features.0.weight","part":"backbone","readers":[],
     "shape":[6,3,5,5],"taint":"private"}``
     """
 
@@ -39,6 +41,7 @@ class Tensor(Strict):
     shape: tuple[Count, ...]
     bytes: Count
     taint: Literal["public", "dp", "private"]
+    readers: tuple[Text, ...] = ()  # older records have none
 
     @property
     def elements(self) -> int:

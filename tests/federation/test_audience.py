@@ -177,6 +177,9 @@ def test_sums_that_silos_alone_read(start, document, tmp_path):
         intents = [record for record in records_of(running, silo) if record["type"] == "egress.intent"]
         readers = {record["job"]: record["readers"] for record in intents}
         assert readers == {"read": ["sum"], "avg": ["silos", "sum"], "ppfl": ["silos", "sum"]}
+        for record in (record for record in intents if record["job"] in QUIET):
+            own = {(tensor["part"], *tensor["readers"]) for tensor in record["tensors"]}
+            assert own == {("metrics", "sum"), *((part, "silos") for part in JOBS[record["job"]][3])}
 
 
 @pytest.mark.skipif(not DOCS.exists(), reason="the tests run without docs/ beside them")

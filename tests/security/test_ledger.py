@@ -108,6 +108,7 @@ def test_intent_holds_what_the_rules_ask_for(path):
                 "shape": list(r.shape),
                 "bytes": r.nbytes,
                 "taint": "private",
+                "readers": [],
             }
             for r in RELEASES
         ],

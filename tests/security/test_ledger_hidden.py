@@ -57,8 +57,8 @@ GOLDEN_PADDED = (
     f'"method":"fedavg","offset":0,"policy":{{"decision":"allow","file":"{HASH}","rule":"update"}},"purpose":"update",'
     f'"readers":["mix"],"recipient":{{"id":"coordinator","spki":"{HASH}"}},"round":0,"rpc":"/staddle/Upload",'
     '"secagg":null,"silo":"silo-a","tensors":[{"bytes":320,"dtype":"uint64","kind":"backbone","name":"w",'
-    '"part":"extractor","shape":[10,4],"taint":"private"},{"bytes":32,"dtype":"uint64","kind":"backbone","name":"b",'
-    '"part":"extractor","shape":[4],"taint":"private"}],"type":"egress.intent"}'
+    '"part":"extractor","readers":[],"shape":[10,4],"taint":"private"},{"bytes":32,"dtype":"uint64","kind":"backbone","name":"b",'
+    '"part":"extractor","readers":[],"shape":[4],"taint":"private"}],"type":"egress.intent"}'
 )
 GOLDEN_ROTATED = (
     '{"attempt":0,"cohort":["silo-a","silo-b","silo-c","silo-d"],"form":"rotated",'
@@ -66,7 +66,7 @@ GOLDEN_ROTATED = (
     f'"method":"fedavg","offset":0,"policy":{{"decision":"allow","file":"{HASH}","rule":"update"}},"purpose":"update",'
     f'"readers":["gram"],"recipient":{{"id":"coordinator","spki":"{HASH}"}},"round":0,"rpc":"/staddle/Upload",'
     '"secagg":null,"silo":"silo-a","tensors":[{"bytes":60,"dtype":"float32","kind":"classifier_rows","name":"rows",'
-    '"part":"heads","shape":[3,5],"taint":"private"}],"type":"egress.intent"}'
+    '"part":"heads","readers":[],"shape":[3,5],"taint":"private"}],"type":"egress.intent"}'
 )
 GOLDEN_CONTRIBUTION = (
     f'{{"ctx":"{"e0" * 32}","job":"j1","job_digest":"{HASH}","kind":"contribution",'

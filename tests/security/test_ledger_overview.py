@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import report_ledgers as ledgers
-from ledgers import first, open_ledger
+from ledgers import WORDS, first, intend_masked, open_ledger, stored
 
 from staddle.errors import LocalError
 from staddle.security import ledger_audit, ledger_view
@@ -47,6 +47,25 @@ def test_flows_tell_outcomes_and_readers_apart(path):
     assert totals("lung-3", "metrics", "metric", ("coordinator", "silo-b"), "no outcome") == Totals(1, 1, 1, 8)
     assert totals(CONTROL, CONTROL, "", one, "sent") == Totals(8, 0, 0, 512)
     assert totals(CONTROL, CONTROL, "", one, "no outcome") == Totals(50, 0, 0, 400, 400)
+
+
+def test_flows_of_a_message_have_the_readers_of_each_part(path):
+    """Those of all that is in it, unless a tensor has its own."""
+    releases = [replace(WORDS[0], part="hidden", readers=("silos",)), replace(WORDS[0], readers=("sum",)), WORDS[0]]
+    releases[2] = replace(WORDS[0], part="both", readers=("sum", "silos"))
+    with open_ledger(path) as ledger:
+        intend_masked(ledger, readers=["silos", "sum"], releases=releases, message_bytes=1000)
+    (intent,) = (record for record in stored(path) if record["type"] == "egress.intent")
+    assert [tensor["readers"] for tensor in intent["tensors"]] == [["silos"], ["sum"], []]
+    found = {flow.part: flow.readers for flow in flows(seen(path))}
+    assert found == {
+        "hidden": ("silos",), releases[1].part: ("sum",), "both": ("silos", "sum"), MESSAGE: ("silos", "sum")
+    }  # fmt: skip
+
+
+def test_a_tensor_has_no_reader_that_its_message_has_not(path):
+    with open_ledger(path) as ledger, pytest.raises(LocalError, match="has readers sum, and a tensor of it also silos"):
+        intend_masked(ledger, releases=[replace(WORDS[0], readers=("silos",))], message_bytes=1000)
 
 
 def test_the_view_has_what_every_record_says(path):

@@ -54,22 +54,24 @@ def test_what_is_padded_is_noise_and_comes_back_with_the_pads_of_the_survivors(s
     for index in (0, 1):
         assert related(found[index], wanted[index]) < 5
         words = found[index].copy()
-        unpad(index, words, [silo_pad(GROUP_KEY, SPEC.context(), silo) for silo in survivors])
+        unpad(index, words, [silo_pad(GROUP_KEY, SPEC.context(), silo, SPEC.prg) for silo in survivors])
         assert words.tolist() == wanted[index].tolist()
 
 
 @pytest.mark.parametrize("wrong", [SILOS[:3], (*SILOS, "silo-99"), SILOS[1:] + SILOS[1:2]])
 def test_the_pads_of_others_than_the_survivors_leave_noise(wrong):
     (words, *_), (wanted, *_) = opened(), plain()
-    unpad(0, words, [silo_pad(GROUP_KEY, SPEC.context(), silo) for silo in wrong])
+    unpad(0, words, [silo_pad(GROUP_KEY, SPEC.context(), silo, SPEC.prg) for silo in wrong])
     assert related(words, wanted) < 5
 
 
 def test_a_pad_is_of_one_silo_key_and_attempt_and_each_group_has_its_own_stream():
     ctx, again = SPEC.context(), specify(frame(groups=GROUPS, tagged=True), SILOS, 1).context()
-    pads = [silo_pad(GROUP_KEY, ctx, silo) for silo in SILOS]
-    pads += [silo_pad(bytes(32), ctx, SILOS[0]), silo_pad(GROUP_KEY, again, SILOS[0])]
-    assert len({pad.key for pad in pads}) == 6
+    prg = SPEC.prg
+    pads = [silo_pad(GROUP_KEY, ctx, silo, prg) for silo in SILOS]
+    pads += [silo_pad(bytes(32), ctx, SILOS[0], prg), silo_pad(GROUP_KEY, again, SILOS[0], prg)]
+    pads += [silo_pad(GROUP_KEY, ctx, SILOS[0], prg + 1)]
+    assert len({pad.key for pad in pads}) == 7
     assert silo_pads(SPEC, SILOS[0], GROUP_KEY) == {0: pads[0], 1: pads[0]}
     streams = [np.zeros(200, "<u8") for _ in range(2)]
     for index, words in enumerate(streams):
@@ -81,8 +83,8 @@ def test_the_key_of_a_pad_is_known():
     """HKDF-SHA256 (RFC 5869) of the group key, salt ctx, by hand."""
     ctx = SPEC.context()
     extracted = hmac.digest(ctx, GROUP_KEY, "sha256")
-    info = b"".join(len(piece).to_bytes(8) + piece for piece in (b"staddle/secagg/hide/1", b"silo-00"))
-    assert silo_pad(GROUP_KEY, ctx, "silo-00") == Term(hmac.digest(extracted, info + b"\x01", "sha256"))
+    info = b"".join(len(piece).to_bytes(8) + piece for piece in (b"staddle/secagg/hide/1", b"\x01", b"silo-00"))
+    assert silo_pad(GROUP_KEY, ctx, "silo-00", 1) == Term(hmac.digest(extracted, info + b"\x01", "sha256"))
 
 
 def test_words_that_silos_alone_read_never_leave_without_their_pads():
@@ -92,7 +94,7 @@ def test_words_that_silos_alone_read_never_leave_without_their_pads():
 
 def common(spec, silo, key):
     """What is not done: one pad for all."""
-    return dict.fromkeys((0, 1), Term(silo_pad(key, spec.context(), "all").key))
+    return dict.fromkeys((0, 1), Term(silo_pad(key, spec.context(), "all", spec.prg).key))
 
 
 @pytest.mark.parametrize(("survivors", "bits"), [(SILOS, 2), (SILOS[:3], 0), (SILOS[:2], 1)])

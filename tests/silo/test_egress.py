@@ -357,6 +357,7 @@ def test_5_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, mon
             "shape": list(item.spec.shape),
             "bytes": item.spec.nbytes,
             "taint": "private",
+            "readers": [],
         }
         for item in world.items()
     ]

@@ -413,6 +413,8 @@ BROKEN = [
     [padded(), digest(1, tensors=digest(1)["tensors"][:2], message={"bytes": 352, "sha256": HASH})],
     [rotated(), digest(1, tensors=digest(1)["tensors"][:2], message={"bytes": 176, "sha256": HASH})],
     [padded(), digest(1, tensors=[], message={"bytes": 351, "sha256": HASH})],
+    [intent(tensors=[{**TENSORS[0], "readers": ["silos"]}, *TENSORS[1:]])],
+    [intent(readers=["coordinator", "x"]), intent(tensors=[{**TENSORS[0], "readers": ["x", "coordinator"]}])],
 ]
 SOUND = [
     [intent(), ONE, intent(policy=applied(ONE)), DENY],
@@ -443,6 +445,8 @@ SOUND = [
     [padded(), digest(1, tensors=[], message={"bytes": 352, "sha256": HASH}), outcome(1, bytes_sent=352)],
     [rotated(), digest(1, tensors=[], message={"bytes": 176, "sha256": HASH}), outcome(1, bytes_sent=176)],
     [intent(hidden=None), masked(hidden=None)],
+    [intent(), intent(tensors=[{**tensor, "readers": []} for tensor in TENSORS])],
+    [intent(readers=["coordinator", "silos"], tensors=[{**TENSORS[0], "readers": ["silos"]}, *TENSORS[1:]])],
     [opening(), start(), opening(), closing(3)],
     [opening(), closing(1, messages=100, bytes=1000)],
 ]
@@ -501,6 +505,10 @@ HOSTILE = [
     swapped_of(intent(secagg=None), b'"secagg":null', b'"secagg":{}'),
     swapped_of(intent(secagg=None), b'"secagg":null', b'"secagg":""'),
     swapped_of(intent(secagg=None), b'"secagg":null', b'"secagg":null,"secagg":null'),
+    swapped_of(intent(), b'"shape":', b'"readers":null,"shape":'),
+    swapped_of(intent(), b'"shape":', b'"readers":[null],"shape":'),
+    swapped_of(intent(), b'"shape":', b'"readers":[],"readers":[],"shape":'),
+    swapped_of(intent(), b'"part":', b'"readers":[],"part":'),
     swapped_of(padded(), b'"ctx":"ab', b'"ctx":"AB'),
     swapped_of(padded(), b'"number":0', b'"number":null'),
     swapped_of(padded(), b'"number":0', b'"number":-1'),
