@@ -21,6 +21,7 @@ RAW = [3, 2, 4, 2, 3]
 def own_frame(raw=RAW, elements=200, away=AWAY, **fields):
     rows = [group(f"theta.{silo}", elements, weights="public", reader=silo) for silo in away]
     weights = {f"theta.{silo}": dict(zip(FIVE, np.roll(raw, at), strict=True)) for at, silo in enumerate(away)}
+    weights |= {f"theta.{silo}": {} for silo in away if "rows" in fields} | fields.pop("rows", {})
     groups = (group("metrics", 3, ring=64), *rows)
     return frame(**{"groups": groups, "rows": weights, "chunk_bytes": 256, "tagged": True, **fields})
 

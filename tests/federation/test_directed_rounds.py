@@ -1,5 +1,6 @@
 """Rounds that mix by directed sums, over real TLS: a coordinator, and silos of raw calls, one of which is lost."""
 
+import sqlite3
 from types import SimpleNamespace
 
 import pytest
@@ -17,10 +18,13 @@ from staddle.security import secagg_silo_events as s
 from staddle.security.identity import load_keys
 
 SIX = ("north", "east", "south", "west", "up", "down")
+CLASSES = {silo: [10 + at, 10, 10, 10, 10 + 4 * at, 0, 0, 0, 0, 0] for at, silo in enumerate(SIX)}
+CLASSES["down"] = [0] * 9 + [75]  # like nobody
 SECURITY = {
     "secure_aggregation": "required",
     "weights": "public",
-    "counts": {silo: 50 + 5 * at for at, silo in enumerate(SIX)},
+    "counts": {silo: sum(own) for silo, own in CLASSES.items()},
+    "class_counts": CLASSES,
     "mix": "directed",
 }
 
@@ -41,7 +45,7 @@ def world(tmp_path):
         "min_cohort": 3,
         "participation": 0.67,
         "round_timeout": 60,
-        "method": {"name": "fedsimsup", "options": {"supervisor": "cnn", "similarity": "samples"}},
+        "method": {"name": "fedsimsup", "options": {"supervisor": "cnn"}},
         "model": {"name": "cnn-digits", "classes": 10},
         "training": {"lr": 0.05},
         "security": SECURITY,
@@ -88,11 +92,12 @@ class Expected:
         away = self.world.job.away(round_)
         for post in combined.posts:
             if post.silo in away:  # who was drawn and lost has no row
-                self.waiting[post.silo].append((round_, self.row(round_, survivors), post.keep))
+                self.waiting[post.silo].append((round_, self.row(round_, survivors, post.silo), post.keep))
 
-    def row(self, round_, survivors):
-        weights = {silo: SECURITY["counts"][silo] for silo in survivors}
-        gave = {silo: self.world.gifts(silo)(round_)["theta"] for silo in survivors}
+    def row(self, round_, survivors, reader):
+        drawn = self.method.row_weights(round_, reader)
+        weights = {silo: weight for silo, weight in drawn.items() if silo in survivors}
+        gave = {silo: self.world.gifts(silo)(round_)["theta"] for silo in weights}
         names = next(iter(gave.values()))
         return {
             name: sum(weight * gave[silo][name].double() for silo, weight in weights.items()) / sum(weights.values())
@@ -112,6 +117,12 @@ class Expected:
         assert float(mailed[KEEP.name]) == pytest.approx(kept)
         for name, value in found.items():
             assert torch.allclose(mailed[name].double(), value, rtol=0, atol=1e-6)
+
+
+def lost_of(job):
+    """A silo that is lost in a round, after which enough that are alike are left."""
+    round_ = next(n for n in range(2, job.length) if n > 2 or "down" not in job.cohort(n))
+    return {round_: "down" if "down" in job.cohort(round_) else job.cohort(round_)[0]}
 
 
 async def take_part(each, round_, lost):
@@ -134,7 +145,7 @@ async def take_part(each, round_, lost):
 
 def test_rows_are_over_who_survived_and_wait_over_a_restart_until_their_silo_gives(world):
     job, expected, piled = world.job, Expected(world), []
-    rounds, lost = iter(range(job.length)), {2: job.cohort(2)[0]}
+    rounds, lost = iter(range(job.length)), lost_of(job)
 
     async def go_on(silos, count):
         for _ in range(count):
@@ -177,7 +188,11 @@ def test_rows_are_over_who_survived_and_wait_over_a_restart_until_their_silo_giv
         waiting = {(round_, silo) for silo, rows in expected.waiting.items() for round_, _, _ in rows}
         words = {path.name for path in world.folder.glob("*.words")}
         assert words == {f"{round_}.theta.{silo}.words" for round_, silo in waiting}
+        with sqlite3.connect(world.config.directory / "coordinator.sqlite") as database:
+            assert database.execute("SELECT DISTINCT room FROM files").fetchall() == [("mail",)]  # and no versions
         here.run(second(here), 120)
         assert here.broken == []
+    assert any("down" in job.away(round_) for round_ in range(1, job.length))
+    assert expected.waiting["down"] == []
     assert max(map(len, piled)) > 1  # rows of several rounds waited for one silo
     assert not {path.suffix for path in world.folder.iterdir()} & {".padded", ".masked"}

@@ -53,7 +53,6 @@ def test_the_context_is_known_and_binds_every_field():
         "job_digest": "ee" * 32,
         "round": 4,
         "attempt": 1,
-        "exchange": "mix",
         "purpose": "count",
         "recipient": "silos",
         "key_epoch": 1,
@@ -68,10 +67,10 @@ def test_the_context_is_known_and_binds_every_field():
         "chunk_bytes": 128,
         "tagged": True,
     }
-    assert set(others) | {"protocol", "prg"} == set(RoundSpec.model_fields)  # those two have one value
+    assert set(others) | {"protocol", "exchange", "prg"} == set(RoundSpec.model_fields)  # those have one value
     found = {validate(altered(spec, **{name: value}), RoundSpec, "x").context() for name, value in others.items()}
     assert len(found | {spec.context()}) == len(others) + 1
-    for name, value in (("protocol", "staddle-secagg/2"), ("prg", 2)):
+    for name, value in (("protocol", "staddle-secagg/2"), ("exchange", "mix"), ("prg", 2)):
         with pytest.raises(LocalError, match=name):
             validate(altered(spec, **{name: value}), RoundSpec, "x")
 
@@ -185,7 +184,6 @@ def test_4_public_weights_that_concentrate_are_refused():
         ("job", "j2"),
         ("job_digest", "ee" * 32),
         ("round", 4),
-        ("exchange", "mix"),
         ("purpose", "count"),
         ("recipient", FOUR[1]),
         ("model_digest", "ee" * 32),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from keyed_jobs import COUNTED, KEY, SILOS, job_keys, keys_of, make_keyed, sharing_of
+from keyed_jobs import COUNTED, KEY, SILOS, Coordinator, job_keys, keys_of, letter_for, make_keyed, sharing_of
 from ledgers import stored
 
 from staddle.algorithms.method import KEEP, METRICS
@@ -14,7 +14,7 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.blind import bounds as bounds_of
 from staddle.proto.blind import directed, round_frame, sum_groups
 from staddle.proto.frames import decode
-from staddle.proto.mix_messages import Mixed, mixed_to_wire
+from staddle.proto.mix_messages import Mixed, Summand, mixed_to_wire
 from staddle.proto.stream import Digester, recut
 from staddle.security import blind_sum, tags
 from staddle.security import roster as rosters
@@ -28,6 +28,7 @@ from staddle.security.round_spec import Terms, specify
 from staddle.silo import delivery
 from staddle.silo.directed_rows import DirectedRows
 from staddle.silo.mix_memory import OpenedDirected
+from staddle.silo.rows import Rows
 
 TERMS = Terms(min_cohort=3, min_honest=2, colluders=1)
 SECURITY = {**COUNTED, "mix": "directed"}
@@ -292,7 +293,13 @@ def test_memory_that_is_gone_is_no_memory_of_nothing(recipient, keyed, twice):
             attempt()
 
 
-def test_rows_of_uploads_are_none_of_a_directed_job(recipient, twice):
-    first, words = twice[1][0].down()
-    first.summands.add()
-    assert recipient.refused(9, [(first, words)])
+def test_rows_of_the_other_kind_are_refused(recipient, keyed, twice, tmp_path):
+    first = twice[1][0]
+    mail = Coordinator(keyed, keyed.jobs["mail"], first.part, tmp_path / "mail")
+    mail.give(SILOS[0], 0)
+    stored_ = mail.stored[SILOS[0], 0]
+    summand = Summand(stored_.upload, letter_for(stored_, recipient.sharing.silo))
+    assert "brings rows of uploads" in recipient.refused(9, [first.down(summands=(summand,))])
+    uploads = Rows(mail.silos[first.reader], 4, TERMS, lambda _: ())
+    with pytest.raises(RefusedError, match="brings directed rows, there are none"):
+        uploads.announced("coordinator", [first.down()[0]])
