@@ -32,7 +32,7 @@ ROWS = "every:rename 2.theta|rename 2.@sum|folding 2|drawing 3"
 CASES = {
     "both phases": ({"coordinator": TAKEN, "north": GIVEN}, PFEDSIM),
     "mail": ({"coordinator": ASIDE, "north": MAIL}, AWAY),
-    "directed": ({"coordinator": ROWS, "north": OPENED}, {**AWAY, "mix": "directed"}),
+    "directed": ({"coordinator": ROWS, "middle": OPENED}, {**AWAY, "mix": "directed"}),  # who was away in round 2
 }
 STEPS = {
     "both phases": {
@@ -78,7 +78,7 @@ STEPS = {
             "rename 2.theta.middle.rows",
             "after COMMIT of job folding 2: answers 5 given 4 failed 0 done 0",
         ),
-        "north": ("rename mix-theta.directed.json", "sync seg-00000001.jsonl ingress job 3 "),
+        "middle": ("rename mix-theta.directed.json", "sync seg-00000001.jsonl ingress job 3 "),
     },
 }
 
