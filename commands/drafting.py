@@ -9,7 +9,7 @@ from ..algorithms.exchange import Kind
 from ..algorithms.job import Job
 from ..proto.blind import bounds, sum_groups
 from ..proto.secure_given import most_given
-from ..security.release import MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, SUM_READER, Release
+from ..security.release import MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Release
 from ..silo.admission import TRUSTED, trusting
 from ..silo.payload import given_releases
 from .toml import to_toml
@@ -17,7 +17,7 @@ from .toml import to_toml
 WIDTH = 100
 LISTED = 12  # tensors of a rule that its comment names one by one
 KIB = 1024
-FOR_SILOS, FOR_ONE = f"{MASKED} for silos", f"{MASKED} for one silo"
+FOR_SILOS, ROWS = f"{MASKED} for silos", f"{MASKED} for each silo"  # other ways to leave masked
 TIMES, TIMES_BLIND = 2, 10  # what a round gives may leave so often in it
 
 WHAT = {  # what each kind is, and what it can tell those who read it
@@ -40,7 +40,7 @@ HOW = {  # how each form leaves, and what can be read of it
     PLAIN: "as they stand",
     MASKED: "masked, so that only their sum over a round's silos can be read",
     FOR_SILOS: "masked and padded, so that the silos alone can read their sum over a round's silos",
-    FOR_ONE: "masked and padded once for each silo that is away, which alone can read its own weighted mean of the "
+    ROWS: "masked and padded once for each silo that is away, which alone can read its own weighted mean of the "
     "others', and the coordinator nothing, in league with another silo or not",
     PADDED: "padded, so that each silo can read its own weighted mean of the others' alone, the coordinator nothing",
     ROTATED: "rotated, so that the coordinator can read how like the silos' vectors are, and no vector",
@@ -59,17 +59,11 @@ class Drafted:
 
     def add(self, release: Release, job: str) -> None:
         """Let this leave, too."""
-        way = _way(release)
+        way = FOR_SILOS if SILOS_READER in release.readers else ROWS if release.is_row else release.form
         known = self.releases.get((way, release.name))
         if known is None or known.elements < release.elements:
             self.releases[way, release.name] = release
         self.dtypes[release.dtype] = self.jobs[job] = None
-
-
-def _way(release: Release) -> str:
-    if release.form != MASKED or SUM_READER in release.readers:
-        return release.form
-    return FOR_SILOS if SILOS_READER in release.readers else FOR_ONE
 
 
 def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None) -> str:

@@ -15,7 +15,7 @@ from ..security import policy as policies
 from ..security import roster as rosters
 from ..security.identity import ENTRY_FILE, load_entry
 from ..security.policy import Policy, Verdict
-from ..security.release import MASKED, PADDED, ROTATED, SILOS_READER, SUM_READER
+from ..security.release import MASKED, PADDED, ROTATED, SILOS_READER
 from . import examples
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow", longest: f
     release = verdicts[0].release
     way = SILOS_READER if SILOS_READER in release.readers else release.form
     read = READ.get(way, f"read by {', '.join(outflow.readers)}")
-    if way == MASKED and SUM_READER not in release.readers:
+    if release.is_row:
         read = f"masked and padded: of {', '.join(release.readers)}, those that are away read weighted means of it"
     size = sum(verdict.release.nbytes for verdict in verdicts)
     norm = f"; held back in a round in which its norm is over {longest:g}" if longest is not None else ""

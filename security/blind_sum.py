@@ -150,11 +150,8 @@ class Quantised:
         group_key: bytes = SOME_KEY,
         job: str = "",
     ) -> None:
-        """``counts``, by silo, are the declared ones of public weights; ``job`` is the digest of its document.
-
-        Pads over sums come off as masks do, so that there are none.
-        """
-        self._bounds = replace(bounds, for_silos=frozenset())
+        """``counts``, by silo, are the declared ones of public weights; ``job`` is the digest of its document."""
+        self._bounds = bounds
         self._counts = tuple(sorted((counts or {}).items()))
         terms = terms or Terms()
         self._rows, self._min_cohort = Rows(bounds.clip_exponent, terms), terms.min_cohort

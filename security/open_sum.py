@@ -56,8 +56,8 @@ def open_group(
 ) -> Opened:
     """The sum of a group, once its words are here: its elements, then private weights. RefusedError if altered.
 
-    Pads of silos that all read it are taken off ``words`` in place. ``own``, by survivor, are keys of the pads of tags
-    that only one silo checks.
+    Pads of a group that all silos read are taken off ``words`` in place. ``own``, by survivor, are keys of the pads of
+    tags that only one silo checks.
     """
     ctx = spec.context()
     if spec.groups[group].reader == SILOS_READ:

@@ -44,6 +44,11 @@ class Release:
         return prod(self.shape)
 
     @property
+    def is_row(self) -> bool:
+        """Whether it is masked for single silos, which its readers are then."""
+        return self.form == MASKED and not {SUM_READER, SILOS_READER}.issuperset(self.readers)
+
+    @property
     def nbytes(self) -> int:
         """Bytes on the wire; LocalError for a dtype that cannot cross."""
         if self.dtype not in ITEM_BYTES:

@@ -198,7 +198,8 @@ def trusting(job: Job) -> bool:
 
     What is mixed by directed sums is not, nor are those tags that come with its key unasked.
     """
-    return job.keyed and (job.security.tags or any(uploaded(job.up(start)) for start in job.phase_starts))
+    hidden = bool(job.for_silos) or job.counted or any(uploaded(job.up(start)) for start in job.phase_starts)
+    return job.keyed and (job.security.tags or hidden)
 
 
 def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]:

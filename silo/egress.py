@@ -415,7 +415,7 @@ class Gate:
             purpose="update",
             rpc=UPLOAD,
             recipient=self._coordinator,
-            readers=outgoing.everyone,
+            readers=outgoing.readers,
             form=outgoing.form,
             policy=applied,
             releases=outgoing.releases,

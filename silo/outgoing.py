@@ -46,7 +46,7 @@ class Outgoing:
     """What is about to leave."""
 
     form: str
-    readers: tuple[str, ...]  # of what no release names others for
+    readers: tuple[str, ...]  # all who can open some of it
     releases: tuple[Release, ...]
     sizes: tuple[int, ...]  # of what is hashed, one after another
     headers: tuple[tensor.TensorHeader, ...]  # of the manifest
@@ -56,11 +56,6 @@ class Outgoing:
     hidden: Hidden | None = None
     part: str = ""  # of what leaves part by part, padded or rotated
     tags: Callable[[], bytes] = bytes  # linear ones, padded, of chunks that were made to the last
-
-    @property
-    def everyone(self) -> tuple[str, ...]:
-        """All who can open some of it."""
-        return tuple(dict.fromkeys([*self.readers, *(each for release in self.releases for each in release.readers)]))
 
     @property
     def size(self) -> int:

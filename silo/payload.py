@@ -105,7 +105,7 @@ def given_releases(job: Job, round_: int) -> tuple[Release, ...]:
         for release in (padded_releases(part) if isinstance(part.exchange, Mix) else rotated_releases(part))
     ]
     masked = masked_releases(*sum_groups(parts, bounds(job), job.away(round_)))
-    return (*hidden, *(replace(each, readers=job.silos) if each.readers else each for each in masked))
+    return (*hidden, *(replace(each, readers=job.silos) if each.is_row else each for each in masked))
 
 
 def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:
