@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
-from math import prod
+from math import fsum, prod
 from typing import Literal, Protocol
 
 import torch
@@ -108,7 +108,12 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A weighted sum per recipient, over the last version that each silo gave."""
+    """A weighted sum per recipient, over the last version that each silo gave.
+
+    ``directed``: over what was given in one round alone, by weights that are known before it, for who was away then.
+    """
+
+    directed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +332,7 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
     """
     if not weights or any(not 0 <= w < float("inf") for w in weights) or sum(weights) <= 0:
         raise LocalError(f"mixing weights {list(weights)} are not non-negative finite numbers with a positive sum")
-    whole = sum(weights)
+    whole = fsum(weights)  # the same whatever adds up
     exact = [w / whole * 2**MIX_BITS for w in weights]
     floors = [int(e) for e in exact]
     missing = 2**MIX_BITS - sum(floors)

@@ -29,6 +29,8 @@ Where this differs from the paper:
 - N(t), M and K are those that completed the round and the census; who missed the census neither learns nor teaches.
   m and the proportions are of the training records.
 - Where the job is blind it declares m, and for "labels" the class counts, of all silos: the census gives metrics alone.
+- With ``security.mix = "directed"`` s_ij is made whole over the silos that are drawn: where some of them do not complete
+  the round, the row is over the others by the same numbers. A silo that is drawn and lost has no row of that round.
 - θ_i lives at its silo, where the paper's server holds all: an absent silo applies its rounds of Eq. 7 in one step.
 - All θ_i start equal (Algorithm 1 does not say); averaging independently initialised networks destroys them. The
   supervisors start apart.
@@ -60,8 +62,10 @@ participant of the last round that is the model it trained. Under differential p
 epochs, and the supervisor is clipped and noised too: θ's gradients pass through it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import sqrt
+from operator import mul
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
@@ -139,6 +143,7 @@ class FedSimSup(Method):
     addressed = ("theta",)
     loadable = ("supervisor",)
     census = True
+    weighs_beforehand = True
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
@@ -248,7 +253,7 @@ class FedSimSup(Method):
             if silo in cohort:
                 continue  # Eq. 6
             able = samples[silo] > 0 and len(givers) >= FEWEST
-            weights = self.similarities(state, silo, givers) if able else {}
+            weights = self._alike(state, silo, givers) if able else {}
             if not weights:
                 unmatched[here] += 1
                 continue
@@ -277,6 +282,23 @@ class FedSimSup(Method):
             row = state["samples"][there].double()
         return {giver: value for giver, value in zip(givers, row.tolist(), strict=True) if value > 0}
 
+    def declared_similarities(self, silo: str, givers: Sequence[str]) -> dict[str, float]:
+        """The same of what the job declares: of whole numbers and one root, so alike on every machine."""
+        counts, by_class = self.setting.counts, self.setting.class_counts
+        if not self.labels:
+            return {giver: float(counts[giver]) for giver in givers}
+        products = {giver: sum(map(mul, by_class[silo], by_class[giver])) for giver in givers}
+        own = sum(count * count for count in by_class[silo])
+        lengths = {giver: sqrt(own * sum(count * count for count in by_class[giver])) for giver in givers}
+        return {giver: products[giver] / lengths[giver] for giver in givers if products[giver]}
+
+    def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
+        """s_ij over the silos that are drawn for the round."""
+        return self.declared_similarities(recipient, self.setting.drawn(round_)) if self.declared and round_ else {}
+
+    def _alike(self, state: CoordinatorState, silo: str, givers: list[str]) -> dict[str, float]:
+        return self.declared_similarities(silo, givers) if self.declared else self.similarities(state, silo, givers)
+
     def decay(self, round_: int) -> float:
         """β^t of the job's schedule."""
         rounds = self.setting.rounds
@@ -291,7 +313,7 @@ class FedSimSup(Method):
         """
         if not self.declared:
             return ""
-        alike = self.similarities(self.begin(), silo, [other for other in self.setting.silos if other != silo])
+        alike = self.declared_similarities(silo, [other for other in self.setting.silos if other != silo])
         if strange := sorted(shares.keys() - alike.keys()):
             return f"mixes {', '.join(strange)}, which have nothing in common with {silo!r}"
         whole = sum(alike[giver] for giver in shares)

@@ -41,8 +41,18 @@ from pydantic import BeforeValidator, Field
 from ..errors import LocalError
 from ..files import Strict, canonical_json, read_toml, validate
 from .catalog import METHODS, configure, method_class, method_options
-from .exchange import Part
-from .job_security import KEYED, Name, SecurityTable, classes_fault, cohort_fault, sums_fault, tags_fault, unblind
+from .exchange import Mix, Part
+from .job_security import (
+    KEYED,
+    Name,
+    SecurityTable,
+    classes_fault,
+    cohort_fault,
+    mix_fault,
+    sums_fault,
+    tags_fault,
+    unblind,
+)
 from .method import METRICS, Method, Optimiser, Setting, specs_of_buffers
 from .models import ModelOptions, build, input_shape, sketch
 from .schema import explain_difference, method_digest, model_digest, phases, plain
@@ -240,6 +250,7 @@ class Job:
         fault = classes_fault(self.security, self.silos, self.model.classes, self._method.compares_labels)
         fault = fault or sums_fault(self.security, schema, varying, others, self.min_cohort, self._summing)
         fault = fault or tags_fault(self.security, schema, self._method.publishes_sums)
+        fault = fault or mix_fault(self.security, schema, self.silos, self.cohort_size, self._method.weighs_beforehand)
         if fault:
             raise LocalError(f"{where}: {fault}")
         return schema
@@ -308,12 +319,22 @@ class Job:
     def up(self, round_: int) -> tuple[Part, ...]:
         """Parts that a silo gives in a round, METRICS last; none in the final delivery."""
         self._check_round(round_)
-        return () if round_ == self.length else (*self._method.up(round_), METRICS)
+        return () if round_ == self.length else (*map(self._crossing, self._method.up(round_)), METRICS)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """Parts that may be delivered at the start of a round; round number ``length`` is the final delivery."""
         self._check_round(round_)
-        return self._method.down(round_)
+        return tuple(map(self._crossing, self._method.down(round_)))
+
+    def _crossing(self, part: Part) -> Part:
+        """A part of the method by the exchange that the job has for it."""
+        mixed = self.security.mix == "directed" and isinstance(part.exchange, Mix)
+        return replace(part, exchange=Mix(directed=True)) if mixed else part
+
+    def away(self, round_: int) -> tuple[str, ...]:
+        """Silos that are not drawn for a round, in job order."""
+        drawn = self.cohort(round_)
+        return tuple(silo for silo in self.silos if silo not in drawn)
 
     def cohort(self, round_: int) -> tuple[str, ...]:
         """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for every method."""

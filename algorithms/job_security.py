@@ -28,9 +28,13 @@ from .method import METRICS
 
 LARGEST = 2**53 - 1  # what canonical JSON can hold
 MOST_SILOS = 1000  # of one blind sum
-KEYED = ("mix", "gram")  # exchanges whose blind form takes a key that the job's silos share
+MIXED = ("mix", "mix.directed")
+KEYED = (*MIXED, "gram")  # exchanges whose blind form takes a key that the job's silos share
+READERS = {"coordinator", "silos"}  # of a sum, as its specification names them
 FEWEST = 3  # silos of one blind sum: of two, each could take away its own part
-LARGEST_MIX_CLIP = 30  # a Mix has 2^32 steps of weight beside its values, in 64 bits
+LARGEST_MIX_CLIP = 30  # a Mix has 2^32 steps of weight beside its values, in 64 bits; a directed one, 32 bits
+MOST_DIRECTED = 80_000  # weights of a round's directed rows: its specification stays below a MiB
+SPEC_OF_ROW = 32  # what a row takes of it besides its weights, in weights
 LONGEST_COMPARED = 1 << 16  # numbers of a vector: its secret rotation takes 2 d² multiplications
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]  # this engine's $ is the very end, no newline passes
@@ -59,6 +63,9 @@ class SecurityTable(Strict):
     """Silos that may be in league with the coordinator."""
     tags: Annotated[bool, Field(strict=True)] = False
     """Whether silos tag what they sum, by a key that they share, and check that no result was altered on its way."""
+    mix: Literal["one-upload", "directed"] = "one-upload"
+    """Whether a silo gives what is mixed once, hidden unless the coordinator is in league with a silo, or once for each
+    silo that is away, hidden from coordinator and other silos together."""
 
     @model_validator(mode="after")
     def _fit(self) -> "SecurityTable":
@@ -175,7 +182,7 @@ def sums_fault(
             "classes of a silo: sums over changing silos tell it of one; write participation = 1.0 and quorum = 1.0"
         )
     # (3) Whoever is mixed for can have a row at all (SECURITY.md rule 4), of values that its words can hold.
-    if mixed := next((part["name"] for part in given if part["exchange"] == "mix"), ""):
+    if mixed := next((part["name"] for part in given if part["exchange"] in MIXED), ""):
         if others < min_cohort:
             return (
                 f"part {mixed!r} is mixed for each silo from at least min_cohort = {min_cohort} others, and there are "
@@ -211,6 +218,40 @@ def tags_fault(security: SecurityTable, schema: Sequence[Mapping[str, Any]], pub
     if publishes_sums and any(part["name"] in given for phase in schema for part in phase["down"]):
         return ""
     return "security.tags does nothing: no sum comes down to silos as it was opened; take it out"
+
+
+def mix_fault(
+    security: SecurityTable,
+    schema: Sequence[Mapping[str, Any]],
+    silos: Sequence[str],
+    cohort_size: int,
+    beforehand: bool,
+) -> str:
+    """Why a job cannot mix by directed sums; empty if it can, or is not to.
+
+    ``beforehand``: as ``Method.weighs_beforehand``.
+    """
+    if security.mix != "directed":
+        return ""
+    mixed = next((part["name"] for phase in schema for part in phase["up"] if part["exchange"] in MIXED), "")
+    if not mixed:
+        return f'security.mix = "{security.mix}" does nothing: no part is mixed; take it out'
+    if not beforehand:
+        return (
+            f'security.mix = "{security.mix}": the weights by which part {mixed!r} is mixed follow from the very round '
+            "in which it is given, and a directed sum takes them before; take it out, or choose fedsimsup"
+        )
+    if taken := sorted(READERS & set(silos)):
+        return (
+            f'security.mix = "{security.mix}": a silo named {taken[0]!r} could not be told from other readers of'
+            " its sums; take it out"
+        )
+    if (away := len(silos) - cohort_size) * (cohort_size + SPEC_OF_ROW) > MOST_DIRECTED:
+        return (
+            f'security.mix = "{security.mix}": {away} silos are away in a round, each with its own weights of '
+            f"{cohort_size}, more than one specification holds; sign a job for fewer silos, or take it out"
+        )
+    return ""
 
 
 def unblind(schema: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:

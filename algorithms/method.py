@@ -202,6 +202,8 @@ class Method(ABC):
     """Whether round 0 asks every silo for facts alone, before anything trains."""
     publishes_sums: ClassVar[bool] = True
     """Whether ``combine`` publishes, in each round, what is summed as its Sum gave it, under the part's own name."""
+    weighs_beforehand: ClassVar[bool] = False
+    """Whether ``row_weights`` says what ``combine`` posts, of a job that declares what it needs of the silos."""
 
     options: Strict
     """Checked options, an instance of ``options_model``; subclasses narrow the annotation."""
@@ -286,6 +288,13 @@ class Method(ABC):
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """What this silo gets at the start of this round; by default the last value of each part of ``down``."""
         return tuple(Latest(part.name) for part in self.down(round_))
+
+    def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
+        """The weights, by silo drawn for this round, of a Mix that ``combine`` posts to one that was not.
+
+        Of what the job declares alone: the same on every machine, whoever asks.
+        """
+        return {}
 
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
         """Why what a silo gets of a round's ``Post`` is not what this method posts; empty where it may be.

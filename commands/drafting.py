@@ -7,6 +7,7 @@ from typing import Any
 
 from ..algorithms.exchange import Kind
 from ..algorithms.job import Job
+from ..proto.blind import bounds, sum_groups
 from ..proto.secure_given import most_given
 from ..security.release import (
     GRAM_READER,
@@ -18,7 +19,7 @@ from ..security.release import (
     SUM_READER,
     Release,
 )
-from ..silo.admission import TRUSTED
+from ..silo.admission import TRUSTED, trusting
 from ..silo.payload import given_releases
 from .toml import to_toml
 
@@ -50,6 +51,11 @@ HOW = {  # how each form leaves, and what can be read of it
     PADDED: "padded, so that each silo can read its own weighted mean of the others' alone, the coordinator nothing",
     ROTATED: "rotated, so that the coordinator can read how like the silos' vectors are, and no vector",
 }
+
+ROWS = (  # the same of what leaves masked for single silos
+    "masked and padded once for each silo that is away, which alone can read its own weighted mean of the others', "
+    "and the coordinator nothing, in league with another silo or not"
+)
 
 
 @dataclass
@@ -83,7 +89,8 @@ def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None) -> str:
             releases = given_releases(job, start)
             given = sum(release.nbytes for release in releases)
             if job.security.required:
-                given = TIMES_BLIND * (given + most_given(len(job.silos), len(job.up(start))))
+                groups = len(sum_groups(job.up(start), bounds(job), job.away(start))[1])
+                given = TIMES_BLIND * (given + most_given(len(job.silos), groups))
             else:
                 given *= TIMES
             largest = max(largest, given)
@@ -131,7 +138,7 @@ def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
             *_comment(f"How many records this silo has to train on{what} stands in a job."),
             "public_counts = true",
         ]
-    if keyed := [f"{job.name!r}" for job in blind if job.keyed]:
+    if keyed := [f"{job.name!r}" for job in blind if trusting(job)]:
         why = (
             f"What {', '.join(keyed)} mixes or compares, and the tags by which silos check sums, are hidden from the "
             "coordinator by a key that all of the job's silos have. If the coordinator and any one of them put what "
@@ -155,16 +162,23 @@ def _rule(part: str, rule: Drafted) -> str:
         "dtypes": list(rule.dtypes),
         "max_elements": max(release.elements for release in rule.releases.values()),
         "recipients": ["coordinator"],
-        "readers": [READERS[form] for form in forms],
+        "readers": _readers(rule),
         **({} if forms == [PLAIN] else {"forms": forms}),
     }
     comments = [*_comment(of + "; ".join(said) + "."), *_comment("Tensors: " + "; ".join(shown) + ".")]
     return "\n".join(["", *comments, "[[allow]]", ""]) + to_toml(document)
 
 
+def _readers(rule: Drafted) -> list[str]:
+    """Who can read what leaves by a rule, in the order of its forms."""
+    found = [release.readers or (READERS[release.form],) for release in rule.releases.values()]
+    return list(dict.fromkeys(reader for readers in found for reader in readers))
+
+
 def _said(rule: Drafted, form: str) -> str:
-    sizes = [release.nbytes for (own, _), release in rule.releases.items() if own == form]
-    return f"{len(sizes)} tensors, {sum(sizes):,} bytes a round, {HOW[form]}"
+    tensors = [release for (own, _), release in rule.releases.items() if own == form]
+    how = ROWS if tensors[0].readers else HOW[form]
+    return f"{len(tensors)} tensors, {sum(release.nbytes for release in tensors):,} bytes a round, {how}"
 
 
 def _shown(rule: Drafted, form: str) -> str:

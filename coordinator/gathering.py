@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
-from ..proto.blind import model_digest, round_frame, round_terms, summed, sums_published
+from ..proto.blind import model_digest, round_frame, round_terms, summed, sums_metrics_alone, sums_published
 from ..proto.wire import Item, delivered_items, tensor_bytes
 from ..security import roster as rosters
 from ..security.identity import Keys
@@ -112,7 +111,7 @@ class Gathering:
     async def _model(self, effect: Gather) -> str:
         """Digest of what each of the cohort receives; LocalError where they receive different values."""
         job, found, hashed = self._run.job, set[str](), Hashed()
-        if summed(job.up(self.round)) == (METRICS,):  # whatever comes down is no part of it
+        if sums_metrics_alone(job, self.round):  # whatever comes down is no part of it
             return model_digest(job, self.round, (), ())
         for silo in effect.cohort:
             sums = [(each.part, each.sha256) for each in self._run.sums(self.round, silo)]

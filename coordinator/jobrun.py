@@ -22,6 +22,7 @@ from ..security.mix_row import RowMemory
 from ..security.signers import Sign
 from . import heap
 from .database import Place, StoredJob
+from .directed import DirectedRow, row_words
 from .kept_words import KeptSum, kept_sum
 from .mixing import Mixing, name_of, part_bytes
 from .opening import OpenedSums, masked_bytes
@@ -60,8 +61,8 @@ class JobRun:
         self.state = stored.state
         self.store = JobStore(folder, lambda round_: given_items(job.up(round_)), stored.files)
         self.mixing = Mixing(job, roster, sign, stored, self.store) if job.keyed else None
-        published = sums_published(job, stored.state.round) if stored.state.round < job.length else ()
-        self.store.clean(_kept(stored, published), self.mixing.needed if self.mixing is not None else ())
+        words = _words(job, stored.state.round) if stored.state.round < job.length else ()
+        self.store.clean(_kept(stored, words), self.mixing.needed if self.mixing is not None else ())
         self.exchanges: Exchanges = PLAIN
         self.summing: Summing | None = None  # of the open round of a blind job, once it was begun
         self.summed: Summing | None = None  # of the round before: silos may still ask what came of it
@@ -183,6 +184,13 @@ class JobRun:
         deliveries = self._method.deliveries(self._method_state, round_, silo)
         return self.mixing.rows(deliveries, self.job.down(round_), silo)
 
+    def directed_rows(self, round_: int, silo: str) -> list[DirectedRow]:
+        """The same of a directed Mix, of which nothing is to be remembered."""
+        if self.mixing is None:
+            return []
+        deliveries = self._method.deliveries(self._method_state, round_, silo)
+        return self.mixing.directed.rows(deliveries, self.job.down(round_), silo)
+
     async def accept(self, silo: str, round_: int, spool: Spool, items: Sequence[Item], context: bytes = b"") -> str:
         """Check what was spooled, keep it, name it; RefusedError for a bad value, or if the round closed meanwhile.
 
@@ -249,11 +257,16 @@ class JobRun:
             self.store.discard_hidden(round_)
 
 
-def _kept(stored: StoredJob, published: Sequence[str]) -> list[str]:
-    """Names of the files that the open round may need; ``published`` are the parts of which words are kept."""
+def _words(job: Job, round_: int) -> tuple[str, ...]:
+    """Names of the files of words that the sum of a round may leave."""
+    published = (summed_words(round_, part) for part in sums_published(job, round_))
+    return (*published, *row_words(job, round_))
+
+
+def _kept(stored: StoredJob, words: Sequence[str]) -> list[str]:
+    """Names of the files that the open round may need; ``words`` are those that are kept of its sum."""
     state = stored.state
     if state.blind:
         parts = [each.file for each in stored.hidden if each.round == state.round]
-        words = [summed_words(state.round, part) for part in published]
         return [opened_sum(state.round), *(masked_words(state.round, silo) for silo in state.cohort), *parts, *words]
     return [f"{state.round}.{silo}.upload" for silo in state.given]

@@ -19,6 +19,7 @@ from ..security.mix_line import WORD_BYTES, Version
 from ..security.mix_row import RowMemory
 from ..security.signers import Sign
 from .database import Place, StoredJob
+from .directed import Directed
 from .hidden import Hidden
 from .rows import Memories, Planned, Planning, aside, put_aside, words
 from .store import JobStore, padded_words, rotated_vectors
@@ -34,9 +35,10 @@ class Mixing:
         self._job = job
         self._store = store
         self._planning = Planning(job, self.hidden.lines, sign, stored.memories)
+        self.directed = Directed(job, store)
         self._mixed: dict[tuple[str, str], frozenset[str]] = {}  # by part and silo: files that rows put aside are of
         for _, part, silo in store.mailed():
-            self._mixed[part, silo] = self._files(part, self._aside(part, silo))
+            self._mixed[part, silo] = self._of(part, silo, store.put_aside(part, silo) or b"")
 
     # Rows that go down.
 
@@ -54,7 +56,7 @@ class Mixing:
                     if planned is not None:
                         found[part] = planned[:1]
                         memories |= self._planning.news(part, silo, planned[1])
-                case Mail(part):
+                case Mail(part) if not self.directed.has(part):
                     found[part] = self._aside(part, silo)
         return [row for part in down for row in found.get(part.name, ())], memories
 
@@ -96,7 +98,10 @@ class Mixing:
         data = self._store.put_aside(part, silo)
         if data is None:
             return ()
-        rows = aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}")
+        return self._fitting(part, aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}"))
+
+    def _fitting(self, part: str, rows: Sequence[Planned]) -> tuple[Planned, ...]:
+        """Those of this roster's line."""
         line = self.hidden.lines[part].context().hex()
         return tuple(each for each in rows if each.row.line == line)
 
@@ -107,8 +112,11 @@ class Mixing:
 
         A post whose row would show too much is none, as if nobody were alike.
         """
+        directed = self.directed.posting(round_)
 
         def rows(post: Post, cleared: bool) -> bytes | None:
+            if self.directed.has(post.part):
+                return directed(post, cleared)
             versions = self.hidden.given(round_, post.part)
             planned = self._planning.plan(post.part, post.silo, post.weights, versions, post.keep)
             if planned is None:
@@ -123,14 +131,13 @@ class Mixing:
         return rows
 
     def mixed(self, changes: Changes) -> dict[tuple[str, str], frozenset[str]]:
-        """Padded words that the rows are of which are put aside, once these changes are committed."""
+        """The words that the rows are of which are put aside, once these changes are committed."""
         kept = dict(self._mixed)
         for (room, part, silo), name in changes.items():
             if room == "mail":
                 kept.pop((part, silo), None)
                 if name is not None:
-                    data = self._store.path(name).read_bytes()
-                    kept[part, silo] = self._files(part, aside(part, data, name))
+                    kept[part, silo] = self._of(part, silo, self._store.path(name).read_bytes())
         return kept
 
     def committed(
@@ -141,13 +148,17 @@ class Mixing:
         self._mixed = mixed
         self.hidden.let_go(gone)
 
-    def _files(self, part: str, rows: Sequence[Planned]) -> frozenset[str]:
+    def _of(self, part: str, silo: str, data: bytes) -> frozenset[str]:
+        """Those of one file of rows."""
+        if self.directed.has(part):
+            return self.directed.files(part, silo, data)
+        rows = self._fitting(part, aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}"))
         versions = {version for row in rows for version in row.versions}
         return frozenset(padded_words(version.round, version.silo, part) for version in versions)
 
     @property
     def needed(self) -> frozenset[str]:
-        """Padded words that the rows are of which are put aside."""
+        """Words that the rows are of which are put aside."""
         return frozenset().union(*self._mixed.values())
 
 

@@ -21,6 +21,7 @@ from ..algorithms.job import Job
 from ..errors import LocalError
 from ..proto.blind import round_frame
 from ..security.blind_sum import folded
+from ..security.directed_mix import is_row
 from ..security.masked_sum import Accumulator, chunks, upload_bytes
 from ..security.open_sum import Claim, tag_of
 from ..security.round_spec import RoundSpec, specify
@@ -54,23 +55,25 @@ def open_sum(
 ) -> bytes:
     """Add up the survivors' words, take the masks off, write what is left; SHA-256 of the file, which is durable.
 
-    The words that are kept are durable before it. RefusedError (SUM) where canaries do not come out, OSError where the
-    disk does not take it: then there is no file of the sum, and what there is of words is written again.
+    ``parts`` are those of the first groups; the others are rows for one silo each. The words that are kept, and those
+    of all rows in which somebody is mixed, are durable before it. RefusedError (SUM) where canaries do not come out,
+    OSError where the disk does not take it: then there is no file of the sum, and what there is of words is written
+    again.
     """
     survivors = opening.survivors
     accumulator = Accumulator(spec)
     for silo in survivors:
         with store.masked(spec.round, silo).open("rb") as file:
             accumulator.add(_pieces(file, spec))
-    sums = list(reversed(accumulator.open(opening.terms, survivors)))
-    for index, part in enumerate(parts):
-        if part.name in keep.parts:
+    sums = list(reversed(accumulator.open(opening.terms, survivors)[: len(parts)]))
+    for index, own in enumerate(spec.groups):
+        if own.name in keep.parts or (is_row(own) and any(own.counts)):
             claim = Claim(spec.payload(), keep.signature, survivors, tag_of(opening.tags, index, len(spec.groups)))
             numbers = (words for group, words in accumulator.numbers() if group == index)
-            store.write_aside(summed_words(spec.round, part.name), kept_words(claim, numbers))
+            store.write_aside(summed_words(spec.round, own.name), kept_words(claim, numbers))
     del accumulator  # a sum's words go once it is folded, and the fold once it is copied: never three of them
     tensors: dict[str, Tensor] = {}
-    for part, group in zip(parts, spec.groups, strict=True):
+    for part, group in zip(parts, spec.groups[: len(parts)], strict=True):
         made = folded(part, group, sums.pop())
         for name in list(made):
             tensors[f"{part.name}/{name}"] = made.pop(name).clone()  # the format takes no shared memory

@@ -9,7 +9,7 @@ With n silos in the job::
     mail        3 n · every part that is put aside for silos that are away
 
 Where a Mix is blind, a version is 8 bytes a number; what is put aside is made when it is fetched, and until then the
-versions stay that it is of: those of all rounds, at most.
+versions stay that it is of: those of all rounds, at most. Of a directed Mix the rows themselves wait, 4 bytes a number.
 
 Not counted: the database, rows without their words, and what the method's coordinator half knows, which are small.
 """
@@ -21,7 +21,7 @@ from ..algorithms.exchange import Mix, Part, Sum, walk_tensors
 from ..algorithms.job import Job
 from ..algorithms.method import KEEP, METRICS
 from ..errors import LocalError
-from ..proto.blind import bounds, summed, sums_published, uploaded
+from ..proto.blind import bounds, directed, summed, sums_published, uploaded
 from ..proto.wire import delivered_items, given_items
 from ..security.blind_sum import group
 from ..security.preflight import size
@@ -68,7 +68,10 @@ def room(job: Job) -> Room:
             given = max(given, silos * masked_bytes(job, start) + opened_bytes(summed(up)) + parts)
         else:
             given = max(given, silos * upload)
-        if mixes := [part for part in up if isinstance(part.exchange, Mix)]:
+        rows = len(job.away(start)) * sum(4 * spec.elements for part in directed(up) for spec in part.tensors)
+        if rows:
+            mixed = max(mixed, job.length * rows)
+        if mixes := [part for part in up if part.exchange == Mix()]:
             hidden = sum(part_bytes(part) for part in mixes)
             mixed = max(mixed, versions * hidden if job.keyed else 2 * silos * upload)
         _largest(published, [part for part in up if isinstance(part.exchange, Sum) and part.name != METRICS.name])

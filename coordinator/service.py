@@ -156,9 +156,11 @@ class Service:
         self._daemon.receiving.check_delivery(run.job, silo, request.round)
         sums, rows = run.sums(request.round, silo), self._daemon.rows(run, request.round, silo)
         prekeys = self._daemon.prekeys(run, request.round, silo)
+        directed = run.directed_rows(request.round, silo)
+        kept = [*sums, *(each.kept for each in directed)]  # a job has rows of the one kind or of the other
         delivery = await run.delivery(request.round, silo)
         items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery.tensors])
-        words = [*(each.nbytes for each in sums), *(run.keyed.nbytes(planned) for planned, _ in rows)]
+        words = [*(each.nbytes for each in kept), *(run.keyed.nbytes(planned) for planned, _ in rows)]
         sizes = [*(item.spec.nbytes for item in items), *words]
         size = sum(sizes)
         manifest = tensor.Manifest(
@@ -167,7 +169,7 @@ class Service:
             round=request.round,
             size=size,
             tensors=to_wire(items),
-            rows=await asyncio.to_thread(_wired, rows) if rows else (),
+            rows=await asyncio.to_thread(_wired, rows) if rows else [mixed_to_wire(each.mixed()) for each in directed],
             prekeys=await asyncio.to_thread(_told, silo, prekeys) if prekeys else (),
             sums=[sum_to_wire(each.part, each.claim) for each in sums],
         )
@@ -176,10 +178,10 @@ class Service:
                 await context.write(tensor.Frame(manifest=manifest))
                 places = {place: (item.part, item.spec.name) for place, item in enumerate(items)}
                 known = {place: delivery.digests[key] for place, key in places.items() if key in delivery.digests}
-                known |= {len(items) + place: each.sha256 for place, each in enumerate(sums)}
+                known |= {len(items) + place: each.sha256 for place, each in enumerate(kept)}
                 digester = Digester(sizes, known)
                 tensors = [delivery.tensors[part][name] for part, name in places.values()]
-                behind = [*(each.words(silo) for each in sums), *(run.keyed.words(planned) for planned, _ in rows)]
+                behind = [*(each.words(silo) for each in kept), *(run.keyed.words(planned) for planned, _ in rows)]
                 async for chunk in _chunks(tensors, behind):
                     digester.update(chunk.payload)
                     self._daemon.saw(silo)
@@ -188,7 +190,7 @@ class Service:
                 if sizes:  # before the end: what the silo has whole stands in our ledger
                     self._daemon.delivered(run, silo, request.round, size, digests)
                 await context.write(tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)))
-            told = {name: len(each) for name, each in (("sums", sums), ("rows", rows)) if each}
+            told = {name: len(each) for name, each in (("sums", sums), ("rows", rows or directed)) if each}
             log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **told)
         except TimeoutError:
             raise RefusedError(silo, "LIMIT", "the delivery was read slower than its size allows") from None

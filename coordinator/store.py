@@ -15,6 +15,8 @@
     <directory>/jobs/<job>/<round>.<part>.words              the words of the sum that it published, which silos get
     <directory>/jobs/<job>/<round>.<part>.<silo>.safetensors what a round put aside for a silo that was away
     <directory>/jobs/<job>/<round>.<part>.<silo>.rows        the same where it is blind: rows, not their words
+    <directory>/jobs/<job>/<round>.<part>.<silo>.words       the words of a row that its sum gave for one silo, while it
+                                                             waits for it
     <directory>/jobs/<job>/result.safetensors                what the method's coordinator half knows in the end
 
 Which of the files count is said by the database (database.py). All others are rubbish, left by a fold or an upload that
@@ -49,8 +51,8 @@ from .database import Files, Place
 
 MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
 RESULT = "result.safetensors"
-ROWS = ".rows"
-SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, ".words", ".safetensors")  # of all that is kept
+ROWS, WORDS = ".rows", ".words"
+SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, WORDS, ".safetensors")  # of all that is kept
 SILOS = "silos"  # in the header of a result: the job's silos as a JSON list, in the order of its rows
 
 
@@ -328,7 +330,7 @@ class JobStore:
             before = {*self._files.values(), *self._mixed}
             self._files, self._mixed = self.after(changes), mixed
             wanted = {*self._files.values(), *mixed}
-        kinds = (*(f"{round_}.*{kind}" for kind in SUFFIXES[:4]), opened_sum(round_))
+        kinds = (*(f"{round_}.*{kind}" for kind in (*SUFFIXES[:4], WORDS)), opened_sum(round_))
         uploads = {path.name for kind in kinds for path in self._folder.glob(kind)} - wanted
         for name in self._rubbish | uploads:
             (self._folder / name).unlink(missing_ok=True)

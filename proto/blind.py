@@ -1,7 +1,8 @@
 """What crosses in a blind round, as silo and coordinator both know it before its cohort: one place, so that they agree.
 
 A round of a job with ``secure_aggregation = "required"`` is one secure sum over all of its ``Sum`` parts, each of which
-is a group of that sum, in the order in which the parts cross (security/blind_sum.py). Every part of a ``Mix`` or a
+is a group of that sum, in the order in which the parts cross (security/blind_sum.py). Behind them come the rows of a
+directed ``Mix``: a group for each silo that is away (security/directed_mix.py). Every other part of a ``Mix`` or a
 ``Gram`` is an upload of its own, before that of the masked words: padded words (security/one_upload.py), or rotated
 vectors (security/rotation.py). They are bound to lines and uses that ``line_of`` and ``use_of`` make.
 
@@ -18,7 +19,8 @@ from ..algorithms.exchange import Gram, Mix, Part, Sum
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..files import canonical_json
-from ..security.blind_sum import SOME_KEY, Bounds, Quantised, group
+from ..security.blind_sum import SOME_KEY, Bounds, Quantised, group, row_group, row_name
+from ..security.fixedpoint import Group
 from ..security.labels import SECAGG_MODEL, framed
 from ..security.mix_line import Line, mix_group
 from ..security.rotation import Use
@@ -37,7 +39,22 @@ def summed(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 def uploaded(parts: Sequence[Part]) -> tuple[Part, ...]:
     """The parts of a round that are uploads of their own, in the order in which they leave."""
-    return tuple(part for part in parts if isinstance(part.exchange, Mix | Gram))
+    return tuple(part for part in parts if isinstance(part.exchange, Gram) or part.exchange == Mix())
+
+
+def directed(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The parts of which each silo that is away gets a row, by the round's secure sum."""
+    return tuple(part for part in parts if part.exchange == Mix(directed=True))
+
+
+def sum_groups(
+    parts: Sequence[Part], bounds: Bounds, away: Sequence[str]
+) -> tuple[tuple[Part, ...], tuple[Group, ...]]:
+    """The groups of a round's sum, without scale, and the part that each is of; ``away`` are those who get rows."""
+    sums = [(part, group(part, bounds)) for part in summed(parts)]
+    rows = [(part, row_group(part, bounds, silo)) for part in directed(parts) for silo in away]
+    found = [*sums, *rows]
+    return tuple(part for part, _ in found), tuple(own for _, own in found)
 
 
 @dataclass(frozen=True)
@@ -139,13 +156,19 @@ def model_digest(
     and other values of one silo. What was summed once is never summed again (security/secagg_memory.py), so the round
     is part of it only where there is no such result, as before the first; in rounds that sum metrics alone it is all.
     """
-    alone, own = summed(job.up(round_)) == (METRICS,), job.method().addressed
+    alone, own = sums_metrics_alone(job, round_), job.method().addressed
     every = zip(items, tensors, strict=True)
     pairs = [] if alone else [(item, digest) for item, digest in every if item.part not in own]
     named = [piece for item, digest in pairs for piece in (*_names(item), digest)]
     named += [piece for part, digest in (() if alone else sums) for piece in (part.encode(), WORDS, digest)]
     when = [] if named else [round_.to_bytes(8)]
     return hashlib.sha256(framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)).hexdigest()
+
+
+def sums_metrics_alone(job: Job, round_: int) -> bool:
+    """Whether a round's sum has nothing of a model."""
+    up = job.up(round_)
+    return (*summed(up), *directed(up)) == (METRICS,)
 
 
 def _names(item: Item) -> tuple[bytes, bytes]:
@@ -168,6 +191,7 @@ def round_terms(job: Job, terms: Terms) -> Terms:
 def round_frame(job: Job, round_: int, federation: str, roster: str, model: str) -> Frame:
     """The frame of a round's sum; ``roster`` is the digest of the roster, ``model`` that of what was received."""
     declared: Mapping[str, int] = job.security.counts
+    up, away = job.up(round_), job.away(round_)
     return Frame(
         federation=federation,
         roster=roster,
@@ -179,9 +203,12 @@ def round_frame(job: Job, round_: int, federation: str, roster: str, model: str)
         recipient=RECIPIENT,
         model_digest=model,
         schema_digest=schema_digest(job),
-        groups=tuple(group(part, bounds(job)) for part in summed(job.up(round_))),
+        groups=sum_groups(up, bounds(job), away)[1],
         min_cohort=job.min_cohort,
         colluders=job.security.colluders,
         tagged=job.keyed,
         counts=tuple(sorted(declared.items())),
+        rows={
+            row_name(part.name, silo): job.method().row_weights(round_, silo) for part in directed(up) for silo in away
+        },
     )

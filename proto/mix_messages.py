@@ -1,4 +1,4 @@
-"""A Mix by one upload in protobuf: what a silo signs of its upload, and the rows that come down.
+"""A Mix in protobuf: what a silo signs of its one upload, and the rows that come down, of uploads or directed.
 
 ``PaddedGiven`` is what a silo gives behind the bytes of an upload; ``Mixed`` is a row in a delivery's manifest. They
 are written and refused as the messages of a secure sum are (secure_messages.py). A ``PaddedGiven`` among n silos has at
@@ -65,6 +65,8 @@ class Mixed:
 
     ``tag`` is the weighted sum of the summands' tags. ``keep`` is 0, or what a recipient that was away keeps of its own
     when this row is mixed in (``method.Post``); the rows of one part are in the order of their rounds.
+
+    A directed row has ``survivors`` in place of summands, and the document of its sum (security/directed_mix.py).
     """
 
     part: str
@@ -73,6 +75,7 @@ class Mixed:
     summands: tuple[Summand, ...]
     tag: bytes
     keep: float = 0.0
+    survivors: tuple[str, ...] = ()
 
 
 def upload_to_wire(upload: Upload) -> pb.PaddedUpload:
@@ -160,6 +163,7 @@ def mixed_to_wire(mixed: Mixed) -> pb.MixedRow:
         summands=summands,
         tag=mixed.tag,
         keep=mixed.keep,
+        survivors=mixed.survivors,
     )
 
 
@@ -177,6 +181,7 @@ def _mixed_from_wire(peer: str, message: pb.MixedRow) -> Mixed:
     keep = message.keep
     sent.check(math.isfinite(keep) and 0 <= keep <= 1, f"brings a row with keep = {keep}, not one of 0 to 1")
     sent.few(message.summands, MOST_SILOS, "uploads in a row")
+    sent.few(message.survivors, MOST_SILOS, "survivors of a row")
     mixed = Mixed(
         message.part,
         message.document,
@@ -184,6 +189,7 @@ def _mixed_from_wire(peer: str, message: pb.MixedRow) -> Mixed:
         tuple(_summand_from_wire(peer, each) for each in message.summands),
         sent.sized(message.tag, TAG_BYTES, "the tag of a row"),
         keep,
+        tuple(sent.member(silo, "a survivor of a row") for silo in message.survivors),
     )
     sent.check(message == mixed_to_wire(mixed), "has fields that its protocol version does not know")
     return mixed

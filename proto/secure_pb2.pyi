@@ -291,20 +291,22 @@ class PrekeyTold(_message.Message):
     def __init__(self, part: _Optional[str] = ..., silo: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., number: _Optional[int] = ..., root: _Optional[bytes] = ..., prekey: _Optional[_Union[Prekey, _Mapping]] = ..., letter: _Optional[_Union[Letter, _Mapping]] = ...) -> None: ...
 
 class MixedRow(_message.Message):
-    __slots__ = ("part", "document", "signature", "summands", "tag", "keep")
+    __slots__ = ("part", "document", "signature", "summands", "tag", "keep", "survivors")
     PART_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     SUMMANDS_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
     part: str
     document: bytes
     signature: bytes
     summands: _containers.RepeatedCompositeFieldContainer[RowSummand]
     tag: bytes
     keep: float
-    def __init__(self, part: _Optional[str] = ..., document: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., summands: _Optional[_Iterable[_Union[RowSummand, _Mapping]]] = ..., tag: _Optional[bytes] = ..., keep: _Optional[float] = ...) -> None: ...
+    survivors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, part: _Optional[str] = ..., document: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., summands: _Optional[_Iterable[_Union[RowSummand, _Mapping]]] = ..., tag: _Optional[bytes] = ..., keep: _Optional[float] = ..., survivors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RowSummand(_message.Message):
     __slots__ = ("upload", "letter")

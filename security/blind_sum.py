@@ -14,7 +14,7 @@ with it gives the bits of a blind federation. ``Mix`` and ``Gram`` are in blind_
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from ..algorithms.exchange import DTYPES, PLAIN, WEIGHT, Gift, Gram, Kind, Mix, Part, Read, Sum, TensorSpec
 from ..errors import LocalError
 from .blind_mix import Rows, compared
-from .fixedpoint import WIDEST_PRIVATE, Floats, Group, Ring, error_bound, weight_exponent
+from .fixedpoint import COORDINATOR_READS, WIDEST_PRIVATE, Floats, Group, Ring, error_bound, weight_exponent
 from .masked_sum import Accumulator, Given, Opened, check_given, masked_chunks
 from .round_spec import Frame, RoundSpec, Terms, specify
 
@@ -72,6 +72,17 @@ def group(part: Part, bounds: Bounds) -> Group:
             )
         case _:
             raise LocalError(f"part {part.name!r} crosses by {part.exchange!r}, which is no secure sum")
+
+
+def row_name(part: str, recipient: str) -> str:
+    """Name of the group that is one recipient's row of a part; no part has a dot in its name."""
+    return f"{part}.{recipient}"
+
+
+def row_group(part: Part, bounds: Bounds, recipient: str) -> Group:
+    """The group of one recipient's row."""
+    name, clip = row_name(part.name, recipient), bounds.clip_exponent
+    return Group(name=name, elements=_elements(part), clip_exponent=clip, weights="public", reader=recipient)
 
 
 def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> Given:
@@ -135,7 +146,8 @@ class Quantised:
         """``counts``, by silo, are the declared ones of public weights; ``job`` is the digest of its document."""
         self._bounds = bounds
         self._counts = tuple(sorted((counts or {}).items()))
-        self._rows = Rows(bounds.clip_exponent, terms or Terms())
+        terms = terms or Terms()
+        self._rows, self._min_cohort = Rows(bounds.clip_exponent, terms), terms.min_cohort
         self._group_key, self._job = group_key, job
         self._round = 0
 
@@ -155,26 +167,40 @@ class Quantised:
                 return folded(part, spec.groups[0], opened)
             case Gram():
                 return {"gram": compared(part, members, read, self._group_key, self._job, self._round)}
-            case Mix():
+            case Mix(directed=False):
                 self._rows.gave(part, members, read)
         return PLAIN.collect(part, members, read)
 
     def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor] | None:
-        """The row, if the recipient may have one."""
-        return self._rows.row(part, recipient, weights, read)
+        """The row, if the recipient may have one; a directed one is over what was given in this round."""
+        if part.exchange != Mix(directed=True):
+            return self._rows.row(part, recipient, weights, read)
+        if len(weights) < 2:
+            return None
+        own = row_group(part, self._bounds, recipient)
+        spec = specify(replace(self._frame(own), rows={own.name: weights}), sorted(weights), 0)
+        if not any(spec.groups[0].counts):
+            return None
+        made = folded(part, spec.groups[0], self._sum(part, spec, read))
+        return {each.name: made[each.name] for each in part.tensors}
 
     def opened(self, part: Part, members: Sequence[str], read: Read) -> tuple[RoundSpec, Opened]:
         """The specification that the members would have, and the opened sum."""
-        spec = specify(self._frame(part), members, 0)
-        own = spec.groups[0]
+        spec = specify(self._frame(group(part, self._bounds)), members, 0)
+        return spec, self._sum(part, spec, read)
+
+    def _sum(self, part: Part, spec: RoundSpec, read: Read) -> Opened:
+        """The sum of the one group of a specification over its cohort, without masks and pads, which cancel."""
+        own = spec.groups[0].model_copy(update={"reader": COORDINATOR_READS})
+        spec = spec.model_copy(update={"groups": (own,)})
         accumulator = Accumulator(spec)
         for silo in spec.cohort:
             gift = given(part, own, {each.name: read(silo, each.name) for each in part.wire})
             check_given(spec, [gift])
             accumulator.add(words.tobytes() for words in masked_chunks(spec, silo, [gift], ()))
-        return spec, accumulator.open((), spec.cohort)[0]
+        return accumulator.open((), spec.cohort)[0]
 
-    def _frame(self, part: Part) -> Frame:
+    def _frame(self, own: Group) -> Frame:
         nothing = "0" * 64  # no mask is made, so nothing is bound to it
         return Frame(
             federation="none",
@@ -187,7 +213,8 @@ class Quantised:
             recipient="coordinator",
             model_digest=nothing,
             schema_digest=nothing,
-            groups=(group(part, self._bounds),),
+            groups=(own,),
+            min_cohort=self._min_cohort,
             chunk_bytes=CHUNK_BYTES,
             counts=self._counts,
         )

@@ -44,7 +44,7 @@ Positive = Annotated[int, Field(strict=True, ge=1, le=2**40)]
 class Group(Strict):
     """Tensors that are clipped, weighted and summed alike, as one flat vector of ``rows`` equal rows."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,129}$")]  # two ids and a dot
     elements: Positive
     rows: Positive = 1  # private weights: one per row; else 1
     ring: Ring = 32

@@ -223,22 +223,13 @@ class Accumulator:
         if next(pieces, None) is not None:
             raise LocalError("an upload has more chunks than its specification; check it before it is added")
 
-    def lift(self, terms: Sequence[Term]) -> None:
-        """Take these masks off, once."""
-        for index, group in enumerate(self.spec.groups):
-            Mask(negated(terms), index, group.ring).add_to(self._words[index])
-
-    def chunks(self) -> Iterator[Words]:
-        """All words as they would cross, canaries included: what the recipient of a directed Mix is handed."""
-        for chunk in self._chunks:
-            yield self._words[chunk.group][chunk.first : chunk.first + chunk.words]
-
     def open(self, terms: Sequence[Term], survivors: Sequence[str]) -> tuple[Opened, ...]:
         """Take off the masks that did not cancel, once, and give each group's sum over the survivors.
 
         ``terms`` are those that are still on. RefusedError (SUM) if canaries do not come out: then nothing is given.
         """
-        self.lift(terms)
+        for index, group in enumerate(self.spec.groups):
+            Mask(negated(terms), index, group.ring).add_to(self._words[index])
         ctx = self.spec.context()
         for chunk in self._chunks:
             group = self.spec.groups[chunk.group]

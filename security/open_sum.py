@@ -8,7 +8,7 @@ none of the survivors left out or put in. A coordinator that is in league with o
 The model digest of a specification is not compared: a silo that was away knows nothing of that round's model.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from .fixedpoint import Words
@@ -47,12 +47,17 @@ def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> R
     return spec
 
 
-def open_group(spec: RoundSpec, group: int, claim: Claim, key: bytes, words: Words) -> Opened:
-    """The sum of a group, once its words are here: its elements, then private weights. RefusedError if altered."""
+def open_group(
+    spec: RoundSpec, group: int, claim: Claim, key: bytes, words: Words, own: Mapping[str, bytes] | None = None
+) -> Opened:
+    """The sum of a group, once its words are here: its elements, then private weights. RefusedError if altered.
+
+    ``own``, by survivor, are keys of the pads of tags that only one silo checks.
+    """
     tagger = Tagger(key, spec.context(), len(spec.groups))
     for _, piece in _pieces(words):
         tagger.add(group, piece)
-    tagger.check_group(group, claim.tag, key, spec.context(), claim.survivors)
+    tagger.check_group(group, claim.tag, own or dict.fromkeys(claim.survivors, key), spec.context(), claim.survivors)
     return opened_group(spec, group, claim.survivors, _pieces(words))
 
 

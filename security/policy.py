@@ -153,7 +153,7 @@ class Policy:
         if rule is None:
             yield f"{name}: no [[allow]] has method {method!r} and part {release.part!r}; add one if it may leave"
             return
-        for reason in rule.refusals(release, recipient, readers):
+        for reason in rule.refusals(release, recipient, release.readers or readers):
             yield f"{name}: rule {rule.name!r}: {reason}"
 
 

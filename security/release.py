@@ -34,6 +34,7 @@ class Release:
     form: str = PLAIN
     taint: Literal["public", "dp", "private"] = "private"
     ledger_ids: tuple[int, ...] = ()
+    readers: tuple[str, ...] = ()  # who can open it, where that is not who can open the rest of its message
 
     @property
     def elements(self) -> int:

@@ -45,9 +45,9 @@ class RoundSpec(Strict):
     job_digest: Hex32
     round: Count
     attempt: Count
-    exchange: Literal["sum", "mix"]
+    exchange: Literal["sum"]
     purpose: Id
-    recipient: Id  # "coordinator", "silos", or the one silo that may open it
+    recipient: Id  # "coordinator", who opens it; a group may have another reader
     key_epoch: Count
     cohort: Annotated[tuple[Id, ...], Field(min_length=2, max_length=MOST_SILOS)]
     threshold: Count
@@ -106,7 +106,7 @@ class Frame:
     job: str
     job_digest: str
     round: int
-    exchange: Literal["sum", "mix"]
+    exchange: Literal["sum"]
     purpose: str
     recipient: str
     model_digest: str  # of what this silo received for the round, computed by itself
@@ -184,7 +184,7 @@ def _row(frame: Frame, group: Group, members: Sequence[str]) -> tuple[int, ...]:
     if not any(weights):
         return none
     integers = integer_weights(weights)
-    return none if seen_fault(integers, frame.min_cohort, rounded=True) else integers
+    return none if row_fault(integers, frame.min_cohort) else integers
 
 
 def receive(document: bytes, signature: bytes, frame: Frame, terms: Terms, signers: Signers, silo: str) -> RoundSpec:
@@ -275,13 +275,10 @@ def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> 
 def _weights_fault(spec: RoundSpec, silos: Sequence[str], min_cohort: int) -> str:
     """Why the public weights of these silos show one too much of another; a row is seen by its reader alone."""
     places = [spec.cohort.index(silo) for silo in silos]
-    if spec.exchange == "mix" and spec.counts:
-        others = [spec.counts[at] for at in places if spec.cohort[at] != spec.recipient]
-        return seen_fault(others, min_cohort, rounded=True)
     if spec.counts and (fault := concentration_fault([spec.counts[at] for at in places], min_cohort)):
         return fault
     for group in spec.groups:
-        if any(group.counts) and (fault := seen_fault([group.counts[at] for at in places], min_cohort, rounded=True)):
+        if any(group.counts) and (fault := row_fault([group.counts[at] for at in places], min_cohort)):
             return f"group {group.name!r}: {fault}"
     return ""
 
@@ -297,6 +294,14 @@ def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:
         if fault := _seen(total - own, squares - own * own, second if own == first else first, min_cohort):
             return fault
     return ""
+
+
+def row_fault(weights: Sequence[int], min_cohort: int) -> str:
+    """Why a row of these weights shows its reader, which is none of those mixed, too much (rules 4 and 5)."""
+    mixed = sum(weight > 0 for weight in weights)
+    if mixed < min_cohort:
+        return f"{mixed} silos are mixed, fewer than min_cohort {min_cohort}"
+    return seen_fault(weights, min_cohort, rounded=True)
 
 
 def seen_fault(others: Sequence[int], min_cohort: int, *, rounded: bool = False) -> str:

@@ -53,9 +53,14 @@ class Tagger:
             self._streams[group].fill(alpha.data.cast("B"))
             self.sums[group] = (self.sums[group] + _product(alpha, piece, ring)) % PRIME
 
-    def padded(self, group_key: bytes, ctx: bytes, silo: str) -> bytes:
-        """What a silo sends: its sums under its pads, 8 bytes a group."""
+    def padded(self, group_key: bytes, ctx: bytes, silo: str, own: Mapping[int, bytes] | None = None) -> bytes:
+        """What a silo sends: its sums under its pads, 8 bytes a group.
+
+        ``own``, by group, are keys of pads that one other silo has, in place of the one that all have.
+        """
         pads = self._pads(group_key, ctx, silo)
+        for index, key in (own or {}).items():
+            pads[index] = self._pads(key, ctx, silo)[index]
         return _encoded((value + pad) % PRIME for value, pad in zip(self.sums, pads, strict=True))
 
     def check(self, combined: bytes, group_key: bytes, ctx: bytes, survivors: Sequence[str]) -> None:
@@ -70,11 +75,16 @@ class Tagger:
         for index, tag in enumerate(tags or ()):
             self._compare(index, tag, [(pad[index], weight) for pad, weight in pads])
 
-    def check_group(self, group: int, tag: bytes, group_key: bytes, ctx: bytes, survivors: Sequence[str]) -> None:
-        """RefusedError unless one group, which alone was taken in, is the sum of what the survivors tagged."""
+    def check_group(
+        self, group: int, tag: bytes, keys: Mapping[str, bytes], ctx: bytes, survivors: Sequence[str]
+    ) -> None:
+        """RefusedError unless one group, which alone was taken in, is the sum of what the survivors tagged.
+
+        ``keys``, by survivor, are those of their pads.
+        """
         tags = decoded(tag, 1)
         check(tags is not None, COORDINATOR, Code.SUM, f"brings a tag of {len(tag)} bytes that is none")
-        self._compare(group, (tags or [0])[0], [(self._pads(group_key, ctx, silo)[group], 1) for silo in survivors])
+        self._compare(group, (tags or [0])[0], [(self._pads(keys[silo], ctx, silo)[group], 1) for silo in survivors])
 
     def _compare(self, group: int, tag: int, pads: Sequence[tuple[int, int]]) -> None:
         found = (tag - sum(pad * weight for pad, weight in pads)) % PRIME

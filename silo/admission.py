@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..algorithms import sources
 from ..algorithms.data import Dataset, split
-from ..algorithms.exchange import Tensors
+from ..algorithms.exchange import Mix, Tensors
 from ..algorithms.fit import check_records, check_training
 from ..algorithms.job import Job
 from ..algorithms.weights import load_weights
@@ -119,7 +119,7 @@ def _decided(job: Job, roster: Roster, policy: Policy, releases: Sequence[Releas
     for form in dict.fromkeys(release.form for release in releases):
         own, of_form = [release for release in releases if release.form == form], readers_of_form(form, roster)
         decision = policy.decide(job.method_name, own, roster.coordinator.id, of_form, sent)
-        readers |= dict.fromkeys(of_form)
+        readers |= dict.fromkeys(of_form) | dict.fromkeys(reader for release in own for reader in release.readers)
         verdicts += decision.tensors
         whole |= dict.fromkeys(decision.whole)
         sent += sum(release.nbytes for release in own)
@@ -185,14 +185,23 @@ def _rings(job: Job) -> Iterator[str]:
             yield f"part {own.name!r}: {error}"
 
 
+def trusting(job: Job) -> bool:
+    """Whether something of a job is hidden, or held, by what the coordinator and any one of its silos have together.
+
+    What is mixed by directed sums is not, nor are those tags that come with its key unasked.
+    """
+    return job.keyed and (job.security.tags or any(uploaded(job.up(start)) for start in job.phase_starts))
+
+
 def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]:
     """What only jobs with a key are asked: all of their silos can open what is hidden by it (rules 8, 10 and 12)."""
     asked, terms, coordinator = policy.file.secure_aggregation, policy.terms, roster.coordinator
     parts = dict.fromkeys(part.name for start in job.phase_starts for part in uploaded(job.up(start)))
     names = ", ".join(parts) or "the tags of its sums"
+    rows = any(isinstance(part.exchange, Mix) for start in job.phase_starts for part in job.up(start))
     instead = "for a method that only sums, without tags" if parts else "to have it signed without security.tags"
     # (6) This silo trusts that the coordinator is in league with no silo of the job.
-    if asked.trust != TRUSTED:
+    if trusting(job) and asked.trust != TRUSTED:
         yield (
             f"{names} would be hidden from {coordinator.id} by a key that every silo of the job has, "
             f'secure_aggregation.trust = "{asked.trust}"; set it to "{TRUSTED}" if you trust that the coordinator is '
@@ -201,13 +210,13 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     # (7) And there is no reason to think that it is: whoever runs it runs no silo.
     runs = {coordinator.organisation, coordinator.host_operator}
     both = [entry.id for entry in roster.silos if runs & {entry.organisation, entry.host_operator}]
-    if both:
+    if trusting(job) and both:
         yield (
             f"whoever runs {coordinator.id} ({' and '.join(sorted(runs))}) also runs {', '.join(both)}, and so can "
             f"open {names} of every silo, whatever trust says; another organisation must run the one or the other, or "
             f"ask {instead}"
         )
-    if not parts:
+    if not rows:
         return
     # (8) Rows are made of as many silos as the policy asks of a sum, and enough of them are in league with nobody.
     if job.min_cohort < terms.min_cohort:

@@ -10,7 +10,7 @@ that leave one by one were accepted (hidden_uploads.py).
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +21,8 @@ from ..algorithms.job import Job
 from ..errors import RefusedError
 from ..proto.secure_given import Attempt, GivenBody, Over
 from ..proto.secure_told import SignedSpec, Told
-from ..security.round_spec import Frame
+from ..security.masks import Term
+from ..security.round_spec import Frame, RoundSpec
 from ..security.secagg_fault import COORDINATOR, Code, check
 from ..security.secagg_memory import Keeper
 from ..security.secagg_silo import Party, SiloState, abandon_remembered, advance, begin
@@ -48,6 +49,7 @@ from .outgoing import Masking, streamed_of
 from .secure_records import SecureRecords
 
 Payload = Mapping[str, Mapping[str, Tensor]]
+Pads = Callable[[RoundSpec], Mapping[int, Term]]
 PAUSE_SECONDS = 0.5  # after an answer without a message that came at once: a coordinator does not set our pace
 MOST_IDLE = 300  # messages of one round that lead to nothing, at our full pace
 LEADING_ON = SendShares | Upload | SendSurvival | SendReveal | Finish
@@ -81,6 +83,11 @@ class Before(Protocol):
         ...
 
 
+def no_pads(_: RoundSpec) -> Mapping[int, Term]:
+    """Those of a sum that the coordinator reads all of."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Doing:
     """An effect, and the attempt that it is of."""
@@ -103,10 +110,12 @@ class BlindRound:
         training: "asyncio.Task[Payload]",
         before: Before | None = None,
         key: bytes = b"",
+        pads: Pads = no_pads,
     ) -> None:
         """``before`` gives the parts that leave one by one; None where there are none.
 
-        ``key`` is what the silos of a keyed job share: uploads are tagged by it.
+        ``key`` is what the silos of a keyed job share: uploads are tagged by it. ``pads``, by group of an attempt, hide
+        what the coordinator is not to read of its sum.
         """
         self.job = job
         self.round = frame.round
@@ -119,6 +128,7 @@ class BlindRound:
         self._training = training
         self._before = before
         self._key = key
+        self._pads = pads
         self._had = self._entered = self._idle = 0
         self._state: SiloState | None = None
         self._todo: deque[Doing] = deque()
@@ -295,7 +305,8 @@ class BlindRound:
         if self._before is not None:
             await self._before.give(payload)
         members = tuple(dealing.dealer for dealing in state.dealings)
-        masking = Masking(state.spec, state.silo, upload.terms, members, self._declared.records.train, self._key)
+        pads = self._pads(state.spec)
+        masking = Masking(state.spec, state.silo, upload.terms, members, self._declared.records.train, self._key, pads)
         if self._uploaded == attempt.ctx:
             streamed = await asyncio.to_thread(streamed_of, self._declared, self.round, payload, masking)
         else:

@@ -16,8 +16,9 @@ from ..security.roster import Roster
 from ..security.secagg_silo import Party
 from ..security.signers import Signers
 from .admission import Admitted, asked_of_rows
-from .blind import BlindRound, Payload
+from .blind import BlindRound, Pads, Payload, no_pads
 from .delivery import Delivered
+from .directed_rows import AnyRows, DirectedRows
 from .egress import Gate, TurnedAwayError, UnreachableError
 from .group_keys import GroupKeys
 from .hidden_uploads import HiddenUploads
@@ -80,9 +81,12 @@ class BlindRounds:
 
     async def fetch(self, job: Job, round_: int, folder: Path, own: Own) -> Delivered:
         """What comes down for a round of a blind job, the final delivery too; sums are checked, and rows are opened."""
-        rows, sums = None, None
+        sums = None
+        rows: AnyRows | None = None
         if expected_rows(job, round_):
-            rows = Rows(await self._sharing(job, folder), round_, asked_of_rows(job, self._policy), own)
+            sharing, asked = await self._sharing(job, folder), asked_of_rows(job, self._policy)
+            directed = job.security.mix == "directed"
+            rows = DirectedRows(sharing, round_, asked) if directed else Rows(sharing, round_, asked, own)
         if sums_down(job, round_):
             sums = Sums(await self._sharing(job, folder), round_)
         return await self._gate.fetch(job, round_, rows, sums)
@@ -90,9 +94,10 @@ class BlindRounds:
     async def _enter(self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local) -> BlindRound:
         job = admitted.job
         before, key = None, b""
+        pads: Pads = no_pads
         if job.keyed:
             sharing = await self._sharing(job, local.folder)
-            key = sharing.key
+            key, pads = sharing.key, sharing.pads
             if uploaded(job.up(round_)):
                 before = HiddenUploads(self._gate, sharing, admitted.declared, round_, cohort, self._accepted)
         delivered = await self.fetch(job, round_, local.folder, local.own)
@@ -102,7 +107,7 @@ class BlindRounds:
         party = Party(self._silo, Signers.of(self._roster), terms, self._keys.sign, os.urandom)
         training = asyncio.create_task(local.train(delivered))
         keeper = MemoryFiles(local.folder, lambda: self._gate.entered(job))
-        return BlindRound(self._gate, party, frame, keeper, job, admitted.declared, training, before, key)
+        return BlindRound(self._gate, party, frame, keeper, job, admitted.declared, training, before, key, pads)
 
     async def _sharing(self, job: Job, folder: Path) -> Sharing:
         return Sharing.of(job, self._roster, self._keys, await self._group_keys.keys(job), folder)

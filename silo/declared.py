@@ -12,9 +12,9 @@ from typing import Any, Self
 from ..algorithms.exchange import WEIGHT, Exchange, Gram, Kind, Mix, Part, Sum, TensorSpec
 from ..errors import LocalError
 from ..files import canonical_json
-from ..proto.blind import summed, uploaded
+from ..proto.blind import sum_groups, uploaded
 from ..proto.wire import Item
-from ..security.blind_sum import Bounds, group
+from ..security.blind_sum import Bounds
 from ..security.fixedpoint import Group
 from ..security.mix_line import mix_group
 
@@ -38,6 +38,7 @@ class Declared:
     records: Records
     bounds: Bounds | None = None  # of the values of a blind job; None: what leaves, leaves in the clear
     parts: tuple[tuple[int, tuple[Part, ...]], ...] = ()  # the same phases, as the parts of a blind job
+    silos: tuple[str, ...] = ()  # of a blind job
 
     @classmethod
     def of(cls, document: Mapping[str, Any], records: Records) -> Self:
@@ -50,7 +51,7 @@ class Declared:
             return declared
         limits = Bounds(said["clip_exponent"], said["weights"], said["weight_least"], said["weight_most"])
         parts = tuple((phase["from_round"], tuple(map(_blind, phase["up"]))) for phase in document["schema"])
-        return replace(declared, bounds=limits, parts=parts)
+        return replace(declared, bounds=limits, parts=parts, silos=tuple(document["silos"]))
 
     def items(self, round_: int) -> tuple[Item, ...]:
         """All that this round gives, in wire order; LocalError for a round that the job does not have."""
@@ -58,11 +59,15 @@ class Declared:
             raise LocalError(f"job {self.job!r} has no round {round_}, its last is {last}")
         return next(items for start, items in reversed(self.phases) if start <= round_)
 
-    def groups(self, round_: int) -> tuple[tuple[Part, ...], tuple[Group, ...]]:
-        """The parts of a round's secure sum and their groups, without scale; LocalError where it has none."""
+    def groups(self, round_: int, away: Sequence[str] = ()) -> tuple[tuple[Part, ...], tuple[Group, ...]]:
+        """The groups of a round's secure sum, without scale, and their parts; LocalError where it has none.
+
+        ``away`` are the silos that get rows of it.
+        """
+        if strange := [silo for silo in away if silo not in self.silos]:
+            raise LocalError(f"rows for {', '.join(strange)}, no silo of job {self.job!r}; nothing leaves")
         parts, bounds = self._blind_parts(round_)
-        sums = summed(parts)
-        return sums, tuple(group(part, bounds) for part in sums)
+        return sum_groups(parts, bounds, away)
 
     def hidden(self, round_: int) -> tuple[Part, ...]:
         """The parts of a round that leave one by one, padded or rotated; LocalError where it has no blind round."""
@@ -86,6 +91,7 @@ EXCHANGES: Mapping[str, Exchange] = {
     "sum.ratio": Sum("ratio"),
     "sum.total": Sum("total"),
     "mix": Mix(),
+    "mix.directed": Mix(directed=True),
     "gram": Gram(),
 }
 

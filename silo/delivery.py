@@ -22,8 +22,9 @@ from ..proto.stream import Digests, Inbound
 from ..proto.wire import Item, delivered_items
 from ..security.ledger import Ledger
 from ..security.records import Payload, Peer
+from .directed_rows import AnyRows
 from .payload import Buffer, announced, unpack
-from .rows import Rows, expected_rows, largest_rows
+from .rows import expected_rows, largest_rows
 from .sums import Sums, largest_sums
 
 
@@ -55,7 +56,7 @@ async def take(
     job: Job,
     round_: int,
     frames: AsyncIterator[Frame],
-    rows: Rows | None = None,
+    rows: AnyRows | None = None,
     sums: Sums | None = None,
 ) -> Delivered:
     """Take a delivery in; RefusedError for anything that the job's schema does not have in this round.
@@ -82,7 +83,7 @@ async def take(
 class _Taking:
     """What comes: the plain tensors first, then the words of open sums, then those of the rows."""
 
-    def __init__(self, sender: str, job: Job, round_: int, rows: Rows | None, sums: Sums | None) -> None:
+    def __init__(self, sender: str, job: Job, round_: int, rows: AnyRows | None, sums: Sums | None) -> None:
         self.items: Sequence[Item] = ()
         self.size = 0
         self._sender, self._job, self._round, self._rows, self._sums = sender, job, round_, rows, sums

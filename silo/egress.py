@@ -58,6 +58,7 @@ from . import delivery
 from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
 from .control import Control
 from .declared import Declared
+from .directed_rows import AnyRows
 from .outcomes import Outcomes, Settled, Status
 from .outgoing import Masking, Outgoing, masked, plain
 from .outgoing_hidden import PaddedPart, Padding, Rotating, Sent, rotated
@@ -68,7 +69,6 @@ from .payload import (
     norms,
     readers_of,
 )
-from .rows import Rows
 from .secure_records import SecureRecords
 from .sums import Sums
 from .witness import Witness
@@ -195,7 +195,7 @@ class Gate:
     # Deliveries.
 
     async def fetch(
-        self, job: Job, round_: int, rows: Rows | None = None, sums: Sums | None = None
+        self, job: Job, round_: int, rows: AnyRows | None = None, sums: Sums | None = None
     ) -> delivery.Delivered:
         """What the coordinator delivers to us at the start of a round, checked and recorded as ingress.
 
@@ -233,7 +233,10 @@ class Gate:
         self, declared: Declared, round_: int, payload: Mapping[str, Mapping[str, Tensor]], masking: Masking
     ) -> Streamed:
         """Let one round's bundle out as the masked words of a secure sum; what was streamed, for its header."""
-        parts, own = declared.groups(round_)
+        away = masking.away
+        if come := [silo for silo in away if silo in masking.spec.cohort]:
+            raise LocalError(f"rows for {', '.join(come)}, who are in the cohort themselves; nothing leaves")
+        parts, own = declared.groups(round_, away)
         items, values = await self._checked(declared, round_, payload, parts)
         # (3b) The sum is over what the signed document declares.
         if (asked := tuple(map(unscaled, masking.spec.groups))) != own:
@@ -412,7 +415,7 @@ class Gate:
             purpose="update",
             rpc=UPLOAD,
             recipient=self._coordinator,
-            readers=outgoing.readers,
+            readers=outgoing.everyone,
             form=outgoing.form,
             policy=applied,
             releases=outgoing.releases,

@@ -5,6 +5,8 @@
     mix-<part>.versions.json    the uploads that it began and signed: VersionMemory of security/mix_row.py
     mix-<part>.signed           its word on the last one that it signed, as it leaves but for the session
     mix-<part>.rows.json        of which uploads the rows were made that it opened; there from the start
+    mix-<part>.directed.json    in place of all these, where the job mixes by directed sums: of which rounds it opened
+                                rows; there from the start
     gram-<part>.json            the vectors that it rotated last, and the last upload of them that was accepted
 
 Each is durable before what it is about leaves, or is opened, so that neither a crash nor a restart leads to a second
@@ -24,9 +26,8 @@ from ..algorithms.job import Job
 from ..errors import LocalError
 from ..files import Strict, canonical_json, parse_canonical, read_bytes, write_atomic
 from ..proto import secure_pb2 as pb
-from ..proto.blind import uploaded
 from ..security.identity import Hex32
-from ..security.mix_row import RowMemory, VersionMemory
+from ..security.mix_row import Ordinal, RowMemory, VersionMemory
 from ..security.rotation import RotationMemory
 
 M = TypeVar("M", bound=Strict)
@@ -39,6 +40,16 @@ class OpenedRows(Strict):
     """
 
     memory: RowMemory = RowMemory()
+    delivered: tuple[Hex32, ...] = ()
+
+
+class OpenedDirected(Strict):
+    """Directed rows that were opened of one part: ``{"delivered":["9f86…"],"newest":7}``, the round of the newest.
+
+    ``delivered`` are the contexts of the sums of the last delivery, whose rows may come again.
+    """
+
+    newest: Ordinal = -1
     delivered: tuple[Hex32, ...] = ()
 
 
@@ -60,27 +71,38 @@ class MixMemory:
     def check_begun(self, job: Job, contributed: bool) -> None:
         """LocalError where memory of rows is gone; ``contributed``: the ledger has that this silo gave to their key."""
         for part in _mixed(job) if contributed else ():
-            self.rows(part)
+            self._begun(_rows(job, part), _model(job))
 
     def begin(self, job: Job) -> None:
         """Before this silo gives to the job's key: nothing was opened yet. What is there stays."""
         for part in _mixed(job):
-            if not (self._folder / _rows(part)).exists():
-                self.save_rows(part, OpenedRows())
+            if not (self._folder / _rows(job, part)).exists():
+                self._save(_rows(job, part), _model(job)())
 
     def rows(self, part: str) -> OpenedRows:
         """The rows of a part that were opened; LocalError also where that is gone, since they could come again."""
-        path = self._folder / _rows(part)
+        return self._begun(f"mix-{part}.rows.json", OpenedRows)
+
+    def directed(self, part: str) -> OpenedDirected:
+        """The same where they are directed."""
+        return self._begun(f"mix-{part}.directed.json", OpenedDirected)
+
+    def _begun(self, name: str, model: type[M]) -> M:
+        path = self._folder / name
         if not path.exists():
             raise LocalError(
                 f"{path}: gone, and with it what this silo remembers of the rows that it opened: restore its folder, "
                 "or have the job signed under a new name"
             )
-        return self._load(_rows(part), OpenedRows)
+        return self._load(name, model)
 
     def save_rows(self, part: str, memory: OpenedRows) -> None:
         """Before a seed is opened; durable before it returns, as all below."""
-        self._save(_rows(part), memory)
+        self._save(f"mix-{part}.rows.json", memory)
+
+    def save_directed(self, part: str, memory: OpenedDirected) -> None:
+        """Before the words of a directed row are taken in."""
+        self._save(f"mix-{part}.directed.json", memory)
 
     # Uploads.
 
@@ -122,11 +144,15 @@ class MixMemory:
         write_atomic(self._folder / name, canonical_json(memory.model_dump(mode="json")))
 
 
-def _rows(part: str) -> str:
-    return f"mix-{part}.rows.json"
+def _rows(job: Job, part: str) -> str:
+    return f"mix-{part}.directed.json" if job.security.mix == "directed" else f"mix-{part}.rows.json"
+
+
+def _model(job: Job) -> type[Strict]:
+    return OpenedDirected if job.security.mix == "directed" else OpenedRows
 
 
 def _mixed(job: Job) -> list[str]:
     """The parts of which rows come down."""
-    parts = (part for start in job.phase_starts for part in uploaded(job.up(start)) if isinstance(part.exchange, Mix))
+    parts = (part for start in job.phase_starts for part in job.up(start) if isinstance(part.exchange, Mix))
     return list(dict.fromkeys(part.name for part in parts))

@@ -5,7 +5,7 @@ form     tensors                                      bytes on the wire         
 =======  ===========================================  =====================================  ======================
 plain    as the job's schema has them                 the tensors, one after another         of each tensor, of all
 masked   words of the ring, under the tensors' names  all groups of a secure sum and their   of all: a hash of values
-                                                      canaries, under masks                  could be guessed
+         with those of all rows of a part as one      canaries, under masks                  could be guessed
 padded   words of 64 bits, under the tensors' names   those of one part of a Mix, under a    of all
                                                       stream of its own
 rotated  as the job's schema has them                 those of one part of a Gram, each row  of all
@@ -27,6 +27,7 @@ from ..proto.frames import Chunk
 from ..proto.stream import Digester, Digests, chunks, recut
 from ..proto.wire import Item, to_wire
 from ..security.blind_sum import given
+from ..security.directed_mix import is_row
 from ..security.fixedpoint import Words
 from ..security.masked_sum import Given, check_given, masked_chunks, upload_bytes
 from ..security.masks import Term
@@ -44,7 +45,7 @@ class Outgoing:
     """What is about to leave."""
 
     form: str
-    readers: tuple[str, ...]
+    readers: tuple[str, ...]  # of what no release names others for
     releases: tuple[Release, ...]
     sizes: tuple[int, ...]  # of what is hashed, one after another
     headers: tuple[tensor.TensorHeader, ...]  # of the manifest
@@ -54,6 +55,11 @@ class Outgoing:
     hidden: Hidden | None = None
     part: str = ""  # of what leaves part by part, padded or rotated
     tags: Callable[[], bytes] = bytes  # linear ones, padded, of chunks that were made to the last
+
+    @property
+    def everyone(self) -> tuple[str, ...]:
+        """All who can open some of it."""
+        return tuple(dict.fromkeys([*self.readers, *(each for release in self.releases for each in release.readers)]))
 
     @property
     def size(self) -> int:
@@ -104,6 +110,12 @@ class Masking:
     members: tuple[str, ...]
     records: int
     key: bytes = field(default=b"", repr=False)
+    pads: Mapping[int, Term] = field(default_factory=dict)  # by group that the coordinator is not to read
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """The silos that get rows of the sum, in the order of their groups."""
+        return tuple(dict.fromkeys(group.reader for group in self.spec.groups if is_row(group)))
 
 
 class _Tagging:
@@ -117,14 +129,15 @@ class _Tagging:
         """The masked words; once the last is taken, ``tags`` has what they add up to."""
         masking, spec = self._masking, self._masking.spec
         if not spec.tagged:
-            yield from masked_chunks(spec, masking.silo, gifts, masking.terms)
+            yield from masked_chunks(spec, masking.silo, gifts, masking.terms, pads=masking.pads)
             return
         if not masking.key:
             raise LocalError("a tagged sum without the key that its silos share; this is a bug in Staddle")
         ctx = spec.context()
         tagger = Tagger(masking.key, ctx, len(spec.groups))
-        yield from masked_chunks(spec, masking.silo, gifts, masking.terms, tagger)
-        self._padded = tagger.padded(masking.key, ctx, masking.silo)
+        yield from masked_chunks(spec, masking.silo, gifts, masking.terms, tagger, masking.pads)
+        own = {index: pad.key for index, pad in masking.pads.items()}
+        self._padded = tagger.padded(masking.key, ctx, masking.silo, own)
 
     def tags(self) -> bytes:
         """Those of the chunks that were made to the last."""
@@ -138,9 +151,9 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
     spec = masking.spec
     by_name = {(item.part, item.spec.name): value for item, value in zip(items, values, strict=True)}
     gifts: list[Given] = []
-    for part, own in zip(parts, spec.groups, strict=True):
+    for part, own in zip(parts, spec.groups, strict=True):  # of a row a part comes again
         tensors = {each.name: by_name[part.name, each.name] for each in part.wire}
-        if own.weights == "public":
+        if own.weights == "public" and not is_row(own):
             _check_declared(part.name, float(tensors[WEIGHT]), masking.records)
         gifts.append(given(part, own, tensors))
     clipped = check_given(spec, gifts)
@@ -187,7 +200,7 @@ def streamed_of(
 ) -> Streamed:
     """What the masked upload of these values is, without sending it."""
     items = declared.items(round_)
-    outgoing = masked(declared.groups(round_)[0], items, exactly(items, payload), masking)
+    outgoing = masked(declared.groups(round_, masking.away)[0], items, exactly(items, payload), masking)
     digester = Digester(outgoing.sizes)
     for chunk in outgoing.chunks():
         digester.update(chunk.payload)

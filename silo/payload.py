@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from math import sqrt
 
 import numpy as np
@@ -12,10 +14,10 @@ from ..algorithms.exchange import DTYPES, WEIGHT, Kind, Mix, Part, TensorSpec, a
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
-from ..proto.blind import bounds, in_words, summed, uploaded
+from ..proto.blind import bounds, in_words, sum_groups, uploaded
 from ..proto.tensor_pb2 import Manifest
 from ..proto.wire import Item, check_manifest, delivered_items, given_items, tensor_from
-from ..security.blind_sum import group
+from ..security.directed_mix import is_row
 from ..security.fixedpoint import Group
 from ..security.release import GRAM_READER, MASKED, MIX_READER, PADDED, PLAIN, ROTATED, SUM_READER, Release
 from ..security.roster import Roster
@@ -49,13 +51,17 @@ def release_of(item: Item) -> Release:
 def masked_releases(parts: Sequence[Part], groups: Sequence[Group]) -> tuple[Release, ...]:
     """What policy and ledger read about a masked round: a release for each tensor, weights only where private.
 
-    ``groups`` are those of the parts, in their order.
+    ``groups`` are those of the parts, in their order. All rows of a part are one release, stacked, for who reads them.
     """
-    return tuple(
-        Release(part.name, part.kind.name.lower(), spec.name, f"uint{group.ring}", spec.shape, MASKED)
-        for part, group in zip(parts, groups, strict=True)
-        for spec in (part.wire if group.weights == "private" else part.tensors)
-    )
+    found: list[Release] = []
+    for part, pairs in groupby(zip(parts, groups, strict=True), key=lambda pair: pair[0]):
+        own = [group for _, group in pairs]
+        rows = tuple(group.reader for group in own if is_row(group))
+        for spec in part.wire if own[0].weights == "private" else part.tensors:
+            shape = (len(rows), *spec.shape) if rows else spec.shape
+            kind, dtype = part.kind.name.lower(), f"uint{own[0].ring}"
+            found.append(Release(part.name, kind, spec.name, dtype, shape, MASKED, readers=rows))
+    return tuple(found)
 
 
 def padded_releases(part: Part) -> tuple[Release, ...]:
@@ -73,7 +79,10 @@ def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str) -> Release:
 
 
 def given_releases(job: Job, round_: int) -> tuple[Release, ...]:
-    """All that a silo gives in a round, in the form and the order in which it leaves."""
+    """All that a silo gives in a round, in the form and the order in which it leaves.
+
+    Which silos are away is another matter in each round: rows are for any of the job's.
+    """
     parts = job.up(round_)
     if not job.security.required:
         return tuple(release_of(item) for item in given_items(parts))
@@ -82,8 +91,8 @@ def given_releases(job: Job, round_: int) -> tuple[Release, ...]:
         for part in uploaded(parts)
         for release in (padded_releases(part) if isinstance(part.exchange, Mix) else rotated_releases(part))
     ]
-    sums, declared = summed(parts), bounds(job)
-    return (*hidden, *masked_releases(sums, [group(part, declared) for part in sums]))
+    masked = masked_releases(*sum_groups(parts, bounds(job), job.away(round_)))
+    return (*hidden, *(replace(each, readers=job.silos) if each.readers else each for each in masked))
 
 
 def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:

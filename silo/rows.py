@@ -36,6 +36,8 @@ from ..security.secagg_fault import COORDINATOR, Code, check
 from .mix_memory import OpenedRows
 from .sharing import Sharing
 
+DIRECTED_BYTES = 4  # of a word of a directed row
+
 Own = Callable[[Part], Flat]  # the values of a part that this silo mixes in itself
 
 
@@ -47,12 +49,18 @@ class Expected:
     most: int
     mailed: bool
 
+    @property
+    def nbytes(self) -> int:
+        """The words of one row."""
+        directed = self.part.exchange == Mix(directed=True)
+        return (DIRECTED_BYTES if directed else WORD_BYTES) * sum(spec.elements for spec in self.part.tensors)
+
 
 def expected_rows(job: Job, round_: int) -> dict[str, Expected]:
     """The parts of a round's delivery that come down in rows, by name; of mail a row for each round there was."""
     found = {}
     for part in job.down(round_) if job.keyed else ():
-        if isinstance(part.exchange, Mix):
+        if isinstance(part.exchange, Mix):  # directed or not
             mailed = KEEP in part.tensors
             given = replace(part, tensors=tuple(spec for spec in part.tensors if spec != KEEP))
             found[part.name] = Expected(given, round_ if mailed else 1, mailed)
@@ -61,7 +69,20 @@ def expected_rows(job: Job, round_: int) -> dict[str, Expected]:
 
 def largest_rows(job: Job, round_: int) -> int:
     """Bytes of all rows that a round's delivery can have."""
-    return sum(each.most * _nbytes(each.part) for each in expected_rows(job, round_).values())
+    return sum(each.most * each.nbytes for each in expected_rows(job, round_).values())
+
+
+def announced_rows(peer: str, messages: Sequence[pb.MixedRow], expected: Mapping[str, Expected]) -> tuple[Mixed, ...]:
+    """The rows of a manifest; RefusedError unless they are of these parts, in their order, and not too many."""
+    mixed = rows_from_wire(peer, messages, sum(each.most for each in expected.values()))
+    names, places = [each.part for each in mixed], list(expected)
+    for name in dict.fromkeys(names):
+        check(name in expected, COORDINATOR, Code.SPEC, f"brings rows of part {name[:64]!r}, which has none")
+        most = expected[name].most
+        check(names.count(name) <= most, COORDINATOR, Code.SPEC, f"brings {names.count(name)} rows of {name!r}")
+    in_order = names == sorted(names, key=places.index)
+    check(in_order, COORDINATOR, Code.SPEC, "brings rows that are not in the order of the job's parts")
+    return mixed
 
 
 @dataclass(frozen=True)
@@ -98,16 +119,10 @@ class Rows:
         ``prekeys`` are those of the other silos that come beside them.
         """
         self._words = words_from_wire(peer, prekeys)
-        mixed = rows_from_wire(peer, messages, sum(each.most for each in self._expected.values()))
-        names, places = [each.part for each in mixed], list(self._expected)
-        for name in dict.fromkeys(names):
-            check(name in self._expected, COORDINATOR, Code.SPEC, f"brings rows of part {name[:64]!r}, which has none")
-            most = self._expected[name].most
-            check(names.count(name) <= most, COORDINATOR, Code.SPEC, f"brings {names.count(name)} rows of {name!r}")
-        in_order = names == sorted(names, key=places.index)
-        check(in_order, COORDINATOR, Code.SPEC, "brings rows that are not in the order of the job's parts")
-        self._mixed = mixed
-        return [_nbytes(self._expected[name].part) for name in names]
+        self._mixed = mixed = announced_rows(peer, messages, self._expected)
+        names = [each.part for each in mixed]
+        check(not any(each.survivors for each in mixed), COORDINATOR, Code.SPEC, "brings directed rows, there are none")
+        return [self._expected[name].nbytes for name in names]
 
     def admit(self) -> None:
         """Check all rows, remember them, open their seeds; RefusedError says what is wrong and who is to blame.
@@ -242,12 +257,8 @@ class Rows:
             check_values(admitted.line.group, own)
         opened = _cut(part, opening.finish(admitted.mixed.tag, row.own_weight, own))
         if admitted.expected.mailed:
-            opened = _mailed(part, self._made.get(part.name), opened, admitted.mixed.keep)
+            opened = mailed(part, self._made.get(part.name), opened, admitted.mixed.keep)
         self._made[part.name] = opened
-
-
-def _nbytes(part: Part) -> int:
-    return WORD_BYTES * sum(spec.elements for spec in part.tensors)
 
 
 def _cut(part: Part, values: Reals) -> dict[str, Tensor]:
@@ -259,14 +270,15 @@ def _cut(part: Part, values: Reals) -> dict[str, Tensor]:
     return found
 
 
-def _mailed(
+def mailed(
     part: Part, before: Mapping[str, Tensor] | None, row: Mapping[str, Tensor], keep: float
 ) -> dict[str, Tensor]:
-    mailed: dict[str, Tensor] = {}
+    """What was put together so far, with a row more; ``keep`` is what it keeps of that."""
+    found: dict[str, Tensor] = {}
     for spec in part.tensors:
         share = row[spec.name].double() * (1 - keep)
         if before is not None:
             share += before[spec.name].double() * keep
-        mailed[spec.name] = share.to(DTYPES[spec.dtype])
+        found[spec.name] = share.to(DTYPES[spec.dtype])
     kept = 1.0 if before is None else float(before[KEEP.name])
-    return {**mailed, KEEP.name: torch.tensor(kept * keep, dtype=torch.float64)}
+    return {**found, KEEP.name: torch.tensor(kept * keep, dtype=torch.float64)}

@@ -10,10 +10,13 @@ from ..algorithms.exchange import Part
 from ..algorithms.job import Job
 from ..proto.blind import line_of, use_of
 from ..security import roster as rosters
+from ..security.directed_mix import sender_pads
 from ..security.group_key import Epoch, JobKeys
 from ..security.identity import Keys
+from ..security.masks import Term
 from ..security.mix_line import Line
 from ..security.roster import Roster
+from ..security.round_spec import RoundSpec
 from ..security.signers import Sign, Signers
 from .mix_memory import MixMemory
 from .prekeys import PrekeyFiles
@@ -54,6 +57,15 @@ class Sharing:
     def line(self, part: Part) -> Line:
         """What uploads and rows of a Mix part are bound to."""
         return line_of(self.job, part, self.federation, self.roster)
+
+    @property
+    def first_prekey(self) -> bytes:
+        """The private half of ours: what a directed mix is hidden under, all the job through."""
+        return self.prekeys.own()[0]
+
+    def pads(self, spec: RoundSpec) -> dict[int, Term]:
+        """Those that hide what one silo alone is to read of a secure sum, by group."""
+        return sender_pads(spec, self.silo, self.first_prekey, self.others)
 
     def rotation(self, part: Part, round_: int) -> bytes:
         """Ctx of the upload of a Gram part in a round."""

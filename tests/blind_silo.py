@@ -41,7 +41,7 @@ class BlindSilo(Caller):
         self.received = b"".join(frame.chunk for frame in frames)
         down = {header.part for header in frames[0].manifest.tensors}
         items = delivered_items([part for part in self.job.down(round_) if part.name in down])
-        model = model_digest(self.job, round_, items, frames[-1].end.tensor_sha256)
+        model = model_digest(self.job, round_, items, frames[-1].end.tensor_sha256[: len(items)])
         roster = rosters.digest(self.whole_roster)
         return round_frame(self.job, round_, self.whole_roster.federation, roster, model)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import os
 
 import torch
@@ -11,7 +12,7 @@ from raw_silo import SECONDS
 from staddle.algorithms.exchange import DTYPES, Gram, Mix
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.blind import line_of, summed, uploaded, use_of
+from staddle.proto.blind import bounds, line_of, sum_groups, summed, uploaded, use_of
 from staddle.proto.group_messages import Contributed, contributed_to_wire
 from staddle.proto.mix_messages import Padded, padded_to_wire, rows_from_wire
 from staddle.proto.prekey_messages import words_from_wire
@@ -21,14 +22,16 @@ from staddle.security import one_upload as o
 from staddle.security import roster as rosters
 from staddle.security import secagg_silo_events as s
 from staddle.security.blind_sum import given
-from staddle.security.group_key import Epoch, contribute
+from staddle.security.group_key import Epoch, JobKeys, contribute
 from staddle.security.masked_sum import masked_chunks
 from staddle.security.mix_line import Version
-from staddle.security.prekeys import publish
+from staddle.security.prekeys import Known, publish
 from staddle.security.rotation import rotate
 from staddle.security.round_spec import Terms
 from staddle.security.signers import Signers
 from staddle.security.tags import Tagger
+from staddle.silo.directed_rows import DirectedRows
+from staddle.silo.sharing import Sharing
 
 KEY = b"what the coordinator lacks".ljust(32)
 
@@ -229,3 +232,33 @@ async def in_turn(silos, work):
     """The same of all silos at a time, within the time of a test."""
     async with asyncio.timeout(SECONDS):
         return await asyncio.gather(*(work(silo) for silo in silos))
+
+
+class DirectedSilo(MixSilo):
+    """The same where the job mixes by directed sums; ``folder`` is for what it remembers."""
+
+    def __init__(self, address, keys, roster, job, gifts, folder):
+        super().__init__(address, keys, roster, job, gifts)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.sharing = Sharing.of(job, roster, keys, JobKeys(KEY, self.others), folder)
+        self.sharing.memory.begin(job)
+        self.sharing.prekeys.begin(keys.exchange.private_bytes_raw(), Known.first(self.others))  # in place of prekeys
+
+    def masked(self, terms):
+        spec = self.state.spec
+        of, _ = sum_groups(self.job.up(spec.round), bounds(self.job), self.job.away(spec.round))
+        gifts = self.gifts(spec.round)
+        values = [given(part, group, gifts[part.name]) for part, group in zip(of, spec.groups, strict=True)]
+        tagger, pads = Tagger(KEY, spec.context(), len(spec.groups)), self.sharing.pads(spec)
+        made = b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger, pads))
+        self.tags = tagger.padded(KEY, spec.context(), self.silo, {index: pad.key for index, pad in pads.items()})
+        return made
+
+    async def mail(self, round_):
+        """What its rows came to, and of which rounds they are."""
+        manifest, payload, _ = await self.delivery(round_)
+        opener = DirectedRows(self.sharing, round_, self.terms)
+        assert sum(opener.announced("coordinator", manifest.rows, manifest.prekeys)) == len(payload)
+        opener.admit()
+        opener.write(memoryview(payload))
+        return opener.delivered().get("theta"), [json.loads(row.document)["round"] for row in manifest.rows]

@@ -81,13 +81,16 @@ class Run:
     """One attempt: a coordinator, silos and their shells in this process, messages delivered in a drawn order.
 
     ``drops``: silo -> the effect that it no longer gets to, by name ("SendKeys", "Upload", ...); it is silent from then
-    on. ``alter(silo, effect)`` may give another effect in the place of one that a silo sends, or None.
-    ``before[silo, event name]`` is (state, event) as they were; ``sent`` all effects, by who had them.
+    on. ``alter(silo, effect)`` may give another effect in the place of one that a silo sends, or None. ``pads(silo)``
+    are those of groups that the coordinator is not to read. ``before[silo, event name]`` is (state, event) as they
+    were; ``sent`` all effects, by who had them.
     """
 
-    def __init__(self, spec, given, *, own=None, drops=None, seed=0, terms=None, alter=None, memories=None, notes=()):
+    def __init__(
+        self, spec, given, *, own=None, drops=None, seed=0, terms=None, alter=None, memories=None, notes=(), pads=None
+    ):
         self.spec, self.given, self.drops = spec, given, drops or {}
-        self.alter = alter or (lambda _, effect: effect)
+        self.alter, self.pads = alter or (lambda _, effect: effect), pads or (lambda _: {})
         self.random, self.queue, self.before, self.sent = random.Random(seed), [], {}, []
         self.signers, self.terms = signers(spec.cohort), terms or Terms(colluders=spec.colluders)
         self.frame = own or frame()
@@ -160,10 +163,13 @@ class Run:
                 masked_sum.check_given(self.spec, self.given[who])
                 ctx = self.spec.context()
                 tagger = Tagger(GROUP_KEY, ctx, len(self.spec.groups)) if self.spec.tagged else None
-                made = [w.tobytes() for w in masked_sum.masked_chunks(self.spec, who, self.given[who], terms, tagger)]
+                pads = self.pads(who)
+                chunks = masked_sum.masked_chunks(self.spec, who, self.given[who], terms, tagger, pads)
+                made = [words.tobytes() for words in chunks]
                 data = b"".join(made)
                 self.uploads[who] = made
-                tags = tagger.padded(GROUP_KEY, ctx, who) if tagger else b""
+                own = {index: pad.key for index, pad in pads.items()}
+                tags = tagger.padded(GROUP_KEY, ctx, who, own) if tagger else b""
                 self.queue.append((who, s.Streamed(len(data), hashlib.sha256(data).digest(), tags)))
             case s.SendHeader(header):
                 data = b"".join(self.uploads[who])

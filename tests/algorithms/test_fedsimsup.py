@@ -584,3 +584,26 @@ def test_a_silo_for_which_no_row_is_made_is_as_one_like_nobody(declared):
     after = method.unposted(before, ("b", "e"))
     assert after["unmatched"].tolist() == [0, 2, 2, 3, 5]
     assert before["unmatched"].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("similarity", ["labels", "samples"])
+def test_weights_of_rows_are_those_that_are_posted_and_known_to_all(declared, similarity):
+    _, job, _ = declared(similarity)
+    method = job.method()
+    state = method.begin()
+    assert method.weighs_beforehand
+    for round_ in range(1, job.length):
+        cohort = job.cohort(round_)
+        for post in method.combine(state, round_, cohort, {}).posts:
+            assert method.row_weights(round_, post.silo) == post.weights
+            near = method.similarities(state, post.silo, list(cohort))
+            assert post.weights == pytest.approx(near, abs=1e-12)
+            # Of whole numbers and one root, so that no machine rounds otherwise: the same whatever the order.
+            other = method.declared_similarities(post.silo, cohort[::-1])
+            assert other == post.weights
+    assert method.row_weights(0, job.silos[0]) == {}
+
+
+def test_without_declared_counts_no_row_has_weights_beforehand(make):
+    method = make().method()
+    assert method.row_weights(1, "a") == {}

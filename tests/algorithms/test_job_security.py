@@ -3,7 +3,7 @@ import copy
 import pytest
 
 from staddle.algorithms.catalog import METHODS
-from staddle.algorithms.exchange import DISCLOSED
+from staddle.algorithms.exchange import DISCLOSED, Mix
 from staddle.algorithms.job import Job
 from staddle.algorithms.job_security import LARGEST_MIX_CLIP, LONGEST_COMPARED, MOST_SILOS, SecurityTable, sums_fault
 from staddle.errors import LocalError
@@ -36,6 +36,7 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
     assert job.document()["security"] == {
         "secure_aggregation": "off", "clip_exponent": 3, "weights": "private", "weight_least": 1,
         "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1, "tags": False,
+        "mix": "one-upload",
     }  # fmt: skip
 
 
@@ -69,6 +70,7 @@ def test_a_document_of_before_the_table_is_told_from_one_of_now(make_job):
         ("counts", COUNTS),
         ("class_counts", {"a": [1, 2]}),
         ("colluders", 0),
+        ("mix", "directed"),
     ],
 )
 def test_a_key_that_would_do_nothing_is_refused(make_job, key, value):
@@ -324,3 +326,37 @@ def test_the_longest_job_says_quickly_what_would_do(make_job):
     job = make_job("ppfl", options, rounds=100_000, silos=list("abcd"), min_cohort=3, security=BLIND)
     with pytest.raises(LocalError, match="fedavg"):
         job.document()
+
+
+def test_a_directed_mix_stands_in_the_schema_and_is_keyed(labels):
+    job = labels(mix="directed")
+    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire") == job
+    (part, _) = job.up(1)
+    assert (part.name, part.exchange) == ("theta", Mix(directed=True))
+    assert job.down(2)[0].exchange == Mix(directed=True)
+    assert [[part["exchange"] for part in phase["up"]] for phase in job.document()["schema"]][1] == [
+        "mix.directed", "sum.total"
+    ]  # fmt: skip
+    assert job.keyed
+    assert job.digest != labels().digest
+    for round_ in range(job.length):
+        assert {*job.away(round_)} == {*job.silos} - {*job.cohort(round_)}
+    with pytest.raises(LocalError, match=r"values are 2\^30 at most, security\.clip_exponent = 31; lower it"):
+        labels(mix="directed", clip_exponent=31)
+
+
+def test_a_directed_mix_takes_weights_that_are_known_before_the_round(blind, labels, monkeypatch):
+    with pytest.raises(LocalError, match=r'mix = "directed": the weights by which part .extractor. is mixed follow'):
+        blind("pfedsim", {"rho": 0.5}, security={**BLIND, "mix": "directed"})
+    with pytest.raises(LocalError, match=r'mix = "directed" does nothing: no part is mixed; take it out'):
+        blind("fedavg", security={**BLIND, "mix": "directed"})
+    monkeypatch.setattr("staddle.algorithms.job_security.MOST_DIRECTED", 35)
+    with pytest.raises(LocalError, match=r"1 silos are away in a round, each with its own weights of 4, more than one"):
+        labels(mix="directed")
+
+
+def test_names_of_readers_are_no_silos_of_a_directed_mix(blind):
+    silos = ["a", "b", "c", "d", "silos"]
+    security = {**PUBLIC, "counts": dict.fromkeys(silos, 30), "mix": "directed"}
+    with pytest.raises(LocalError, match=r"a silo named 'silos'"):
+        blind("fedsimsup", {"similarity": "samples"}, security, silos=silos, participation=0.8)

@@ -23,12 +23,12 @@ from staddle.files import parse_canonical
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.blind import line_of, row_terms, use_of
-from staddle.proto.channel import UPLOAD
+from staddle.proto.channel import FETCH, UPLOAD
 from staddle.proto.wire import tensor_bytes
 from staddle.security import roster as rosters
-from staddle.security.blind_sum import given
+from staddle.security.directed_mix import is_row
 from staddle.security.fixedpoint import quantise
-from staddle.security.masked_sum import masked_chunks
+from staddle.security.masked_sum import Accumulator
 from staddle.security.rotation import rotate
 from staddle.security.round_spec import RoundSpec
 from staddle.silo.state import split_key
@@ -51,6 +51,7 @@ MODES = {  # name of the job: its row of the table, its method, and what its doc
     "sim-classes": ("pfedsim per_class", "pfedsim", {"options": {"rho": 0.0, "similarity": "per_class"}}),
     "sup": ("fedsimsup samples", "fedsimsup", {"options": {"similarity": "samples"}, "rounds": 3}),
     "sup-labels": ("fedsimsup labels", "fedsimsup", {"options": {"similarity": "labels"}, "rounds": 3}),
+    "sup-directed": ("fedsimsup directed", "fedsimsup", {"rounds": 3}),
 }  # fmt: skip
 RECORDS = 120  # of a silo: it is not to learn much
 LIKELY = 6  # standard deviations
@@ -98,12 +99,16 @@ class World:
     def parts(self, place, exchange):
         return [(part, tensors) for part, tensors in self.gifts[place] if isinstance(part.exchange, exchange)]
 
+    def summed(self, place):
+        """What a silo gave for each group of a sum, one for each silo that gets a row of it included."""
+        spec = self.specs[place.job, place.round, place.silo]
+        rows = self.parts(place, Mix) * sum(map(is_row, spec.groups))
+        return [*self.parts(place, Sum), *rows]
+
     def unmasked(self, place):
         """Words of the sum as they would be without masks."""
         spec = self.specs[place.job, place.round, place.silo]
-        pairs = zip(self.parts(place, Sum), spec.groups, strict=True)
-        made = [given(part, own, tensors) for (part, tensors), own in pairs]
-        return b"".join(words.tobytes() for words in masked_chunks(spec, place.silo, made, ()))
+        return b"".join(sums.unmasked(spec, place.silo, self.summed(place)))
 
     def unpadded(self, place, part, tensors):
         """Words of a Mix without a pad."""
@@ -120,6 +125,8 @@ class World:
         for place in list(self.gifts):
             found[place] = self.unmasked(place)
             for part, tensors in self.parts(place, Mix):
+                if part.exchange.directed:
+                    continue
                 found[place._replace(part=part.name)] = self.unpadded(place, part, tensors)
         return found
 
@@ -151,6 +158,10 @@ def documents(document, shards):
     away = {
         "sup": {"participation": 0.8, "security": declared},
         "sup-labels": {"participation": 0.8, "security": {**declared, "class_counts": by_class}},
+        "sup-directed": {
+            "participation": 0.8,
+            "security": {**declared, "class_counts": by_class, "mix": "directed"},
+        },
     }
     common = {"rounds": 2, "min_cohort": 3, "security": SECURITY}
     for name, (_, method, changes) in MODES.items():
@@ -183,6 +194,7 @@ def test_the_coordinator_sees_of_each_method_what_the_tables_say_and_no_value(st
     check_sums(world, tmp_path)
     check_words(world)
     check_rotated(world)
+    check_rows(world)
     for silo in SILOS:
         check_plaintext(world, silo)
 
@@ -201,8 +213,10 @@ def table():
 def check_table(world):
     found = {}
     for name, (mode, *_) in MODES.items():
-        groups = {g.name for (job, *_), spec in world.specs.items() if job == name for g in spec.groups}
-        parts = {True: set(), False: set()}  # by whether tensors are named
+        every = [g for (job, *_), spec in world.specs.items() if job == name for g in spec.groups]
+        groups = {group.name for group in every if not is_row(group)}
+        rows = {group.name.partition(".")[0] for group in every if is_row(group)}  # in the words of the sum
+        parts = {True: set(), False: rows}  # by whether tensors are named
         for place, named in world.tensors.items():
             if place.job == name and place.part:
                 parts[bool(named)].add(place.part)
@@ -243,7 +257,7 @@ def check_sums(world, folder):
     rounds = [(job, round_) for job in world.jobs.values() for round_ in range(job.length)]
     for job, round_ in rounds:
         cohort, place = job.cohort(round_), (job.name, round_)
-        gave = {(place, silo): world.parts(Place(*place, silo), Sum) for silo in cohort}
+        gave = {(place, silo): world.summed(Place(*place, silo)) for silo in cohort}
         digest = sums.check_sum(world.calls, gave, place, folder, cohort)
         for silo in cohort:
             opened[silo][place] = digest
@@ -319,6 +333,28 @@ def check_rotated(world):
     assert differs  # where the plain ones are alike, and so would show
     for where, own in plain.items():
         assert abs(own @ turned[where]) * np.sqrt(own.size) < LIKELY * (own @ own), where
+
+
+def check_rows(world):
+    """What the coordinator has of a directed row, once the sum is open, is unrelated to it and to all that is in it."""
+    opened = {}
+    for reader, call in ((silo, call) for silo in SILOS for call in world.calls[silo] if call.method == FETCH):
+        frames = [tensor.Frame.FromString(data) for data in call.received]
+        manifest, payload = frames[0].manifest, b"".join(frame.chunk for frame in frames)
+        for at, row in enumerate(manifest.rows if manifest.job == "sup-directed" else ()):
+            spec, size = parse_canonical(row.document, RoundSpec, "row"), len(payload) // len(manifest.rows)
+            opened[spec.round, reader] = spec, payload[at * size : (at + 1) * size]
+    assert len(opened) == len({round_ for round_, _ in opened}) == 3  # of each round that trained, for who was away
+    for (round_, silo), (spec, words) in opened.items():
+        (index,) = [at for at, group in enumerate(spec.groups) if group.reader == silo]
+        accumulator = Accumulator(sums.readable(spec))
+        for other in spec.cohort:
+            accumulator.add(sums.unmasked(spec, other, world.summed(Place("sup-directed", round_, other))))
+        accumulator.open((), spec.cohort)
+        plain = b"".join(each.tobytes() for at, each in accumulator.numbers() if at == index)
+        assert len(plain) == len(words) > 2000
+        assert chi_square(words) < LARGEST_CHI_SQUARE < chi_square(plain)
+        check_unrelated(words, plain, (round_, silo))
 
 
 def check_plaintext(world, silo):

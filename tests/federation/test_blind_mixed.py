@@ -49,6 +49,7 @@ def documents(document, counts, by_class):
         document("compared", SILOS, "fedaims", options={"sampling": "algorithm2"}, **convolving),
         document("by-samples", SILOS, "fedsimsup", options={"similarity": "samples"}, **away),
         document("by-labels", SILOS, "fedsimsup", options={"similarity": "labels"}, **labels),
+        document("directed", SILOS, "fedsimsup", **{**labels, "security": {**labels["security"], "mix": "directed"}}),
     ]
 
 
@@ -61,8 +62,8 @@ def opened_rows(running, job):
     return [
         silo
         for silo in SILOS
-        for path in (running.federation.state(silo) / "jobs" / job.name).glob("mix-*.rows.json")
-        if json.loads(path.read_bytes())["memory"]["last"]
+        for path in (running.federation.state(silo) / "jobs" / job.name).glob("mix-*.[rd]*.json")
+        if json.loads(path.read_bytes()).get("memory", {}).get("last") or json.loads(path.read_bytes()).get("delivered")
     ]
 
 

@@ -1,5 +1,7 @@
 """Rows and inner products as blind silos compute them: the bits of the pure core, and how far off the plain ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -194,3 +196,30 @@ def test_quantised_mixes_what_it_collected():
     assert rows_of(part, read).row(part, "d", UNEVEN, read) is not None
     each = Part("e", Kind.MEMBERSHIP, Each(), part.tensors)
     assert exchanges.collect(each, FIVE, read)["t1"].shape == (5, 5)
+
+
+def directed_part():
+    return replace(mix_part(), exchange=Mix(directed=True))
+
+
+@pytest.mark.parametrize("weights", [{"a": 3.0, "b": 2.0, "c": 2.5}, {"a": 0.1, "b": 0.12, "c": 0.1, "d": 0.09}])
+def test_a_directed_row_is_near_the_one_in_the_clear(weights):
+    part, terms = directed_part(), Terms(min_cohort=3)
+    read = values(part)
+    made = Quantised(Bounds(3, "public"), terms=terms)
+    assert made.collect(part, FIVE, read) == {}
+    row = made.mix(part, "e", weights, read)
+    plain = PLAIN.mix(part, "e", weights, read)
+    for name, value in row.items():
+        assert value.dtype == plain[name].dtype
+        assert torch.allclose(value, plain[name], rtol=0, atol=len(weights) * 2.0**-27 + 1e-7)  # clip 2^3 in 32 bits
+
+
+def test_a_directed_row_that_shows_too_much_is_none_and_rounds_are_for_themselves():
+    part, terms = directed_part(), Terms(min_cohort=3)
+    made, read = Quantised(Bounds(3, "public"), terms=terms), values(part)
+    for weights in ({"a": 1.0}, {"a": 1.0, "b": 1.0}, {"a": 9.0, "b": 1.0, "c": 1.0}, {}):
+        assert made.mix(part, "e", weights, read) is None
+    row = made.mix(part, "e", dict.fromkeys("abcd", 1.0), read)
+    again = made.mix(part, "e", dict.fromkeys("abcd", 1.0), read)  # no memory: who may have it is asked round by round
+    assert all(torch.equal(row[name], again[name]) for name in row)

@@ -1,4 +1,3 @@
-import hashlib
 from itertools import combinations
 
 import numpy as np
@@ -7,220 +6,158 @@ from blind_mixes import seed_of
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from secure_sums import GROUP_KEY, Run, frame, group, names
+from directed_rows import ALL, AWAY, FIVE, RAW, Directed, own_frame, recipient_pads, sender_pads
+from secure_sums import GROUP_KEY
 
-from staddle.algorithms.exchange import integer_weights
 from staddle.errors import LocalError, RefusedError
-from staddle.security import directed_mix as d
 from staddle.security import round_spec
-from staddle.security import secagg_coordinator_events as c
-from staddle.security import secagg_silo_events as s
-from staddle.security.fixedpoint import error_bound
+from staddle.security.fixedpoint import Group, error_bound
 from staddle.security.labels import framed
-from staddle.security.masked_sum import Accumulator, Given
+from staddle.security.masked_sum import Given, masked_chunks
 from staddle.security.pairwise import public_key
 from staddle.security.round_spec import Terms, specify
-from staddle.security.tags import Tagger
-
-SIX = names(6)
-R = SIX[2]
-RAW = [3, 2, 4, 2, 3, 2]
+from staddle.security.tags import PRIME, Tagger, decoded
 
 
-def weights(raw=RAW, silos=SIX):
-    return dict(zip(silos, integer_weights(raw), strict=True))
+@pytest.mark.parametrize("lost", [{}, {FIVE[4]: "SendHeader"}])
+@pytest.mark.parametrize("index", [1, 2])
+def test_each_recipients_row_is_right(lost, index):
+    made = Directed(drops=lost)
+    assert set(FIVE) - set(made.survivors) == set(lost)
+    opened = made.open(index)
+    whole = sum(made.spec.groups[index].counts)
+    assert (opened.weight[0] == whole) == (not lost)
+    bound = float(error_bound(made.spec.groups[index], len(made.survivors))) * 2  # over half of the weight or more
+    assert np.abs(opened.mean(np.float64) - made.exact(index)).max() <= bound
 
 
-def own_frame(raw=RAW, elements=200, recipient=R, **fields):
-    groups = (group("head", elements, weights="public"), group("bias", 3, weights="public", ring=64))
-    return d.directed(frame(groups=groups, chunk_bytes=256, **fields), recipient, weights(raw))
+def test_survivors_in_another_order_give_the_same_row():
+    made = Directed()
+    backwards = made.open(survivors=tuple(reversed(made.survivors)))
+    assert (backwards.mean() == made.open().mean()).all()
 
 
-def pad_of(spec, sender):
-    return d.pad(spec, sender, seed_of(sender), public_key(seed_of(spec.recipient)), spec.recipient)
-
-
-class DirectedRun(Run):
-    """A secure sum whose senders add the recipient's pad, and whose coordinator hands on what it opened."""
-
-    def act(self, who, effect):
-        if isinstance(effect, s.Upload) and who != self.spec.recipient:
-            effect = s.Upload((*effect.terms, pad_of(self.spec, who)))
-        super().act(who, effect)
-
-    def open(self, terms, survivors):
-        self.accumulator, self.survivors = Accumulator(self.spec), survivors
-        for silo in survivors:
-            self.accumulator.add(self.uploads[silo])
-        self.accumulator.lift(terms)
-        self.hidden = [words.tobytes() for words in self.accumulator.chunks()]
-        self.queue.append(("coordinator", c.Opened(hashlib.sha256(b"".join(self.hidden)).digest())))
-
-
-def run(raw=RAW, elements=200, *, drops=None, **fields):
-    """One instance, and what each silo holds."""
-    own = own_frame(raw, elements, **fields)
-    spec, random = specify(own, SIX, 0), np.random.default_rng(5)
-    held = {silo: [random.uniform(-8, 8, elements), random.uniform(-8, 8, 3)] for silo in SIX}
-    given = {silo: [Given(v if silo != R else np.zeros_like(v)) for v in held[silo]] for silo in SIX}
-    made = DirectedRun(spec, given, own=own, drops=drops).finish()
-    assert made.state.stage == "done"
-    return made, held
-
-
-def opened(made, held, survivors=None, hidden=None, pads=None, **fields):
-    spec = made.spec
-    mine = {j: d.pad(spec, j, seed_of(R), public_key(seed_of(j)), j) for j in SIX if j != R}
-    tagged = None
-    if spec.tagged:
-        tagged = (Tagger(GROUP_KEY, spec.context(), 2), GROUP_KEY, made.effects(c.TellResult)[0].tags)
-    args = (survivors or made.survivors, pads or mine, held[R], weights()[R], fields.get("tagged", tagged))
-    return d.open_row(spec, hidden or made.hidden, *args)
-
-
-def exact(held, survivors, index):
-    shares = {silo: weight for silo, weight in weights().items() if silo in survivors or silo == R}
-    return sum(weight * held[silo][index] for silo, weight in shares.items()) / sum(shares.values())
-
-
-@pytest.mark.parametrize("lost", [{}, {SIX[4]: "SendHeader"}])
-@pytest.mark.parametrize("tagged", [False, True])
-def test_the_recipients_row_is_right(lost, tagged):
-    made, held = run(drops=lost, tagged=tagged)
-    assert set(SIX) - set(made.survivors) == set(lost)
-    for index, row in enumerate(opened(made, held)):
-        bound = float(error_bound(made.spec.groups[index], len(made.survivors))) * 2  # over a half of the weight
-        assert np.abs(row - exact(held, made.survivors, index)).max() <= bound
-
-
-def test_the_coordinators_sum_is_noise():
-    made, held = run(elements=20_000)
-    with pytest.raises(RefusedError, match="do not come out"):
-        made.accumulator.open((), made.survivors)
-    words = np.concatenate([np.frombuffer(chunk, "<i4") for chunk in made.hidden])[:20_000]
+def test_what_the_coordinator_opens_is_noise():
+    made = Directed(own_frame(elements=20_000, chunk_bytes=1 << 16))
+    words = made.hidden[1]
     counts = np.bincount(words.view(np.uint8), minlength=256)
     expected = counts.sum() / 256
     assert ((counts - expected) ** 2 / expected).sum() < 255 + 5 * np.sqrt(510)
-    for silo in SIX:
-        assert abs(np.corrcoef(words, held[silo][0])[0, 1]) < 0.04
+    for values in (*made.held.values(), made.exact()):
+        assert abs(np.corrcoef(words.view("<i4"), values)[0, 1]) < 0.04
+    assert (made.run.opened[0].total == 5).all()  # the metrics of the same sum are for it
 
 
-def test_every_other_set_of_survivors_gives_noise():
-    made, held = run(drops={SIX[5]: "SendHeader"})
-    others = {subset for m in (4, 5, 6) for subset in combinations(SIX, m)} - {tuple(sorted(made.survivors))}
-    assert len(others) == 15 + 6 + 1 - 1
+def test_every_other_set_of_survivors_is_refused():
+    made = Directed(drops={FIVE[3]: "SendHeader"})
+    others = {subset for m in (3, 4, 5) for subset in combinations(FIVE, m)} - {tuple(sorted(made.survivors))}
     for survivors in others:
         with pytest.raises(RefusedError) as caught:
-            opened(made, held, survivors)
+            made.open(survivors=survivors)
         assert (caught.value.peer, caught.value.code) == ("coordinator", "SUM")
 
 
 def test_pads_of_another_recipient_or_attempt_do_not_come_off():
-    made, held = run()
-    other = specify(own_frame(), SIX, 1)
-    for pads in (
-        {j: d.pad(other, j, seed_of(R), public_key(seed_of(j)), j) for j in SIX if j != R},
-        {
-            j: d.pad(made.spec, j, seed_of(SIX[3] if j != SIX[3] else R), public_key(seed_of(j)), j)
-            for j in SIX
-            if j != R
-        },
-    ):
-        with pytest.raises(RefusedError, match="do not come out"):
-            opened(made, held, pads=pads)
-
-
-def test_a_shifted_row_is_noticed_by_its_tag_alone():
-    made, held = run(tagged=True)
-    shifted = [bytearray(chunk) for chunk in made.hidden]
-    shifted[0][0] ^= 1
+    made, again = Directed(), specify(own_frame(), FIVE, 1)
+    for pads in (recipient_pads(made.spec, 2), recipient_pads(again, 1)):
+        with pytest.raises(RefusedError, match="was altered"):
+            made.open(pads=pads)
     with pytest.raises(RefusedError, match="was altered"):
-        opened(made, held, hidden=shifted)
-    with pytest.raises(LocalError, match="is opened with its tags"):
-        opened(made, held, tagged=None)
-    untagged, same = run()
-    shifted = [bytearray(chunk) for chunk in untagged.hidden]
-    shifted[0][0] ^= 1
-    assert (opened(untagged, same, hidden=shifted)[0] != opened(untagged, same)[0]).sum() == 1  # why there are tags
+        made.open(words=made.hidden[2])
+
+
+def test_a_shifted_word_is_noticed():
+    made = Directed()
+    for at in (0, 199):
+        shifted = made.hidden[1].copy()
+        shifted[at] += 1
+        with pytest.raises(RefusedError, match="was altered"):
+            made.open(words=shifted)
+
+
+def test_its_tag_tells_those_who_have_the_group_key_nothing():
+    """In a row of the sum their pad comes off a tag; in one for a single silo its pad stays on."""
+    made, silo = Directed(), FIVE[0]
+    spec, ctx = made.spec, made.spec.context()
+    given = [Given(np.ones(3)), *(Given(made.held[silo]) for _ in AWAY)]
+    tagger = Tagger(GROUP_KEY, ctx, 3)
+    for _ in masked_chunks(spec, silo, given, (), tagger, sender_pads(spec, silo)):
+        pass
+    own = {index: pad.key for index, pad in sender_pads(spec, silo).items()}
+    sent = decoded(tagger.padded(GROUP_KEY, ctx, silo, own), 3)
+    by_all = decoded(Tagger(GROUP_KEY, ctx, 3).padded(GROUP_KEY, ctx, silo), 3)  # of nothing: the pads alone
+    told = [(tag - pad) % PRIME == value for tag, pad, value in zip(sent, by_all, tagger.sums, strict=True)]
+    assert told == [True, False, False]
 
 
 def test_each_pad_has_a_key_of_its_own_that_both_sides_know():
     specs = [
-        specify(own_frame(), SIX, 0),
-        specify(own_frame(), SIX, 1),
-        specify(own_frame(round=4), SIX, 0),
-        specify(own_frame(elements=201), SIX, 0),
-        specify(own_frame(recipient=SIX[0]), SIX, 0),
+        specify(own_frame(), FIVE, 0),
+        specify(own_frame(), FIVE, 1),
+        specify(own_frame(round=4), FIVE, 0),
+        specify(own_frame(elements=201), FIVE, 0),
     ]
     found = set()
     for spec in specs:
-        for sender in SIX:
-            if sender != spec.recipient:
-                theirs = d.pad(spec, sender, seed_of(spec.recipient), public_key(seed_of(sender)), sender)
-                assert theirs == pad_of(spec, sender)
-                found.add(theirs.key)
-    assert len(found) == 25
+        for index in (1, 2):
+            theirs = recipient_pads(spec, index)
+            assert theirs == {silo: sender_pads(spec, silo)[index] for silo in FIVE}
+            found |= {pad.key for pad in theirs.values()}
+    assert len(found) == 4 * 2 * 5
 
 
 def test_a_pad_is_that_of_the_docstring():
-    spec = specify(own_frame(), SIX, 0)
-    private = X25519PrivateKey.from_private_bytes(seed_of(SIX[0]))
-    agreed = private.exchange(X25519PublicKey.from_public_bytes(public_key(seed_of(R))))
-    info = framed(b"staddle/mix/pad/1", b"\x01", b"silo-00", b"silo-02", bytes(7) + b"\x03", b"head", b"bias")
-    assert pad_of(spec, SIX[0]).key == HKDF(SHA256(), 32, spec.context(), info).derive(agreed)
+    spec = specify(own_frame(), FIVE, 0)
+    private = X25519PrivateKey.from_private_bytes(seed_of(FIVE[0]))
+    agreed = private.exchange(X25519PublicKey.from_public_bytes(public_key(seed_of(AWAY[0]))))
+    fields = (b"\x01", b"silo-00", b"silo-05", bytes(7) + b"\x03", b"theta.silo-05")
+    info = framed(b"staddle/mix/pad/1", *fields)
+    assert sender_pads(spec, FIVE[0])[1].key == HKDF(SHA256(), 32, spec.context(), info).derive(agreed)
 
 
-def test_the_recipients_own_values_are_clipped_as_the_others_are():
-    made, held = run()
-    inside = opened(made, {**held, R: [np.full(200, 8.0), np.full(3, -8.0)]})
-    beyond = opened(made, {**held, R: [np.full(200, 9.0), np.full(3, -1e9)]})
-    assert all((one == other).all() for one, other in zip(inside, beyond, strict=True))
+def test_a_row_without_its_pad_does_not_leave():
+    made = Directed()
+    given = [Given(np.ones(3)), *(Given(made.held[FIVE[0]]) for _ in AWAY)]
+    pads = sender_pads(made.spec, FIVE[0])
+    for some in ({}, {1: pads[1]}, {**pads, 0: pads[1]}):
+        with pytest.raises(LocalError, match="are not for the coordinator's eyes"):
+            next(masked_chunks(made.spec, FIVE[0], given, (), None, some))
 
 
-def test_weights_are_whole_and_add_up():
-    own = own_frame()
-    assert dict(own.counts) == {**weights(), R: 0}
-    assert (own.exchange, own.recipient) == ("mix", R)
-    for wrong in (
-        {**weights(), R: weights()[R] + 1},
-        {**weights(), SIX[0]: -1, SIX[1]: weights()[SIX[1]] + 1 + weights()[SIX[0]]},
-    ):
-        with pytest.raises(RefusedError) as caught:
-            d.directed(frame(groups=(group(weights="public"),)), R, wrong)
-        assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
-    with pytest.raises(LocalError, match="no public weights"):
-        d.directed(frame(groups=(group(weights="equal"),)), R, weights())
+# Weights: rules 4 and 5.
 
 
-def test_concentration_is_judged_for_the_recipient_alone():
-    """What counts is the row without the recipient's own part; no other silo sees it (rule 5)."""
-    four = names(4)
-
-    def spec(*raw):
-        own = d.directed(frame(groups=(group(weights="public"),)), four[0], weights(raw, four))
-        return specify(own, four, 0)
-
-    for raw in ([1, 40, 35, 25], [1000, 40, 35, 25]):
-        round_spec.check_cohort(spec(*raw), Terms())
-        with pytest.raises(RefusedError, match="one silo has"):  # a Sum of those is seen by the silos, too
-            round_spec.check_cohort(spec(*raw).model_copy(update={"exchange": "sum", "counts": tuple(raw)}), Terms())
-    round_spec.check_cohort(spec(1, 40, 35, 25).model_copy(update={"counts": (1000, 40, 35, 25)}), Terms())
-    with pytest.raises(RefusedError, match="public weights of the cohort: one silo has"):
-        round_spec.check_cohort(spec(1, 60, 20, 20), Terms())
-    with pytest.raises(RefusedError, match="public weights of the cohort: they count as"):
-        round_spec.check_cohort(spec(1, 50, 25, 25), Terms(min_cohort=4))
-    round_spec.check_survivors(spec(1, 30, 35, 35), Terms(), (four[0], *four[2:]))
-    with pytest.raises(RefusedError, match="public weights of the survivors: one silo has"):
-        round_spec.check_survivors(spec(1, 40, 35, 25), Terms(), (four[0], *four[2:]))
+def counts(raw, **fields):
+    return specify(own_frame(raw, **fields), FIVE, 0).groups[1].counts
 
 
-def test_wrong_calls_are_told():
-    spec = specify(own_frame(), SIX, 0)
-    for sender, peer, on in (
-        (R, SIX[0], spec),
-        (R, R, spec),
-        (SIX[0], SIX[1], spec),
-        (SIX[0], R, spec.model_copy(update={"exchange": "sum"})),
-    ):
-        with pytest.raises(LocalError, match="sends no pad"):
-            d.pad(on, sender, bytes(32), public_key(bytes(32)), peer)
+def test_weights_are_whole_and_add_up_or_there_is_no_row():
+    assert sum(counts(RAW)) == 1 << 32
+    assert counts([0, 0, 1, 1, 1]) == (0, 0, 1431655766, 1431655765, 1431655765)
+    for none in ([0] * 5, [0, 0, 0, 1, 1], [6, 1, 1, 1, 1], [5, 5, 0, 0, 0]):
+        assert counts(none) == (0, 0, 0, 0, 0), none
+    assert counts([1, 1, 1, 1, 0], min_cohort=5) == (0,) * 5
+    assert sum(counts([1, 1, 1, 1, 1], min_cohort=5)) == 1 << 32
+
+
+def test_a_row_may_not_show_too_much_once_silos_are_lost():
+    spec = specify(own_frame([6, 3, 3, 1, 1]), FIVE, 0)
+    round_spec.check_cohort(spec, Terms())
+    round_spec.check_survivors(spec, Terms(), FIVE[:4])
+    with pytest.raises(RefusedError, match=r"theta\.silo-05.*more than half"):
+        round_spec.check_survivors(spec, Terms(), (FIVE[0], FIVE[1], *FIVE[3:]))
+    few = specify(own_frame([0, 1, 1, 1, 0]), FIVE, 0)
+    with pytest.raises(RefusedError, match="2 silos are mixed, fewer than min_cohort 3"):
+        round_spec.check_survivors(few, Terms(), (FIVE[0], *FIVE[2:]))
+    with pytest.raises(RefusedError, match="3 silos are mixed, fewer than min_cohort 4"):
+        round_spec.check_cohort(few, Terms(min_cohort=4))
+
+
+def test_a_reader_has_no_weight_in_its_own_row():
+    own = own_frame(away=(FIVE[0],))
+    assert specify(own, FIVE, 0).groups[1].counts[0] == 0
+    assert ALL[6] not in {group.reader for group in own.groups}
+
+
+def test_names_of_groups_hold_two_ids():
+    Group(name=f"{'p' * 64}.{'s' * 64}", elements=1, clip_exponent=0, weights="public", reader="s" * 64)

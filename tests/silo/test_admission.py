@@ -602,3 +602,51 @@ def test_6_our_own_weights_come_along_with_their_digest(made, ask, own_weights):
 def test_6_weights_that_do_not_fit_decline_the_job(made, refused, own_weights, change, complaint):
     own = Weights(jobs=("sup-1",), part="supervisor", file=own_weights[0]).model_copy(update=change)
     assert complaint in refused("DATA", signed=made.signed("sup-1"), weights=(own,))
+
+
+# (4) again: rows by directed sums.
+
+DIRECTED = {**PUBLIC, "counts": dict.fromkeys(FIVE, 30), "mix": "directed"}
+
+
+@pytest.fixture
+def directed(blind):
+    def call(name, asks="public_counts = true", **fields):
+        given = {"options": {"similarity": "samples"}, "silos": FIVE, "participation": 0.8, **fields}
+        return blind(name, given.pop("security", DIRECTED), "fedsimsup", asks=asks, **given)
+
+    return call
+
+
+def test_4_directed_rows_are_decided_by_who_may_read_them(ask, refused, directed, blind, made):
+    asked = directed("rows")
+    assert ask(**asked).job.keyed
+    late = outflows(blind.job, made.roster, asked["policy"])[-1]
+    assert late.readers == ("sum", *FIVE)
+    rows = [verdict.release for verdict in late.decision.tensors if verdict.release.part == "theta"]
+    (away,) = {len(blind.job.away(round_)) for round_ in range(1, blind.job.length)}
+    for release, spec in zip(rows, blind.job.up(1)[0].tensors, strict=True):
+        assert (release.form, release.dtype, release.shape) == ("masked", "uint32", (away, *spec.shape))
+        assert release.readers == FIVE
+    fewer = {'"silo-d", "silo-e"]': '"silo-d"]'}
+    assert "'silo-e' is not in readers" in refused("POLICY", **directed("fewer", replace=fewer))
+
+
+@pytest.mark.parametrize("asks", ["", '\ntrust = "none"'])
+def test_4_directed_rows_want_no_trust_in_the_coordinator(ask, directed, blind, made, asks):
+    """Whoever runs it: a silo in league with it has no part in what is hidden."""
+    asked = directed("untrusted-rows", "public_counts = true" + asks)
+    assert ask(**asked).job.keyed
+    everybody = made.roster.coordinator.host_operator
+    entries = [entry.model_copy(update={"host_operator": everybody}) for entry in made.roster.entries]
+    assert sum_objections(blind.job, asked["policy"], made.roster.model_copy(update={"entries": tuple(entries)})) == ()
+    one_upload = {**DIRECTED, "mix": "one-upload"}
+    assert (
+        "would be hidden from"
+        in sum_objections(directed("trusting", security=one_upload) and blind.job, asked["policy"], made.roster)[0]
+    )
+
+
+def test_4_directed_rows_are_of_as_many_silos_as_the_policy_asks(refused, directed):
+    asks = "public_counts = true\nmin_cohort = 4"
+    assert "rows of the job may be over min_cohort = 3 other silos" in refused("POLICY", **directed("few", asks))

@@ -1,0 +1,117 @@
+r"""Rows of a directed Mix: groups of a round's open sum that one silo each can read, kept for silos that are away.
+
+The words of each lie in a file of their own from when the sum is opened (opening.py, kept_words.py). What a fold puts
+aside for a silo is a list of them, in the order of their rounds, canonical JSON::
+
+    {"rows":[{"keep":"0.5","round":7},{"keep":"0.25","round":9}]}
+
+Under their pads they are noise to the coordinator (security/directed_mix.py): it need not remember who had which.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from .. import log
+from ..algorithms.exchange import Part
+from ..algorithms.job import Job
+from ..algorithms.method import Delivery, Mail, Post
+from ..files import Strict, canonical_json, parse_canonical
+from ..proto.blind import bounds, directed
+from ..proto.mix_messages import Mixed
+from ..security.blind_sum import row_group, row_name
+from .kept_words import KeptSum, kept_sum
+from .store import JobStore, summed_words
+
+MOST_DOCUMENTS = 3 << 20  # bytes of what stands beside the words that wait for a silo: a manifest has less than 4 MiB
+
+
+class _Aside(Strict):
+    keep: str
+    round: Annotated[int, Field(strict=True, ge=0)]
+
+
+class _Asides(Strict):
+    rows: tuple[_Aside, ...]
+
+
+@dataclass(frozen=True)
+class DirectedRow:
+    """One row that waits for a silo; ``keep`` as in ``method.Post``."""
+
+    kept: KeptSum
+    keep: float
+
+    def mixed(self) -> Mixed:
+        """What goes down of it but its words."""
+        claim = self.kept.claim
+        return Mixed(
+            self.kept.part, claim.document, claim.signature, (), claim.tag, self.keep, survivors=claim.survivors
+        )
+
+
+class Directed:
+    """Those of one job."""
+
+    def __init__(self, job: Job, store: JobStore) -> None:
+        self._job = job
+        self._store = store
+        self._parts = {part.name: part for start in job.phase_starts for part in directed(job.up(start))}
+
+    def rows(self, deliveries: Sequence[Delivery], down: Sequence[Part], silo: str) -> list[DirectedRow]:
+        """Those that a silo gets of what its method delivers, in the order of the parts and, within one, of rounds."""
+        mailed = {delivery.part for delivery in deliveries if isinstance(delivery, Mail)} & self._parts.keys()
+        found = []
+        for name in (part.name for part in down if part.name in mailed):
+            waiting = self._asides(name, silo, self._store.put_aside(name, silo))
+            found += [DirectedRow(self._kept(name, silo, each.round), float(each.keep)) for each in waiting]
+        return found
+
+    def posting(self, round_: int) -> Callable[[Post, bool], bytes | None]:
+        """What a post puts aside: the row of this round behind those that lie there, unless these are cleared.
+
+        None for a silo of which the round has no row: nobody is mixed, or it was drawn itself.
+        """
+
+        def rows(post: Post, cleared: bool) -> bytes | None:
+            if not self._store.path(_name(round_, post.part, post.silo)).exists():
+                return None
+            before = () if cleared else self._asides(post.part, post.silo, self._store.put_aside(post.part, post.silo))
+            waiting = (*before, _Aside(keep=repr(post.keep), round=round_))
+            kept = (self._kept(post.part, post.silo, each.round) for each in waiting)
+            if sum(len(each.claim.document) for each in kept) > MOST_DOCUMENTS:
+                log.problem("row.withheld", job=self._job.name, part=post.part, silo=post.silo, why="too many wait")
+                return None
+            return canonical_json(_Asides(rows=waiting).model_dump(mode="json"))
+
+        return rows
+
+    def files(self, part: str, silo: str, data: bytes) -> frozenset[str]:
+        """The files of words that such a list names; none of a part that is no directed one."""
+        if part not in self._parts:
+            return frozenset()
+        return frozenset(_name(each.round, part, silo) for each in self._asides(part, silo, data))
+
+    def has(self, part: str) -> bool:
+        """Whether a part is mixed so."""
+        return part in self._parts
+
+    def _asides(self, part: str, silo: str, data: bytes | None) -> tuple[_Aside, ...]:
+        if data is None:
+            return ()
+        return parse_canonical(data, _Asides, f"job {self._job.name!r}: rows of {part!r} for {silo!r}").rows
+
+    def _kept(self, part: str, silo: str, round_: int) -> KeptSum:
+        own = row_group(self._parts[part], bounds(self._job), silo)
+        return kept_sum(part, self._store.path(_name(round_, part, silo)), own.body * (own.ring // 8))
+
+
+def row_words(job: Job, round_: int) -> tuple[str, ...]:
+    """Names of all files of rows that the sum of a round can have."""
+    return tuple(_name(round_, part.name, silo) for part in directed(job.up(round_)) for silo in job.away(round_))
+
+
+def _name(round_: int, part: str, silo: str) -> str:
+    return summed_words(round_, row_name(part, silo))
