@@ -29,8 +29,8 @@ Where this differs from the paper:
 - N(t), M and K are those that completed the round and the census; who missed the census neither learns nor teaches.
   m and the proportions are of the training records.
 - Where the job is blind it declares m, and for "labels" the class counts, of all silos: the census gives metrics alone.
-- With ``security.mix = "directed"`` s_ij is made whole over the silos that are drawn: where some of them do not complete
-  the round, the row is over the others by the same numbers. A silo that is drawn and lost has no row of that round.
+- With ``security.mix = "directed"`` s_ij is made whole over the silos that are drawn: where some of these do not
+  complete the round, the row is over the others by the same numbers. Who is drawn and lost has no row of that round.
 - θ_i lives at its silo, where the paper's server holds all: an absent silo applies its rounds of Eq. 7 in one step.
 - All θ_i start equal (Algorithm 1 does not say); averaging independently initialised networks destroys them. The
   supervisors start apart.

@@ -142,6 +142,10 @@ def check_ledger(running, silo):
     intents = [record for record in map(json.loads, lines) if record["type"] == "egress.intent"]
     readers = {"masked": ["sum"], "padded": ["mix"], "rotated": ["gram"]}
     assert {record["form"] for record in intents} == set(readers)
-    assert all(record["readers"] == readers[record["form"]] for record in intents)
+    jobs = {job.name: job for job in running.jobs}
+    for record in intents:
+        job = jobs[record["job"]]
+        rows = [*job.away(record["round"])] if job.security.mix == "directed" and record["round"] else []
+        assert record["readers"] == [*readers[record["form"]], *rows]
     theirs = ledger_folder(running.federation.state("coordinator"))
     assert not reconcile(path, theirs, roster).differences
