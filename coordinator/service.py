@@ -155,9 +155,9 @@ class Service:
             raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r}: round {request.round} is not open to it")
         self._daemon.receiving.check_delivery(run.job, silo, request.round)
         sums, rows = run.sums(request.round, silo), self._daemon.rows(run, request.round, silo)
+        prekeys = self._daemon.prekeys(run, request.round, silo)
         directed = run.directed_rows(request.round, silo)
         kept = [*sums, *(each.kept for each in directed)]  # a job has rows of the one kind or of the other
-        prekeys = self._daemon.prekeys(run, request.round, silo)
         delivery = await run.delivery(request.round, silo)
         items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery.tensors])
         words = [*(each.nbytes for each in kept), *(run.keyed.nbytes(planned) for planned, _ in rows)]

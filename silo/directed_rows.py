@@ -59,7 +59,7 @@ class DirectedRows:
 
     def announced(self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.PrekeyTold]) -> list[int]:
         """The bytes of each row; RefusedError, before anything is made of them, for rows that there cannot be."""
-        check(not prekeys, COORDINATOR, Code.SPEC, f"brings {len(prekeys)} prekeys, and no seeds are sealed in the job")
+        check(not prekeys, COORDINATOR, Code.KEYS, "brings later prekeys, a directed job has the first ones alone")
         self._mixed = announced_rows(peer, messages, self._expected)
         strange = any(each.summands for each in self._mixed)
         check(not strange, COORDINATOR, Code.SPEC, "brings rows of uploads, the job has directed ones")
@@ -132,7 +132,7 @@ class DirectedRows:
         shares = {silo: weight / whole for silo, weight in weights.items() if weight}
         fault = job.method().mail_fault(round_, sharing.silo, shares, mixed.keep)
         check(not fault, COORDINATOR, Code.SPEC, f"brings mail that {fault}")
-        pads = recipient_pads(spec, group, sharing.first(), sharing.others)
+        pads = recipient_pads(spec, group, sharing.first_prekey, sharing.others)
         return _Coming(self._expected[mixed.part], claim, mixed.keep, spec, index, pads)
 
     def _reserve(self) -> None:

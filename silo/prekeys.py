@@ -7,8 +7,9 @@ Two files in the job's folder, 0600::
     prekeys.json     what was heard of the prekeys of the other silos, and which of ours they seal to: ``Known``
 
 A new generation is durable before its public half leaves; one that a process made and did not give, since it died, is
-never given. Those that nothing is sealed to any more are erased: the file is written anew without them. What the disk
-keeps of the one before is the disk's affair.
+never given. A directed mix takes the first one all the job through, and makes no others. Those that nothing is sealed
+to any more are erased: the file is written anew without them. What the disk keeps of the one before is the disk's
+affair.
 """
 
 from dataclasses import dataclass

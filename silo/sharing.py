@@ -58,13 +58,16 @@ class Sharing:
         """What uploads and rows of a Mix part are bound to."""
         return line_of(self.job, part, self.federation, self.roster)
 
+    @property
+    def first_prekey(self) -> bytes:
+        """The private half of ours: what a directed mix is hidden under, all the job through."""
+        return self.prekeys.own()[0]
+
     def pads(self, spec: RoundSpec) -> dict[int, Term]:
         """Those that hide what one silo alone is to read of a secure sum, by group."""
-        return sender_pads(spec, self.silo, self.first(), self.others)
-
-    def first(self) -> bytes:
-        """The private half of our first prekey, which stays where no seeds are sealed."""
-        return self.prekeys.own()[0]
+        if self.job.security.mix != "directed":  # whose first prekey may be erased
+            return {}
+        return sender_pads(spec, self.silo, self.first_prekey, self.others)
 
     def rotation(self, part: Part, round_: int) -> bytes:
         """Ctx of the upload of a Gram part in a round."""

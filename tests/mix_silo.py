@@ -25,7 +25,7 @@ from staddle.security.blind_sum import given
 from staddle.security.group_key import Epoch, JobKeys, contribute
 from staddle.security.masked_sum import masked_chunks
 from staddle.security.mix_line import Version
-from staddle.security.prekeys import publish
+from staddle.security.prekeys import Known, publish
 from staddle.security.rotation import rotate
 from staddle.security.round_spec import Terms
 from staddle.security.signers import Signers
@@ -240,9 +240,9 @@ class DirectedSilo(MixSilo):
     def __init__(self, address, keys, roster, job, gifts, folder):
         super().__init__(address, keys, roster, job, gifts)
         folder.mkdir(parents=True, exist_ok=True)
-        shared = JobKeys(KEY, keys.exchange.private_bytes_raw(), self.others)  # in place of prekeys
-        self.sharing = Sharing.of(job, roster, keys, shared, folder)
+        self.sharing = Sharing.of(job, roster, keys, JobKeys(KEY, self.others), folder)
         self.sharing.memory.begin(job)
+        self.sharing.prekeys.begin(keys.exchange.private_bytes_raw(), Known.first(self.others))  # in place of prekeys
 
     def masked(self, terms):
         spec = self.state.spec
@@ -258,7 +258,7 @@ class DirectedSilo(MixSilo):
         """What its rows came to, and of which rounds they are."""
         manifest, payload, _ = await self.delivery(round_)
         opener = DirectedRows(self.sharing, round_, self.terms)
-        assert sum(opener.announced("coordinator", manifest.rows)) == len(payload)
+        assert sum(opener.announced("coordinator", manifest.rows, manifest.prekeys)) == len(payload)
         opener.admit()
         opener.write(memoryview(payload))
         return opener.delivered().get("theta"), [json.loads(row.document)["round"] for row in manifest.rows]

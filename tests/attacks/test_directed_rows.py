@@ -32,7 +32,7 @@ def test_one_upload_is_opened_by_the_coordinator_with_any_silo():
     victim, friend = made.silos[:2]
     upload = made.give(victim, values)
     letter = sealing.letters(upload.pieces)[friend]
-    seed = o.open_seed(made.line, upload.upload, letter, friend, seed_of(friend), made.signers)
+    seed = o.open_seed(made.line, upload.upload, letter, friend, {0: seed_of(friend)}, made.signers)
     opening = o.Opening(made.line, KEY, [o.Summand(upload.upload, WHOLE, seed)])  # as a row of it alone
     read = lambda _, at, size: memoryview(upload.hidden)[at : at + size]  # noqa: E731
     for words in o.mixed_pieces(made.line, {victim: WHOLE}, read):

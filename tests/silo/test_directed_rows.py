@@ -5,11 +5,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from keyed_jobs import COUNTED, KEY, SILOS, Coordinator, job_keys, keys_of, letter_for, make_keyed, sharing_of
+from keyed_jobs import (
+    COUNTED,
+    KEY,
+    SILOS,
+    Coordinator,
+    first_prekey,
+    job_keys,
+    keys_of,
+    letter_for,
+    make_keyed,
+    sharing_of,
+)
 from ledgers import stored
 
 from staddle.algorithms.method import KEEP, METRICS
 from staddle.errors import LocalError, RefusedError
+from staddle.proto import secure_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.blind import bounds as bounds_of
 from staddle.proto.blind import directed, round_frame, sum_groups
@@ -69,7 +81,7 @@ class Sum:
             ]
             check_given(self.spec, gifts)
             keys, tagger = job_keys(job, silo), tags.Tagger(KEY, ctx, len(of))
-            pads = sender_pads(self.spec, silo, keys.prekey, keys.others)
+            pads = sender_pads(self.spec, silo, first_prekey(silo), keys.others)
             accumulator.add(words.tobytes() for words in masked_chunks(self.spec, silo, gifts, (), tagger, pads))
             given[silo] = tagger.padded(KEY, ctx, silo, {index: pad.key for index, pad in pads.items()})
         accumulator.open((), self.survivors)
@@ -293,6 +305,15 @@ def test_memory_that_is_gone_is_no_memory_of_nothing(recipient, keyed, twice):
             attempt()
 
 
+def test_later_prekeys_are_refused(recipient, twice):
+    """There are none in such a job: the first ones stay until it ends."""
+    opener = DirectedRows(recipient.sharing, 8, TERMS)
+    with pytest.raises(RefusedError, match="brings later prekeys") as caught:
+        opener.announced("coordinator", [twice[1][0].down()[0]], [pb.PrekeyTold()])
+    assert (caught.value.peer, caught.value.code) == ("coordinator", "KEYS")
+    assert set(recipient.sharing.prekeys.own()) == {0}
+
+
 def test_rows_of_the_other_kind_are_refused(recipient, keyed, twice, tmp_path):
     first = twice[1][0]
     mail = Coordinator(keyed, keyed.jobs["mail"], first.part, tmp_path / "mail")
@@ -302,4 +323,4 @@ def test_rows_of_the_other_kind_are_refused(recipient, keyed, twice, tmp_path):
     assert "brings rows of uploads" in recipient.refused(9, [first.down(summands=(summand,))])
     uploads = Rows(mail.silos[first.reader], 4, TERMS, lambda _: ())
     with pytest.raises(RefusedError, match="brings directed rows, there are none"):
-        uploads.announced("coordinator", [first.down()[0]])
+        uploads.announced("coordinator", [first.down()[0]], [])
