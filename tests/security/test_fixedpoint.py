@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from staddle.errors import LocalError
 from staddle.files import validate
 from staddle.security import fixedpoint
-from staddle.security.fixedpoint import Group, scale_exponent
+from staddle.security.fixedpoint import WORD, Group, scale_exponent
 
 
 def group(elements=3, silos=4, **fields):
@@ -209,3 +209,19 @@ def test_a_group_that_is_none(fields, why):
     assert validate(document, Group, "x").rows == 1
     with pytest.raises(LocalError, match=why):
         validate({**document, **fields}, Group, "x")
+
+
+@pytest.mark.parametrize("ring", [32, 64])
+@pytest.mark.parametrize("exponent", [0, 27, 59, 126])
+def test_numbers_are_those_of_the_words_rounded_once(ring, exponent):
+    bits = np.random.default_rng(exponent).integers(0, 2**64, 1000, dtype=np.uint64)
+    words = np.concatenate([bits, bits & 1, -(bits & 1)]).astype(WORD[ring])
+    exact = [Fraction(word) / 2**exponent for word in words.view(f"<i{ring // 8}").tolist()]
+    assert fixedpoint.dequantise(words, ring, exponent).tolist() == [float(number) for number in exact]
+
+
+def test_numbers_may_take_the_place_of_their_words():
+    words = np.random.default_rng(0).integers(0, 2**64, 100_003, dtype=np.uint64)
+    expected = fixedpoint.dequantise(words, 64, 59)
+    assert (fixedpoint.dequantise(words, 64, 59, words.view("<f8")) == expected).all()
+    assert (words.view("<f8") == expected).all()
