@@ -347,10 +347,12 @@ class JobStore:
     def expire(self) -> None:
         """Remove versions and mail of a job that is over, and which the database does not have any more."""
         self._files = {place: name for place, name in self._files.items() if place[0] not in ("version", "mail")}
-        self._mixed = ()
+        over = [self._folder / name for name in (*self._mixed, *self._rubbish)]  # words of directed rows among them
         for kind in (".padded", ".rotated", ROWS):
-            for path in self._folder.glob(f"*{kind}"):
-                path.unlink()
+            over += self._folder.glob(f"*{kind}")
+        for path in over:
+            path.unlink(missing_ok=True)
+        self._mixed, self._rubbish = (), set()
         sync_directory(self._folder)
 
     def clean(self, uploads: Collection[str], mixed: Collection[str] = ()) -> None:

@@ -132,5 +132,8 @@ def check_left_over(running):
     folder = running.federation.coordinator_config.parent / "state"
     kinds = (".part", ".upload", ".masked", ".rotated", ".padded", ".rows")
     assert [path.name for path in folder.rglob("*") if path.suffix in kinds or "@sum" in path.name] == []
+    silos = {silo for job in running.jobs for silo in job.silos}
+    rows = [path.name for path in folder.rglob("*.words") if any(f".{silo}." in path.name for silo in silos)]
+    assert not rows, rows  # of a directed mix
     assert stored(running, "hidden", "file") == []
     assert {room for (room,) in stored(running, "files", "room")} <= {"result", "words"}

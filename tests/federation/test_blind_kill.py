@@ -16,7 +16,7 @@ from staddle.commands import local_federation
 from staddle.commands.ledger_reconcile import compare
 from staddle.proto.blind import bounds
 from staddle.security import roster as rosters
-from staddle.security.blind_sum import Quantised, given
+from staddle.security.blind_sum import Quantised, given, group
 from staddle.security.ledger_audit import ledger_folder
 from staddle.security.masked_sum import Accumulator, masked_chunks
 from staddle.security.round_spec import specify
@@ -62,7 +62,7 @@ class Announced(Quantised):
     """The sums of a cohort of all silos, of which some did not survive."""
 
     def opened(self, part, members, read):
-        spec = specify(self._frame(part), SILOS, 0)
+        spec = specify(self._frame(group(part, self._bounds)), SILOS, 0)
         accumulator = Accumulator(spec)
         for silo in members:
             gift = given(part, spec.groups[0], {each.name: read(silo, each.name) for each in part.wire})

@@ -227,15 +227,15 @@ def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path)
     job = keyed.job("sketched", "fedaims", SILOS, options, min_cohort=3, security=BLIND, model=model)
     del keyed.jobs["sketched"]  # of this test alone
     world = Keyed(keyed, tmp_path, keyed.policy(job))
-    world.job, world.parts = job, {part.name: part for part in job.up(0)}
+    world.job, world.parts = job, {part.name: part for part in job.up(1)}
     world.sharing = sharing_of(keyed, job, SILO, tmp_path / "sketched")
     part = world.parts["direction"]
-    use, ctx = use_of(job, part, 0), world.sharing.rotation(part, 0)
-    (whole,) = [item.spec for item in world.declared.items(0) if item.part == "direction"]
-    assert (whole, world.declared.hidden(0)[0].wire) == (part.tensors[0], part.wire)
+    use, ctx = use_of(job, part, 1), world.sharing.rotation(part, 1)
+    (whole,) = [item.spec for item in world.declared.items(1) if item.part == "direction"]
+    assert (whole, world.declared.hidden(1)[0].wire) == (part.tensors[0], part.wire)
     assert whole.elements > 10_000
     vector = torch.randn(whole.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    world.give_rotated({"direction": {"sketch": vector}}, Rotating(use, ctx, KEY))
+    world.give_rotated({"direction": {"sketch": vector}}, Rotating(use, ctx, KEY), 1)
     assert world.arrived() == sketched(vector.numpy(), 32, use.key(KEY)).astype("<f4").tobytes()
     (header,) = world.client.frames[0].manifest.tensors
     assert (header.name, list(header.shape), header.size) == ("sketch", [1, 32], 128)
@@ -244,7 +244,7 @@ def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path)
         ("sketch", [1, 32], "float32")
     ]
     with pytest.raises(LocalError, match=r"direction/sketch is float32 \[1, 32\], the job's schema says float64"):
-        world.give_rotated({"direction": {"sketch": vector[:, :32].float()}}, Rotating(use, ctx, KEY))
+        world.give_rotated({"direction": {"sketch": vector[:, :32].float()}}, Rotating(use, ctx, KEY), 1)
     world.ledger.close()
 
 

@@ -173,7 +173,8 @@ def test_a_blind_job_of_sketches_takes_room_for_the_whole_vectors():
         Job.from_file(JobFile.model_validate({**document, "security": {"secure_aggregation": way}}), "job.toml")
         for way in ("off", "required")
     )
-    (whole,), (sketch,) = blind.method().direction.given, blind.method().direction.wire
+    (direction,) = (part for part in blind.up(1) if part.name == "direction")
+    (whole,), (sketch,) = direction.given, direction.wire
     more = 2 * (whole.nbytes - sketch.nbytes)  # the outbox, and the one before it
     assert footprint(blind, "a") - footprint(clear, "a") == more > 2 * 8 * 10_000
 
