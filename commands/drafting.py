@@ -29,7 +29,7 @@ WHAT = {  # what each kind is, and what it can tell those who read it
     Kind.CANONICAL_MODELS: "parameters of the models that silos mix; they can tell whether a record was trained on",
     Kind.CLASSIFIER_ROWS: "the classifier's rows, of unit length; they tell how classes lie here",
     Kind.MEMBERSHIP: "how this silo mixes the common models; it tells what its records are like",
-    Kind.COUNTS: "numbers of records, or shares of labels; static facts about the data set",
+    Kind.COUNTS: "numbers of records, shares of labels, or which classes are there; static facts about the data set",
     Kind.METRIC: "how many test records were classified correctly",
     Kind.SKETCH: "a projection of an update, to compare silos with one another",
     Kind.KEY: "a public key",
@@ -96,7 +96,7 @@ def _head(jobs: Sequence[Job], limit: str) -> str:
     lines = [
         *_comment(
             f"What may leave this silo: what these jobs give, and nothing but this: {named}. Read each rule, take out "
-            "what you do not want to leave, and run: staddle policy check JOB.json"
+            "what you do not want to leave, and run: staddle policy check JOB.json --config SILO.toml"
         ),
         "version = 1",
         "",

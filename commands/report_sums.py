@@ -10,6 +10,8 @@ from ..security.records_secure import SumEnd, SumOpened
 from ..security.release import MASKED, SILOS_READER, SUM_READER
 from .report_tables import Listed, newest, spans
 
+NAMED = "named"  # masked for single silos, which are its readers by name
+
 
 @dataclass(frozen=True, slots=True)
 class SumRow:
@@ -46,7 +48,7 @@ class Sums:
 
     jobs: tuple[SumRow, ...]
     parts: tuple[PartRow, ...]
-    forms: tuple[str, ...]  # that occur, plain ones left out, and "silos" where these alone read a sum
+    forms: tuple[str, ...]  # that occur, "silos" and NAMED too, "plain" left out
     ends: Listed[At[SumEnd]]  # attempts that ended without a sum
 
 
@@ -57,6 +59,7 @@ def sum_table(view: View) -> Sums:
     parts = tuple(row for job in view.jobs for row in _parts(view.of(job).messages))
     masked = {reader for message in view.messages if message.intent.secagg for reader in message.intent.readers}
     sums = [name for name, reader in ((MASKED, SUM_READER), (SILOS_READER, SILOS_READER)) if reader in masked]
+    sums += [NAMED] if masked - {SUM_READER, SILOS_READER} else []
     forms = (*sums, *sorted({row.form for row in parts}))
     return Sums(tuple(row for row in rows if row is not None), parts, forms, newest(ends))
 

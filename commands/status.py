@@ -156,12 +156,14 @@ def _ledger(ledger: "LedgerStatus") -> list[str | Table]:
         return [f"ledger: DOES NOT HOLD: {problem}" for problem in verified.problems]
     head = f"{verified.records - 1}:{verified.head}" if verified.head else "none"
     total = sum(total.bytes for total in ledger.totals.values())
+    assumed = sum(total.assumed for total in ledger.totals.values())
+    left = f"{total:,} bytes left" + (f", {assumed:,} of these assumed" if assumed else "")
     rows = [
         (*key, *(f"{n:,}" for n in (total.messages, total.tensors, total.bytes)))
         for key, total in ledger.totals.items()
     ]
     table = _table(("job", "part", "messages", "tensors", "bytes that left"), rows, numbers=3)
-    return [f"ledger: holds, {verified.records} records, {total:,} bytes left", f"head {head}", table]
+    return [f"ledger: holds, {verified.records} records, {left}", f"head {head}", table]
 
 
 # Both.

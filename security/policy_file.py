@@ -32,9 +32,9 @@
     min_honest = 2                  # of those behind an opened sum, so many are in league with nobody
     assumed_colluders = 1           # silos that a job must take to be in league with the coordinator, at least
     min_holders = 3                 # silos that hold a class before its rows are summed; left out: min_cohort
-public_counts = false           # true: how many records this silo has, by class too, may stand in a job
-    trust = "none"                  # "non-colluding-coordinator": jobs may mix and compare, which hides what this silo
-                                    # gives only while the coordinator is in league with no silo of the job
+    public_counts = false           # true: how many records this silo has, by class too, may stand in a job
+    trust = "none"                  # "non-colluding-coordinator": jobs may rely on a key of their silos, which holds
+                                    # only while the coordinator is in league with no silo of the job
 
 Globs are those of globs.py: ``*`` within one dotted segment, ``**`` for any number of segments.
 """

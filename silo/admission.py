@@ -166,9 +166,11 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
     # (3) Counts stand in it only if they are no secret, and (4) then no silo outweighs the others.
     if security.weights == "public":
         if not policy.file.secure_aggregation.public_counts:
+            known = ", in all and of each class, is" if security.class_counts else " is"
+            instead = "" if _mixes(job) else ', or have the job signed with security.weights = "private"'
             yield (
                 "the job's weights are public, secure_aggregation.public_counts = false; set it to true if the number "
-                'of this silo\'s records is no secret, or have the job signed with security.weights = "private"'
+                f"of this silo's records{known} no secret{instead}"
             )
         fewest = max(job.min_cohort, terms.min_cohort)
         if fault := weights_fault(job.weighing, job.cohorts(), fewest):
@@ -178,9 +180,11 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
     # (6) What is summed class by class is not of fewer silos than the policy asks (rule 7).
     asked = policy.file.secure_aggregation.min_holders or terms.min_cohort
     if job.counted and job.min_holders < asked:
+        of = "" if policy.file.secure_aggregation.min_holders else " (left out: its min_cohort)"
         yield (
             f"rows of a class that {job.min_holders} silos hold may be summed, secure_aggregation.min_holders = {asked}"
-            "; have the job signed with a higher security.min_holders, or lower that of the policy"
+            f"{of}; have the job signed with a higher security.min_holders, or lower that of the policy (the "
+            f"{security.colluders} that may collude are counted besides)"
         )
 
 
@@ -191,6 +195,10 @@ def _rings(job: Job) -> Iterator[str]:
             scale_exponent(own.ring, len(job.silos), own.clip_exponent, own.weights)
         except LocalError as error:
             yield f"part {own.name!r}: {error}"
+
+
+def _mixes(job: Job) -> bool:
+    return any(isinstance(part.exchange, Mix) for start in job.phase_starts for part in job.up(start))
 
 
 def trusting(job: Job) -> bool:
@@ -212,9 +220,11 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     instead = f"to have it signed without security.{'audience' if hidden else 'tags'}"
     if parts:
         instead = "for a method that only sums, without tags"
+        if job.method().weighs_beforehand:
+            instead = 'to have it signed with security.mix = "directed", which hides by no such key'
     elif job.counted:
         instead = "for a method that sums nothing class by class"
-    rows = any(isinstance(part.exchange, Mix) for start in job.phase_starts for part in job.up(start))
+    rows = _mixes(job)
     # (7) This silo trusts that the coordinator is in league with no silo of the job.
     if trusting(job) and asked.trust != TRUSTED:
         yield (

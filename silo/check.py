@@ -107,6 +107,8 @@ def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloCon
         return job, f"{path}: {job.name!r} was accepted here, {folder.rounds_done} of its rounds are over"
     folder.check_new(signed)
     counts = f"{len(admitted.train)} records to train on, {len(admitted.test)} to test on"
+    if not kept.exists():
+        counts = f"about {counts}: which ones is drawn at the first start"
     return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {counts}"
 
 

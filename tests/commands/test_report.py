@@ -609,6 +609,14 @@ def test_sums_that_silos_alone_read_are_told_from_others(path):
     assert "Sums that silos alone read are kept from the coordinator while no silo colludes with it." in said
 
 
+def test_means_that_silos_read_by_name_are_told_from_other_sums(path):
+    with open_ledger(path) as ledger:
+        intend_masked(ledger, readers=["silo-c", "sum"])
+    _, masked, named, *_ = parsed(path).section("7. Secure sums, mixes and comparisons")
+    assert (masked[0], named[0]) == ("masked, sum", "masked, silos by name")
+    assert named[2].startswith("Each of these silos its own mean.")
+
+
 def test_padded_and_rotated_parts_say_who_reads_what_and_who_would_have_to_collude(path):
     keyed(path)
     with open_ledger(path) as ledger:

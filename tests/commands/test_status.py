@@ -200,6 +200,13 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     assert lines[4].startswith("head 2:")
 
 
+def test_what_a_session_that_is_open_may_send_is_said_to_be_assumed(made, silo):
+    with Ledger.open(made.state("a") / "ledger", "a", made.name, load_keys(made.keys("a")).log) as opened:
+        opened.control_open("a-3", Peer(id="coordinator", spki=HASH), 10, 1000)
+        said = show(made.silo_config("a"))
+    assert " bytes left, 1,000 of these assumed\n" in said
+
+
 def test_what_is_broken_is_shown_beside_what_is_not(made, silo):
     path = first(made.state("a") / "ledger")
     path.write_bytes(path.read_bytes().replace(b'"software":"staddle"', b'"software":"other"'))

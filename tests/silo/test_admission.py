@@ -430,7 +430,11 @@ def test_4_a_keyed_job_wants_trust_in_the_coordinator(refused, keyed, asks):
     ("asks", "security", "said"),
     [
         ("min_holders = 4", {}, "a class that 3 silos hold may be summed, secure_aggregation.min_holders = 4; have"),
-        ("min_cohort = 4", {}, "a class that 3 silos hold may be summed, secure_aggregation.min_holders = 4; have"),
+        (
+            "min_cohort = 4",
+            {},
+            "a class that 3 silos hold may be summed, secure_aggregation.min_holders = 4 (left out:",
+        ),
         ("min_cohort = 4\nmin_holders = 5", {"min_holders": 4}, "a class that 4 silos hold may be summed"),
         ("min_cohort = 4\nmin_holders = 3", {}, ""),
         ("min_holders = 4", {"min_holders": 4}, ""),
@@ -700,10 +704,14 @@ def test_4_directed_rows_want_no_trust_in_the_coordinator(ask, directed, blind, 
     entries = [entry.model_copy(update={"host_operator": everybody}) for entry in made.roster.entries]
     assert sum_objections(blind.job, asked["policy"], made.roster.model_copy(update={"entries": tuple(entries)})) == ()
     one_upload = {**DIRECTED, "mix": "one-upload"}
-    assert (
-        "would be hidden from"
-        in sum_objections(directed("trusting", security=one_upload) and blind.job, asked["policy"], made.roster)[0]
-    )
+    (why,) = sum_objections(directed("trusting", security=one_upload) and blind.job, asked["policy"], made.roster)
+    assert "would be hidden from" in why
+    assert why.endswith('or ask to have it signed with security.mix = "directed", which hides by no such key')
+
+
+def test_4_public_weights_of_what_is_mixed_have_no_private_form_to_ask_for(refused, directed):
+    why = refused("POLICY", **directed("counted-rows", ""))
+    assert why.endswith("set it to true if the number of this silo's records is no secret")
 
 
 def test_4_directed_rows_are_of_as_many_silos_as_the_policy_asks(refused, directed):

@@ -58,7 +58,8 @@ def test_all_that_is_as_it_should_be(federation):
     found = {finding.name: finding.text for finding in report.findings if finding.ok}
     assert list(found) == [*NAMES[:-1], "job", "disk"]
     assert "40 records of shape [1, 8, 8], 3 classes, classes not named" in found["data"]
-    assert "this silo would accept" in found["job"]
+    assert "this silo would accept; about " in found["job"]
+    assert found["job"].endswith(" to test on: which ones is drawn at the first start")
     assert not (federation.state("silo-a") / "split.key").exists()
     assert list(federation.state("silo-a").iterdir()) == []  # nothing was changed
 
