@@ -13,6 +13,7 @@ from ..security.release import MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Rel
 from ..silo.admission import TRUSTED, trusting
 from ..silo.payload import given_releases
 from .toml import to_toml
+from .units import number
 
 WIDTH = 100
 LISTED = 12  # tensors of a rule that its comment names one by one
@@ -164,7 +165,7 @@ def _rule(part: str, rule: Drafted) -> str:
 
 def _said(rule: Drafted, way: str) -> str:
     sizes = [release.nbytes for (own, _), release in rule.releases.items() if own == way]
-    return f"{len(sizes)} tensors, {sum(sizes):,} bytes a round, {HOW[way]}"
+    return f"{number(len(sizes), 'tensor')}, {sum(sizes):,} bytes a round, {HOW[way]}"
 
 
 def _shown(rule: Drafted, way: str) -> str:

@@ -97,13 +97,18 @@ def show(
 def submit(
     signed_job: Annotated[Path, typer.Argument(metavar="JOB.json", help="A signed job.")], operator: OperatorFile
 ) -> None:
-    """Queue a signed job at the coordinator; the same file again changes nothing."""
+    """Queue a signed job at the coordinator; the same file again changes nothing, and fails once it has ended."""
     require_tls13()
     from .operations import connected  # noqa: PLC0415
 
     signed = read_bytes(signed_job)
     with connected(operator) as here:
-        typer.echo(_line(here.submit(signed)))
+        status = here.submit(signed)
+    typer.echo(_line(status))
+    if status.stage == "ended":
+        raise LocalError(
+            f"{signed_job}: job {status.job!r} has ended; to run it again, have it signed under a new name"
+        )
 
 
 @app.command("list")

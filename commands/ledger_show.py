@@ -13,7 +13,7 @@ from ..security import ledger_receipts, ledger_view
 from ..security.chain import Line
 from ..security.ledger_audit import ledger_folder
 from ..security.ledger_view import PROTOCOL, Group, Message, Totals
-from ..security.records import Intent
+from ..security.records import Deny, Intent
 from ..security.records_secure import ProtocolMessage, SumEnd, SumOpened
 from ..security.release import PADDED
 from . import ledger_received, roster_files
@@ -41,7 +41,7 @@ def show(
     """Show every message that left, or counts as left; of a coordinator's ledger, what it received and delivered.
 
     There --recipient is the silo that gave or got it. Of secure sums and mixes the messages of their protocols are
-    shown too (as the part "(protocol)"), and how each attempt at a sum ended.
+    shown too (as the part "(protocol)"), and how each attempt at a sum ended; and what the policy held back.
     """
     folder = ledger_folder(path)
     if ledger_received.is_coordinators(folder):
@@ -52,28 +52,31 @@ def show(
     if job is not None and job not in (jobs := ledger_view.jobs(folder)):
         raise LocalError(f"{folder}: no record is of job {job!r}; its jobs: {', '.join(jobs) or 'none'}")
 
-    def wanted(record: Intent | SumRecord, parts: Sequence[str], to: str) -> bool:
+    def wanted(record: Intent | Beside, parts: Sequence[str], to: str) -> bool:
         of = round_number in (None, record.round) and job in (None, record.job)
         return of and (part is None or part in parts) and recipient in (None, to)
 
     rows = [m for m in ledger_view.messages(folder) if wanted(m.intent, _parts(m), m.intent.recipient.id)]
-    sums = [
+    beside: list[tuple[Line, Beside]] = [
         (line, record) for line, record in ledger_view.sums(folder) if wanted(record, [PROTOCOL], _recipient(record))
     ]
+    beside += [(line, record) for line, record in ledger_view.denials(folder) if wanted(record, [], "")]
     if as_json:
-        documents = [_document(message) for message in rows] + [_sum_document(line, record) for line, record in sums]
+        documents = [_document(message) for message in rows] + [
+            _document_beside(line, record) for line, record in beside
+        ]
         typer.echo(json.dumps(sorted(documents, key=lambda document: int(document["seq"]))))
         return
     columns = ("seq", "time", "job", "round", "part", "tensors", "bytes", "recipient", "rule", "outcome")
-    cells = [_row(message) for message in rows] + [_sum_row(line, record) for line, record in sums]
+    cells = [_row(message) for message in rows] + [_row_beside(line, record) for line, record in beside]
     print_table(columns, sorted(cells, key=lambda row: int(row[0])))
     sizes = [message.intent.message.bytes for message in rows]
-    sizes += [record.message.bytes for _, record in sums if isinstance(record, ProtocolMessage)]
+    sizes += [record.message.bytes for _, record in beside if isinstance(record, ProtocolMessage)]
     typer.echo(f"{len(sizes)} messages, {sum(sizes):,} bytes")
     _tell_policies(folder)
 
 
-SumRecord: TypeAlias = ProtocolMessage | SumEnd | SumOpened
+Beside: TypeAlias = ProtocolMessage | SumEnd | SumOpened | Deny  # what is shown beside the messages
 
 
 GROUPS: Sequence[Group] = ("job", "method", "part", "recipient")
@@ -144,6 +147,8 @@ def _row(message: Message) -> list[str]:
     outcome = message.status if message.digested else f"{message.status}, no digest"
     if masked := intent.secagg:
         outcome += f"; masked among {', '.join(masked.members)}, threshold {masked.threshold}"
+    for part, readers in _readers(intent).items():
+        outcome += f"; {part} read by {', '.join(readers)}"
     if hidden := intent.hidden:
         outcome += f"; {intent.form}, " + (f"version {hidden.number}" if intent.form == PADDED else "to be compared")
     return [
@@ -160,16 +165,21 @@ def _row(message: Message) -> list[str]:
     ]
 
 
-def _recipient(record: SumRecord) -> str:
+def _readers(intent: Intent) -> dict[str, tuple[str, ...]]:
+    """By part, where they are not all who can open something of the message."""
+    return {tensor.part: tensor.readers for tensor in intent.tensors if tensor.readers}
+
+
+def _recipient(record: Beside) -> str:
     return record.recipient.id if isinstance(record, ProtocolMessage) else ""
 
 
-def _sum_document(line: Line, record: SumRecord) -> dict[str, Any]:
+def _document_beside(line: Line, record: Beside) -> dict[str, Any]:
     return {"seq": line.seq, "time": line.record["time"], **record.model_dump(mode="json")}
 
 
-def _sum_row(line: Line, record: SumRecord) -> list[str]:
-    size, what = "", ""
+def _row_beside(line: Line, record: Beside) -> list[str]:
+    part, size, what = PROTOCOL, "", ""
     match record:
         case ProtocolMessage():
             size, what = f"{record.message.bytes:,}", f"{record.kind}, counts as left"
@@ -178,5 +188,7 @@ def _sum_row(line: Line, record: SumRecord) -> list[str]:
             what = f"attempt {record.ctx[:8]} ended, {record.code}{blame}: {record.why}"
         case SumOpened():
             what = f"sum {record.ctx[:8]} opened over {', '.join(record.survivors)}"
+        case Deny():
+            part, what = "", f"held back by the policy: {'; '.join(record.reasons)}"
     of = [str(line.seq), line.record["time"], record.job, str(record.round)]
-    return [*of, PROTOCOL, "", size, _recipient(record), "", what]
+    return [*of, part, "", size, _recipient(record), "", what]

@@ -17,6 +17,7 @@ from ..security.identity import ENTRY_FILE, load_entry
 from ..security.policy import Policy, Verdict
 from ..security.release import MASKED, PADDED, ROTATED, SILOS_READER
 from . import examples
+from .units import number
 
 if TYPE_CHECKING:
     from ..algorithms.job import Job
@@ -90,10 +91,14 @@ def check(
     objections = admission.sum_objections(job, found, members)
     accepts = not objections and all(outflow.decision.allow for outflow in outflows)
     if as_json:
-        document = {**_document(job, signer, found, outflows, accepts), "reasons": objections}
+        document = {
+            **_document(job, signer, found, outflows, accepts),
+            "reasons": objections,
+            "declared": _declared(job, silo),
+        }
         typer.echo(json.dumps(document))
     else:
-        for line in (*_lines(job, signer, found, outflows), *_objections(objections)):
+        for line in (*_lines(job, signer, silo, found, outflows), *_objections(objections)):
             typer.echo(line)
         typer.echo(_ending(outflows, accepts))
     if not accepts:
@@ -117,7 +122,7 @@ def _sources(config: Path | None, policy: Path | None, roster: Path | None) -> t
 # For people.
 
 
-def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
+def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
     from ..silo import admission  # noqa: PLC0415 beside the admission, as light as it is
 
     yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
@@ -125,8 +130,10 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
     yield f"signed by {signer}"
     if job.security.required:
         weights = "stand in it" if job.security.weights == "public" else "are masked too"
-        said = f"its sums are blind: {job.security.colluders} colluders assumed, the silos' weights {weights}"
+        said = f"its sums are blind: {number(job.security.colluders, 'colluder')} assumed, the silos' weights {weights}"
         yield from _wrapped(said, "")
+    if declared := _declared(job, silo):
+        yield from _wrapped(f"it declares of {silo!r}, for all its silos to read: {_told(declared)}", "")
     if job.counted:
         enough = job.min_holders + job.security.colluders
         said = f"round 0 counts the silos that hold each class; its rows leave where {enough} of {len(job.silos)} do"
@@ -149,10 +156,28 @@ def _lines(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"
             yield from _part(part, list(verdicts), outflow, rule.max_norm if rule else None)
         count, limits = len(outflow.decision.tensors), policy.file.limits
         most = f"at most {limits.max_bytes_per_round:,} leave, in {limits.max_attempts_per_round} attempts"
-        yield from _wrapped(f"{count} tensors, {outflow.size:,} bytes a round; the policy lets {most}", "  ")
+        yield from _wrapped(f"{number(count, 'tensor')}, {outflow.size:,} bytes a round; the policy lets {most}", "  ")
         for reason in outflow.decision.whole:
             yield from _wrapped(f"HELD BACK: {reason}", "  ")
     yield ""
+
+
+def _declared(job: "Job", silo: str) -> dict[str, Any]:
+    """What the job says of this silo's records; nothing where it says nothing, or no configuration says who we are."""
+    security = job.security
+    found: dict[str, Any] = {}
+    if silo in security.counts:
+        found["records"] = security.counts[silo]
+    if silo in security.class_counts:
+        found["classes"] = list(security.class_counts[silo])
+    return found
+
+
+def _told(declared: dict[str, Any]) -> str:
+    own = [number(declared["records"], "record")] if "records" in declared else []
+    if "classes" in declared:
+        own.append(f"by class {', '.join(map(str, declared['classes']))}")
+    return f"{', '.join(own)} to train on; compare with your own"
 
 
 def _objections(objections: Sequence[str]) -> Iterator[str]:
@@ -209,7 +234,8 @@ def _ending(outflows: Sequence["Outflow"], accepts: bool) -> str:
             "staddle silo check --job looks at them."
         )
     held = sum(bool(verdict.reasons) for outflow in outflows for verdict in outflow.decision.tensors)
-    return "This silo would DECLINE the job" + (f"; {held} tensors are held back." if held else ".")
+    said = f"; {number(held, 'tensor')} {'is' if held == 1 else 'are'} held back." if held else "."
+    return f"This silo would DECLINE the job{said}"
 
 
 # For scripts.

@@ -141,7 +141,9 @@ def _silo(found: "SiloStatus") -> list[str | Table]:
 
 
 def _state(job: "SiloJob") -> str:
-    return "unreadable" if job.problem else "finished" if job.finished else "open"
+    if job.problem:
+        return "unreadable"
+    return "finished" if job.finished else "failed" if job.failed else "open"
 
 
 def _accuracy(job: "SiloJob") -> str:

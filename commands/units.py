@@ -1,4 +1,4 @@
-"""Sizes in units that people read."""
+"""Sizes and numbers as people read them."""
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -10,3 +10,8 @@ def size(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1024
     return f"{count:.4g} {UNITS[-1]}"
+
+
+def number(count: int, of: str) -> str:
+    """``1 tensor``, ``2 tensors``."""
+    return f"{count:,} {of}" + ("" if count == 1 else "s")

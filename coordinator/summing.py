@@ -304,13 +304,15 @@ class Summing:
 
     def _end(self, effect: c.End) -> None:
         state = self._states[-1]
-        self._why = f"{effect.code}: {effect.why}"
+        lost = ", ".join(f"{silo}: {code}" for silo, code in state.failed.items())
+        why = f"{effect.why} ({lost})" if lost else effect.why
+        self._why = f"{effect.code}: {why}"
         self._tell([silo for silo in state.spec.cohort if silo not in state.failed], Over(effect.code))
         if not self._live:
             return
         for silo in self._spooled.keys() - state.headers.keys():  # the others are discarded by the machine
             self._shell.discard(silo)
-        told = {"round": self._setting.round, "attempt": self.attempt, "code": effect.code, "why": effect.why}
+        told = {"round": self._setting.round, "attempt": self.attempt, "code": effect.code, "why": why}
         log.problem("sum.ended", job=self._setting.job, **told, **({"blame": effect.blame} if effect.blame else {}))
 
     def _conclude(self) -> None:

@@ -15,7 +15,7 @@ from .chain import Line
 from .ledger_rules import Rules
 from .record_form import well_formed
 from .record_parsing import Record, checked, parse_any, parse_record
-from .records import ControlClose, ControlOpen, Intent, PolicyChange
+from .records import ControlClose, ControlOpen, Deny, Intent, PolicyChange
 from .records_secure import ProtocolMessage, SumEnd, SumOpened
 from .segments import Reading
 
@@ -59,6 +59,11 @@ def sums(folder: Path) -> tuple[tuple[Line, ProtocolMessage | SumEnd | SumOpened
     return tuple(
         (line, record) for line, record in records(folder) if isinstance(record, ProtocolMessage | SumEnd | SumOpened)
     )
+
+
+def denials(folder: Path) -> tuple[tuple[Line, Deny], ...]:
+    """What the policy held back; LocalError for a ledger that does not hold."""
+    return tuple((line, record) for line, record in records(folder) if isinstance(record, Deny))
 
 
 def jobs(folder: Path) -> tuple[str, ...]:

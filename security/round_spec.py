@@ -235,8 +235,8 @@ def check_cohort(spec: RoundSpec, terms: Terms) -> None:
     """RefusedError unless the announced cohort is one that a silo with these terms joins (rules 5 and 6)."""
     n, c = len(spec.cohort), spec.colluders
     # (1) As many colluders are assumed as our policy assumes, and they are fewer than a third.
-    _agree(c >= terms.colluders, f"assumes {c} colluders, this silo's policy {terms.colluders}")
-    _agree(3 * c < n, f"a cohort of {n} does not withstand {c} colluders: it takes more than {3 * c}")
+    _agree(c >= terms.colluders, f"has colluders = {c}, this silo's policy {terms.colluders}")
+    _agree(3 * c < n, f"a cohort of {n} does not withstand colluders = {c}: it takes more than {3 * c}")
     # (2) The threshold is the one that follows from n.
     _agree(spec.threshold == threshold(n), f"threshold {spec.threshold} of {n} is not {threshold(n)}")
     # (3) The cohort is no smaller than both minima.

@@ -14,7 +14,7 @@ class Code(StrEnum):
     """What went wrong; only these words leave a silo, never the texts."""
 
     SPEC = "SPEC"  # the specification is malformed, unsigned or not the one of this job and round
-    POLICY = "POLICY"  # cohort, threshold, weights or ring are not what this silo's policy asks for
+    POLICY = "POLICY"  # this silo's policy asks for another cohort, threshold, weights or ring, or lets no upload leave
     ATTEMPT = "ATTEMPT"  # this attempt, or one that excludes it, was entered before
     ABANDON = "ABANDON"  # too few abandon notes, or one that does not hold
     KEYS = "KEYS"  # a bundle of keys is unsigned, of a stranger, repeated or unusable

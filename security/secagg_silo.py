@@ -168,8 +168,8 @@ def _advance(state: SiloState, event: Event) -> Step:
         case ResultTold(sha256, tags) if state.stage in ("signed", "revealed"):
             survivors = tuple(header.silo for header in state.headers)
             return _wiped(state, "done"), (Finish(sha256, tags, survivors),)
-        case Stopped(why):
-            return _end(state, Code.STOPPED, "", why)
+        case Stopped(why, code):
+            return _end(state, code, "", why)
         case _:
             raise RefusedError(COORDINATOR, Code.ORDER, f"brings {type(event).__name__} in stage {state.stage!r}")
 

@@ -62,9 +62,10 @@ class AbandonAsked:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The coordinator ended the attempt, or this process is asked to stop."""
+    """The coordinator ended the attempt, this process is asked to stop, or with POLICY: this silo holds it back."""
 
     why: str
+    code: Code = Code.STOPPED
 
 
 Event: TypeAlias = KeysTold | SharesTold | Streamed | SurvivorsTold | NotesTold | ResultTold | AbandonAsked | Stopped

@@ -149,7 +149,7 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
     # (1) The job takes as many silos to be in league with the coordinator as the policy does.
     if security.colluders < terms.colluders:
         yield (
-            f"the job assumes {security.colluders} colluders, this silo's policy {terms.colluders}; have it signed "
+            f"the job has colluders = {security.colluders}, this silo's policy {terms.colluders}; have it signed "
             "with a higher security.colluders, or lower secure_aggregation.assumed_colluders"
         )
     # (2) Its rounds have silos enough, and enough that are in league with nobody.

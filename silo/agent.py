@@ -326,6 +326,8 @@ class Agent:
                 admitted = self._known(finished.job, finished.digest)
                 delivered = await self._final(admitted, finished)
                 await self._trainer.run(self._work(admitted).finish, finished.counted, delivered.tensors)
+            if not finished.completed:
+                await asyncio.to_thread(folder.fail)
             log.event("job.finished", job=finished.job, completed=finished.completed)
         except (UnreachableError, TurnedAwayError, UnwritableError):
             raise

@@ -44,7 +44,7 @@ from ..security.secagg_silo_events import (
     Upload,
 )
 from .declared import Declared
-from .egress import TurnedAwayError
+from .egress import DeniedError, TurnedAwayError
 from .outgoing import Masking, streamed_of
 from .secure_records import SecureRecords
 
@@ -210,7 +210,9 @@ class BlindRound:
         """Enter an attempt, or say that we do not."""
         memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
         if self._state is None and memory.ctx == attempt.ctx.hex():
-            why = "this silo entered the attempt before it was interrupted, and its secrets of it are gone"
+            why = (
+                "this silo entered the attempt before its process began anew or its round failed; the secrets are gone"
+            )
             self._todo += [Doing(attempt, End(Code.STOPPED, "", why)), Doing(attempt, Over(Code.STOPPED))]
             return
         if self._state is None and memory.round == attempt.round and memory.attempt > attempt.attempt:
@@ -250,7 +252,10 @@ class BlindRound:
             case Remember(memory):
                 await asyncio.to_thread(self._keeper.save, self._frame.instance(), memory)
             case Upload():
-                await self._upload(attempt, effect)
+                try:
+                    await self._upload(attempt, effect)
+                except DeniedError as error:
+                    self._advance(Stopped(str(error), Code.POLICY))
             case Finish():
                 await self._door.secure_records.summed(attempt, effect)
                 log.event("secagg.summed", job=self.job.name, round=self.round, survivors=",".join(effect.survivors))

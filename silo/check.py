@@ -9,6 +9,7 @@ from ..algorithms.data import Dataset
 from ..algorithms.data_images import Images
 from ..algorithms.job import Job
 from ..algorithms.sources import check_present, load, where
+from ..errors import LocalError, RefusedError
 from ..files import read_bytes
 from ..proto.channel import checked_address
 from ..proto.wire import gift_items, given_items
@@ -100,7 +101,10 @@ def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloCon
     signed = read_bytes(path)
     kept = config.directory / "split.key"
     key = split_key(config.directory) if kept.exists() else secrets.token_bytes(32)  # the agent draws its own
-    admitted = admit(signed, keys.entry.id, roster, policy, config, key)
+    try:
+        admitted = admit(signed, keys.entry.id, roster, policy, config, key)
+    except RefusedError as error:
+        raise LocalError(f"{path}: this silo would decline the job, {error.code}: {error.why}") from error
     job = admitted.job
     folder = JobFolder(config.directory / "jobs" / job.name)
     if folder.signed() == signed:

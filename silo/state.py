@@ -7,6 +7,7 @@
                                                     here, and of the one before it that counted
     <directory>/jobs/<job>/outbox-<n>.safetensors   what the last of them gives; sent again, not trained again
     <directory>/jobs/<job>/model.safetensors        the model that the silo keeps in the end
+    <directory>/jobs/<job>/failed                   of a job that ended without its result; empty
     <directory>/jobs/<job>/report.json              accuracy by round, for the silo's own eyes
     <directory>/jobs/<job>/group.*                  keys that it shares with the job's silos, until the job ends:
                                                     group_keys.py
@@ -64,6 +65,7 @@ class JobFolder:
         except OSError as error:
             raise UnwritableError(f"{self.path}: cannot make it: {unwritable(error)}") from error
         write_atomic(self.path / "job.json", signed)
+        (self.path / "failed").unlink(missing_ok=True)
 
     @property
     def rounds_done(self) -> int:
@@ -75,6 +77,16 @@ class JobFolder:
     def finished(self) -> bool:
         """Whether the job has ended here."""
         return (self.path / "model.safetensors").exists()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job has ended without its result, as the coordinator told."""
+        return (self.path / "failed").exists()
+
+    def fail(self) -> None:
+        """Note that it has; nothing of a job that was not accepted here."""
+        if self.signed() is not None:
+            write_atomic(self.path / "failed", b"")
 
     def signed(self) -> bytes | None:
         """The job that was accepted, or None."""

@@ -22,6 +22,7 @@ class JobStatus:
 
     job: str
     finished: bool = False
+    failed: bool = False  # it ended without its result
     method: str = ""
     done: int = 0  # rounds that are over here
     rounds: int = 0
@@ -69,8 +70,8 @@ def _job(folder: JobFolder) -> JobStatus:
         done = job.length if folder.finished else folder.rounds_done
         counts = _accuracy(folder.report(), job)
     except LocalError as error:
-        return JobStatus(name, folder.finished, problem=str(error))
-    return JobStatus(name, folder.finished, job.method_name, done, job.length, *counts)
+        return JobStatus(name, folder.finished, folder.failed, problem=str(error))
+    return JobStatus(name, folder.finished, folder.failed, job.method_name, done, job.length, *counts)
 
 
 def _accuracy(report: Mapping[str, Any], job: Job) -> tuple[int | None, int | None]:

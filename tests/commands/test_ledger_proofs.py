@@ -2,10 +2,11 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import typer
-from ledgers import FEDERATION, HASH, copied, full, intend, open_ledger, put_back, stored
+from ledgers import FEDERATION, HASH, WORDS, copied, full, intend, intend_masked, open_ledger, put_back, stored
 from report_ledgers import give
 from typer.testing import CliRunner
 
@@ -310,6 +311,22 @@ def test_a_ledger_goes_on_under_new_keys(world):
         opened.start("staddle", HASH, HASH)
     assert ledger_audit.verify(world.ledger, key=key).records == 19
     assert stored(world.ledger)[17]["old"] == str(world.vkey)
+
+
+def test_show_says_what_the_policy_held_back_and_who_reads_a_part_that_not_all_can_open(world):
+    (denied,) = [record for record in stored(world.ledger) if record["type"] == "policy.deny"]
+    shown = json.loads(run("show", world.silo, "--json"))
+    assert [each["reasons"] for each in shown if each.get("type") == "policy.deny"] == [denied["reasons"]]
+    shown = run("show", world.silo)
+    assert f"held back by the policy: {denied['reasons'][0]}" in " ".join(shown.replace("│", " ").split())
+    assert max(len(line) for line in shown.splitlines()) <= 200
+    assert "held back" not in run("show", world.silo, "--job", "j2")
+    assert "read by" not in shown
+    with world.open() as opened:
+        words = [replace(WORDS[0], readers=("silos",)), *WORDS[1:]]
+        intend_masked(opened, releases=words, readers=("silos", "sum"))
+    shown = " ".join(run("show", world.silo).replace("│", " ").split())
+    assert f"{WORDS[0].part} read by silos" in shown
 
 
 def test_show_and_summary_by_part_and_recipient(world):

@@ -6,6 +6,7 @@ import shutil
 import socket
 import sqlite3
 import time
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -231,6 +232,15 @@ def test_a_submission_again_changes_nothing_and_another_job_needs_another_name(w
         world.call("submit", world.signed(rounds=3)[1])
     assert caught.value.code == "JOB_INVALID"
     assert [run.job.rounds for run in world.here.daemon.runs] == [2]
+
+
+def test_a_job_that_has_ended_is_not_submitted_again(world):
+    _, path = world.signed()
+    world.call("submit", path)
+    run = world.here.daemon.runs[0]
+    run.state = replace(run.state, stage="ended", outcome="failed")
+    with pytest.raises(LocalError, match="job 'one' has ended; to run it again, have it signed under a new name"):
+        world.call("submit", path)
 
 
 def test_only_so_many_jobs_are_kept(world, monkeypatch):

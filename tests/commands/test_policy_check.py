@@ -144,7 +144,11 @@ def test_a_blind_job_says_form_and_reader_of_each_part(check, blind):
     blind("blind", weights="public", counts=dict.fromkeys("abcd", 30))
     shown = check("blind", drafted=True)
     lines = shown.splitlines()
-    assert "its sums are blind: 1 colluders assumed, the silos' weights stand in it" in lines
+    assert "its sums are blind: 1 colluder assumed, the silos' weights stand in it" in lines
+    assert any(
+        line.startswith("it declares of 'a', for all its silos to read: 30 records to train on") for line in lines
+    )
+    assert json.loads(check("blind", "--json", drafted=True))["declared"] == {"records": 30}
     assert "  part 'extractor' (backbone), 52,224 bytes, masked, read as a sum over the round's silos alone" in lines
     assert "    extractor.conv2.weight  uint32  [32, 16, 3, 3]  18,432  leaves by rule fedper-extractor" in lines
     assert "@weight" not in shown
@@ -202,8 +206,8 @@ def test_what_the_policy_has_against_a_blind_sum_is_said(check, blind):
     stricter = [("required = true", "required = true\nmin_cohort = 5\nassumed_colluders = 2")]
     shown = check("private", replace=stricter, drafted=True, code=1)
     flowing = " ".join(shown.split())
-    assert "its sums are blind: 1 colluders assumed, the silos' weights are masked too" in flowing
-    assert "DECLINED: the job assumes 1 colluders, this silo's policy 2; have it signed with" in flowing
+    assert "its sums are blind: 1 colluder assumed, the silos' weights are masked too" in flowing
+    assert "DECLINED: the job has colluders = 1, this silo's policy 2; have it signed with" in flowing
     assert "DECLINED: the job's rounds have 4 silos, secure_aggregation.min_cohort = 5; it takes" in flowing
     assert "HELD BACK" not in shown
     assert shown.endswith("This silo would DECLINE the job.\n")

@@ -1,4 +1,5 @@
 import json
+import shutil
 from contextlib import closing
 from dataclasses import replace
 
@@ -198,6 +199,25 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     assert lines[2].split() == ["first", "fedavg", "4", "of", "4", "finished", "6", "of", "10", "right", "(60.0%)"]
     assert lines[3] == "ledger: holds, 3 records, 120 bytes left"
     assert lines[4].startswith("head 2:")
+
+
+def test_a_job_that_ended_without_its_result_is_not_open_for_ever(made, silo):
+    other = JobFolder(silo.path.parent / "other")
+    other.accept(silo.signed())
+
+    def state():
+        (line,) = [line for line in show(made.silo_config("a")).splitlines() if line.startswith("other ")]
+        return line.split()[5]
+
+    assert state() == "open"
+    other.fail()
+    assert state() == "failed"
+    assert [job["failed"] for job in read(made.silo_config("a"))["jobs"] if job["job"] == "other"] == [True]
+    other.accept(other.signed())  # offered again
+    assert state() == "open"
+    shutil.rmtree(other.path)
+    other.fail()  # nothing of it was accepted here
+    assert not other.path.exists()
 
 
 def test_what_a_session_that_is_open_may_send_is_said_to_be_assumed(made, silo):

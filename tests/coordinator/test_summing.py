@@ -418,6 +418,7 @@ def test_another_attempt_follows_once_enough_gave_the_first_up(world):
     (end,) = world.ends
     assert (end[0], end[1], end[3]) == ("failed", 0, False)
     assert end[2].startswith("TOO_FEW: stage 'masked' closed with 2 silos")
+    assert end[2].endswith(f"({dead[0]}: deadline, {dead[1]}: deadline)")
     world.silent, world.ends = set(), []
     world.begin(1).run()
     world.check_sum(world.silos)

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from staddle.commands import local_federation
 from staddle.commands.main import app
+from staddle.silo.state import JobFolder
 
 SILOS = ("north", "east", "south", "west", "middle")
 PFEDSIM = {"options": {"rho": 0.34}, "rounds": 3, "min_cohort": 3, "security": SECURITY}  # one round of means
@@ -113,5 +114,8 @@ def test_a_keyed_job_fails_where_silos_decline_it_and_says_who_and_why(operator,
     )
     assert 'secure_aggregation.trust = "none"; set it to "non-colluding-coordinator"' in north
     assert "rows of the job may be over min_cohort = 3 other silos, secure_aggregation.min_cohort = 4" in east
+    accepted = [silo for silo in SILOS if (running.federation.state(silo) / "jobs" / "job").exists()]
+    assert accepted == [silo for silo in SILOS if silo not in ("north", "east")]
+    assert all(JobFolder(running.federation.state(silo) / "jobs" / "job").failed for silo in accepted)
     for silo in SILOS:
         assert not [record for record in records_of(running, silo) if record["type"] == "egress.intent"]

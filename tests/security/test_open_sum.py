@@ -150,7 +150,7 @@ def test_one_that_was_not_among_the_survivors_is_noticed(own):
         ({}, {"groups": GROUPS[:2]}, TERMS, "SPEC", "specifies groups"),
         ({}, {"groups": "the other readers"}, TERMS, "SPEC", "specifies groups"),
         ({}, {}, Terms(min_cohort=5), "POLICY", "smaller than min_cohort 5"),
-        ({}, {}, Terms(colluders=2), "POLICY", "assumes 1 colluders"),
+        ({}, {}, Terms(colluders=2), "POLICY", "has colluders = 1"),
         ({"survivors": SILOS[:2]}, {}, TERMS, "SURVIVORS", "2 survivors are fewer than 3"),
         ({"survivors": SILOS[::-1]}, {}, TERMS, "SURVIVORS", "not members of the cohort in order"),
         ({"survivors": SILOS[:3]}, {}, Terms(whole=SILOS), "SURVIVORS", "did not survive"),

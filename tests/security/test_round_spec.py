@@ -145,11 +145,11 @@ def test_4_the_cohort_is_what_our_policy_asks():
     for own, spec, terms in accepted:
         assert received(spec, own, terms, silos=names(7)) == spec
     own, spec, terms = asked(4, Terms(), colluders=0)
-    assert "assumes 0 colluders, this silo's policy 1" in refused(spec, own, terms).why
+    assert "has colluders = 0, this silo's policy 1" in refused(spec, own, terms).why
     own, spec, terms = asked(3, Terms())
-    assert "a cohort of 3 does not withstand 1 colluders" in refused(spec, own, terms).why
+    assert "a cohort of 3 does not withstand colluders = 1" in refused(spec, own, terms).why
     own, spec, terms = asked(6, Terms(), colluders=2)
-    assert "does not withstand 2" in refused(spec, own, terms, silos=names(6)).why
+    assert "does not withstand colluders = 2" in refused(spec, own, terms, silos=names(6)).why
     own, spec, terms = asked(2, Terms(colluders=0), colluders=0)
     assert "a cohort of 2 is smaller than min_cohort 3" in refused(spec, own, terms).why
     own, spec, terms = asked(2, Terms(2, 2, 0), colluders=0, min_cohort=2)  # as explicit as it gets

@@ -27,6 +27,7 @@ from staddle.security.secagg_silo_events import SendAbandon, SendHeader, Streame
 from staddle.silo.blind import BlindRound
 from staddle.silo.client import TurnedAwayError, UnreachableError
 from staddle.silo.declared import Declared, Records
+from staddle.silo.egress import DeniedError
 from staddle.silo.outgoing import masked
 from staddle.silo.payload import exactly
 
@@ -500,5 +501,38 @@ def test_words_of_an_earlier_attempt_that_are_there_are_not_taken_for_those_of_t
         await silos.close()
         check_sum(hall)
         assert len(silos.doors[SILOS[0]].uploads) == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_upload_that_the_policy_holds_back_ends_the_attempt_with_that_code_and_nothing_was_interrupted():
+    reason = "the policy holds this round back: rule 1: norm 2 of part 'model' is over 0.5"
+
+    async def denied(*_):
+        raise DeniedError(reason)
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[1]
+        silos.doors[odd].give_masked = denied
+        whys = []
+
+        async def ended(attempt, end):
+            whys.append((attempt.attempt, end.code, end.why))
+
+        silos.doors[odd].secure_records.ended = ended
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != odd]
+        last = asyncio.create_task(silos.run(odd))
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*others)
+        assert silos.gave(odd, Over) == [Over(Code.POLICY)]
+        assert whys == [(0, Code.POLICY, reason)]
+        assert ("dropped", odd, Code.POLICY) in hall.ends
+        assert not last.done()  # it goes on with the round, and is told of its next attempt if there is one
+        last.cancel()
+        await asyncio.wait({last})
+        await silos.close()
 
     asyncio.run(scenario())

@@ -122,7 +122,10 @@ def test_a_policy_that_is_none_or_empty(federation, look):
     findings = {f.name: f for f in check(federation.silo_config("silo-a")).findings}
     assert findings["policy"].ok
     assert "nothing may leave and every job is declined" in findings["policy"].text
-    assert "no [[allow]] has method" in look(federation.folder / "jobs" / "simple.json")["job"]
+    declined = look(federation.folder / "jobs" / "simple.json")["job"]
+    assert "simple.json: this silo would decline the job, POLICY: " in declined
+    assert "no [[allow]] has method" in declined
+    assert "coordinator:" not in declined  # which has said nothing
 
 
 def test_data_and_weights_that_cannot_be_read(federation, look):

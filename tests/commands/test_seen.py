@@ -1,0 +1,39 @@
+"""What ``job sign`` and the demo say of a job."""
+
+import pytest
+
+from staddle.algorithms.job import Job, JobFile
+from staddle.commands.seen import seen
+
+SILOS = list("abcdefg")
+
+
+def job(mix, colluders):
+    counts = {"counts": dict.fromkeys(SILOS, 30), "class_counts": dict.fromkeys(SILOS, [3] * 10)}
+    security = {"secure_aggregation": "required", "weights": "public", "mix": mix, "colluders": colluders, **counts}
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 4,
+        "silos": SILOS,
+        "min_cohort": 4,
+        "participation": 0.75 if colluders < 2 else 1.0,
+        "method": {"name": "fedsimsup"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+        "security": security,
+    }
+    return Job.from_file(JobFile.model_validate(document), "job.toml")
+
+
+@pytest.mark.parametrize(
+    ("mix", "colluders", "said"),
+    [
+        ("one-upload", 1, "nothing of what it mixes (but all of it as soon as one silo is in league with it), "),
+        ("directed", 1, "nothing of what it mixes (nor, with 1 silo in league, more than the means that it gets), "),
+        ("directed", 0, "nothing of what it mixes, "),
+    ],
+)
+def test_what_a_mix_hides_is_said_for_either_kind(mix, colluders, said):
+    assert said in seen(job(mix, colluders))
