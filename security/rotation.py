@@ -16,16 +16,18 @@ the logarithm of Marsaglia's polar method is a polynomial below.
 """
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from ..algorithms.exchange import DISCLOSED, Kind
 from ..errors import LocalError
 from ..files import Strict
-from .fixedpoint import Reals
+from .fixedpoint import Reals, Words
 from .labels import GRAM_ROTATION, GRAM_USE, GRAM_VECTORS, framed
 from .masks import PIECE, Keystream
 from .pairwise import derive
@@ -33,6 +35,7 @@ from .secagg_fault import COORDINATOR, Code, check
 
 LN2 = 0.6931471805599453
 TERMS = 12  # of atanh: the next would be below 2^-60
+AHEAD = 1 << 14  # numbers of a key that are made at once
 
 Ordinal = Annotated[int, Field(strict=True, ge=-1, le=2**53 - 1)]
 
@@ -115,22 +118,57 @@ def check_vectors(part: str, vectors: Reals) -> None:
 
 def rotate(vectors: Reals, key: bytes) -> Reals:
     """Q v for each of ``vectors`` [n, d] float64; the same bits for the same v and key, whatever n and the machine."""
+    return _rotate(vectors, (key,))
+
+
+def rotate_each(vectors: Reals, keys: Sequence[bytes]) -> Reals:
+    """The same of each vector under a key of its own: the bits of one after the other, in less time."""
+    if len(keys) != len(vectors):
+        raise LocalError(f"{len(keys)} keys for {len(vectors)} vectors; give one for each")
+    return _rotate(vectors, keys)
+
+
+def _rotate(vectors: Reals, keys: Sequence[bytes]) -> Reals:
     if vectors.ndim != 2 or vectors.dtype != np.float64 or not vectors.shape[1]:
         raise LocalError(f"vectors are {vectors.dtype} {list(vectors.shape)}; give float64 [n, d]")
     turned = vectors.T.copy()  # [d, n]: each sum below is over the first axis, so n does not matter to its order
     d = len(turned)
-    turned[-1] *= -_sign(gaussians(key, 1, 1)[0])
-    for m in range(2, d + 1):
-        g = gaussians(key, m, m)
-        norm = np.sqrt(folded(g * g))
-        sign = _sign(g[0])
-        w = g.copy()
-        w[0] += sign * norm
+    for m, g in enumerate(_reflecting(keys, d), start=1):  # [m, 1 or n]
+        sign = np.where(g[0] < 0, -1.0, 1.0)
         here = turned[d - m :]  # [m, n]
-        along = folded(w[:, None] * here) * (2.0 / folded(w * w))  # [n]
-        here -= w[:, None] * along
+        if m > 1:
+            w = g.copy()
+            w[0] += sign * np.sqrt(folded(g * g))
+            along = folded(w * here) * (2.0 / folded(w * w))  # [n]
+            here -= w * along
         here *= -sign
     return turned.T.copy()
+
+
+def _reflecting(keys: Sequence[bytes], d: int) -> Iterator[Reals]:
+    """For m = 1 to d the first m numbers of each key's m-th stream of Gaussians, [m, keys]."""
+    first = 1
+    while first <= d:
+        last = first
+        while last < d and (last + 1 - first) * (last + 1) <= AHEAD:
+            last += 1
+        made = [_streams(key, range(first, last + 1)) for key in keys]
+        for of_each in zip(*made, strict=True):
+            yield np.stack(of_each, axis=1)
+        first = last + 1
+
+
+def _streams(key: bytes, lengths: range) -> list[Reals]:
+    """``gaussians(key, m, m)`` for each of these m: their words are made stream by stream, all else at once."""
+    pairs = [_pairs(m) for m in lengths]
+    words = np.empty((sum(pairs), 2), "<u8")
+    ends = np.cumsum(pairs)
+    for m, end, count in zip(lengths, ends, pairs, strict=True):
+        Keystream(key, m).fill(words[end - count : end].data.cast("B"))
+    found, inside = _polar(words)
+    upto = 2 * np.cumsum(inside)[ends - 1]
+    each = [found[start:stop] for start, stop in zip((0, *upto[:-1]), upto, strict=True)]
+    return [made[:m] if len(made) >= m else gaussians(key, m, m) for m, made in zip(lengths, each, strict=True)]
 
 
 def folded(values: Reals) -> Reals:
@@ -152,17 +190,26 @@ def gaussians(key: bytes, stream: int, count: int) -> Reals:
     source, made = Keystream(key, stream), np.empty(count)
     filled = 0
     while filled < count:
-        pairs = min(PIECE // 16, (count - filled) * 2 // 3 + 8)
-        words = np.empty((pairs, 2), "<u8")
+        words = np.empty((_pairs(count - filled), 2), "<u8")
         source.fill(words.data.cast("B"))
-        points = (words >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0  # exact, in [-1, 1)
-        s = points[:, 0] * points[:, 0] + points[:, 1] * points[:, 1]
-        inside = (s < 1.0) & (s > 0.0)
-        s = s[inside]
-        found = (points[inside] * np.sqrt(-2.0 * _logarithm(s) / s)[:, None]).reshape(-1)[: count - filled]
+        found = _polar(words)[0][: count - filled]
         made[filled : filled + len(found)] = found
         filled += len(found)
     return made
+
+
+def _pairs(count: int) -> int:
+    """Points that are made at a time for so many numbers: a part more than they take on average."""
+    return min(PIECE // 16, count * 2 // 3 + 8)
+
+
+def _polar(words: Words) -> tuple[Reals, npt.NDArray[np.bool_]]:
+    """The numbers of the points that these words [pairs, 2] are, in order, and which of them lie inside."""
+    points = (words >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0  # exact, in [-1, 1)
+    s = points[:, 0] * points[:, 0] + points[:, 1] * points[:, 1]
+    inside = (s < 1.0) & (s > 0.0)
+    s = s[inside]
+    return (points[inside] * np.sqrt(-2.0 * _logarithm(s) / s)[:, None]).reshape(-1), inside
 
 
 def _logarithm(values: Reals) -> Reals:
@@ -175,7 +222,3 @@ def _logarithm(values: Reals) -> Reals:
     for k in range(TERMS, -1, -1):
         series = series * square + 1.0 / (2 * k + 1)
     return (exponent - low).astype(np.float64) * LN2 + 2.0 * z * series
-
-
-def _sign(value: float) -> float:
-    return -1.0 if value < 0 else 1.0

@@ -18,6 +18,8 @@ Why the map is secret: Q keeps ‖S x‖², which for a unit vector x differs fr
 on all of x and on the map. Who knows the map confirms a guess of x by it; without the map it tells next to nothing.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..errors import LocalError
@@ -25,7 +27,7 @@ from .fixedpoint import Floats, Reals
 from .labels import GRAM_SKETCH, framed
 from .masks import PIECE, Keystream
 from .pairwise import derive
-from .rotation import rotate
+from .rotation import rotate, rotate_each
 
 STEP = PIECE // 8  # coordinates that are worked on at a time
 LARGEST = 1 << 16  # numbers of a sketch: buckets are then uniform to 2^-47, and Q takes seconds
@@ -39,8 +41,21 @@ def hidden(vectors: Reals, size: int, key: bytes) -> Reals:
     return sketched(vectors, size, key) if size else rotate(vectors, key)
 
 
+def hidden_each(vectors: Reals, size: int, keys: Sequence[bytes]) -> Reals:
+    """The same of each vector under a key of its own."""
+    if size:
+        pairs = zip(vectors, keys, strict=True)
+        vectors = np.concatenate([_sketch(vector[None], size, key) for vector, key in pairs])
+    return rotate_each(vectors, keys)
+
+
 def sketched(vectors: Floats, size: int, key: bytes) -> Reals:
     """Q S(v) [n, size] float64 of ``vectors`` [n, d], piece by piece; ``key`` as ``rotation.Use`` gives it."""
+    return rotate(_sketch(vectors, size, key), key)
+
+
+def _sketch(vectors: Floats, size: int, key: bytes) -> Reals:
+    """S(v) [n, size] float64."""
     if not 1 <= size <= LARGEST:
         raise LocalError(f"a sketch of {size} numbers; take 1 to {LARGEST}")
     if vectors.ndim != 2 or vectors.dtype not in (np.float32, np.float64):
@@ -55,4 +70,4 @@ def sketched(vectors: Floats, size: int, key: bytes) -> Reals:
         sign = 1.0 - 2.0 * (made & np.uint64(1)).astype(np.float64)
         for i, vector in enumerate(here):
             total[i] += np.bincount(bucket, weights=vector * sign, minlength=size)  # in the order of coordinates
-    return rotate(total, key)
+    return total

@@ -21,7 +21,7 @@ from ..security.one_upload import hidden_pieces, tagger_of
 from ..security.records import Hidden
 from ..security.release import GRAM_READER, MIX_READER, PADDED, ROTATED
 from ..security.rotation import Use, check_kind, check_vectors
-from ..security.sketch import hidden
+from ..security.sketch import hidden_each
 from .outgoing import Outgoing
 from .payload import padded_releases, rotated_releases
 
@@ -113,11 +113,8 @@ def rotated(part: Part, values: Sequence[Tensor], rotating: Rotating) -> Outgoin
     """The vectors as they are compared: each row, or its sketch, under a rotation of its own, in the wire's dtype."""
     (item,), (value,) = given_items((part,)), values
     vectors, size = vectors_of(part, value), part.sketch
-    turned = [
-        hidden(vectors[row : row + 1], size, replace(rotating.use, row=row).key(rotating.key))
-        for row in range(len(vectors))
-    ]
-    given = torch.from_numpy(np.concatenate(turned)).to(DTYPES[item.spec.dtype]).reshape(item.spec.shape)
+    keys = [replace(rotating.use, row=row).key(rotating.key) for row in range(len(vectors))]
+    given = torch.from_numpy(hidden_each(vectors, size, keys)).to(DTYPES[item.spec.dtype]).reshape(item.spec.shape)
     if not all_finite(given):
         raise LocalError(f"part {part.name!r}: a vector is too long for {item.spec.dtype}; training has diverged")
     return Outgoing(

@@ -270,3 +270,30 @@ def test_wrong_calls_are_told():
     ):
         with pytest.raises(LocalError):
             r.rotate(vectors, key)
+
+
+@pytest.mark.parametrize("d", [1, 2, 84, 700])
+def test_vectors_under_keys_of_their_own_have_the_bits_of_one_after_the_other(d):
+    vectors, keys = np.random.default_rng(d).normal(size=(3, d)), [bytes([d % 256, i]) * 16 for i in range(3)]
+    one_by_one = [r.rotate(vectors[i : i + 1], keys[i]) for i in range(3)]
+    assert (r.rotate_each(vectors, keys) == np.concatenate(one_by_one)).all()
+    assert d == 1 or not (r.rotate_each(vectors, keys[::-1])[0] == one_by_one[0][0]).any()  # Q of one is a sign
+
+
+def test_numbers_made_ahead_are_those_of_each_stream():
+    """Also where a stream needs more words than are made at first, as about one of a hundred does."""
+    made = list(r._reflecting([KEY, bytes(32)], 700))
+    assert [len(numbers) for numbers in made] == list(range(1, 701))
+    short = 0
+    for m, numbers in enumerate(made, start=1):
+        assert (numbers[:, 0] == r.gaussians(KEY, m, m)).all()
+        assert (numbers[:, 1] == r.gaussians(bytes(32), m, m)).all()
+        words = np.empty((r._pairs(m), 2), "<u8")
+        r.Keystream(KEY, m).fill(words.data.cast("B"))
+        short += len(r._polar(words)[0]) < m
+    assert short
+
+
+def test_each_vector_needs_a_key():
+    with pytest.raises(LocalError, match="2 keys for 3 vectors; give one for each"):
+        r.rotate_each(np.ones((3, 4)), [KEY, KEY])
