@@ -1,0 +1,124 @@
+"""What a series of noisy releases costs: Rényi differential privacy of the sampled Gaussian mechanism.
+
+An event is a number of equal steps, each a sum over records of which every one is drawn with probability q (Poisson),
+bounded in Euclidean norm by the sensitivity S, under noise of standard deviation σ S. Neighbours differ by one record
+that is there or not. A step at order α costs ρ(α; σ, q) (Mironov, Talwar, Zhang, "Rényi differential privacy of the
+sampled Gaussian mechanism", 2019; q = 1 is the Gaussian mechanism, α / 2σ²), and costs add up, also where later events
+were chosen in view of earlier releases, as long as their sum stays below a bound that was set before (a filter;
+Feldman, Zrnic, 2021)::
+
+    ε(δ) = min over α of  ρ(α) + log((α - 1) / α) - (log δ + log α) / (α - 1)
+
+(Balle, Barthe, Gaboardi, Hsu, Sato, "Hypothesis testing interpretations and Rényi differential privacy", 2020). The
+functions are Opacus's. Every figure is rounded up: a step's ρ by SLACK for what float64 loses, an ε to four digits.
+Noise of 0 costs infinity.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from functools import lru_cache
+
+import numpy as np
+from opacus.accountants.analysis import rdp as analysis
+
+from ..errors import LocalError
+from .fixedpoint import Reals
+
+ORDERS = (*(1 + step / 10 for step in range(1, 100)), *range(11, 64), 72, 80, 96, 128, 192, 256, 384, 512)
+DIGITS = Decimal("0.0001")  # of an ε that is shown
+STEP = Decimal("0.001")  # of a planned σ
+LARGEST_SIGMA = 100_000
+MOST_STEPS = 10**9
+SLACK, LEAST = 1e-9, 1e-14  # relative, absolute: ρ of a step is a sum of up to 512 terms in logarithms
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Equal steps of the sampled Gaussian mechanism; ``sigma`` and ``q`` are decimals, so that a ledger holds them."""
+
+    sigma: str  # standard deviation of the noise, in units of the sensitivity
+    q: str  # probability that a record is drawn; "1" for all
+    steps: int
+
+    def __post_init__(self) -> None:
+        sigma, q = _decimal(self.sigma), _decimal(self.q)
+        if not (sigma is not None and 0 <= sigma <= LARGEST_SIGMA):
+            raise LocalError(f"an event with sigma = {self.sigma!r}; give a decimal from 0 to {LARGEST_SIGMA}")
+        if not (q is not None and 0 < q <= 1):
+            raise LocalError(f"an event with q = {self.q!r}; give a decimal above 0, at most 1")
+        if not 0 <= self.steps <= MOST_STEPS:
+            raise LocalError(f"an event of {self.steps} steps; give 0 to {MOST_STEPS}")
+
+
+def spent(events: Sequence[Event]) -> Reals:
+    """ρ of all events together, order by order [orders]; infinity where one has no noise."""
+    total = np.zeros(len(ORDERS))
+    for event in events:
+        if event.steps:
+            total += event.steps * _step(event.sigma, event.q)
+    return total
+
+
+def epsilon(rho: Reals, delta: float) -> float:
+    """The ε at δ of what was spent, 0 for nothing; ``math.inf`` where there is none."""
+    if not 0 < delta < 1:
+        raise LocalError(f"delta = {delta:g}; give a number between 0 and 1")
+    if not rho.any():
+        return 0.0
+    orders = np.array(ORDERS)
+    bounds = rho + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    return max(float(bounds.min()), 0.0)
+
+
+def shown(value: float) -> str:
+    """An ε in decimals, rounded up; "inf" where there is none."""
+    if math.isinf(value):
+        return "inf"
+    return str(Decimal(value).quantize(DIGITS, ROUND_CEILING))
+
+
+def plan_sigma(target: float, delta: float, q: str, steps: int, others: Sequence[Event] = ()) -> str:
+    """The least σ, in steps of 0.001, with which ``steps`` more steps beside ``others`` cost no more than ``target``.
+
+    LocalError where no σ up to LARGEST_SIGMA does: then the others alone cost too much.
+    """
+    before = spent(others)
+
+    def enough(units: int) -> bool:
+        event = Event(str(units * STEP), q, steps)
+        return epsilon(before + spent([event]), delta) <= target
+
+    low, high = 0, int(LARGEST_SIGMA / STEP)  # of which low is never enough, and high is
+    if not enough(high):
+        raise LocalError(
+            f"no noise keeps {steps} steps within epsilon = {target:g} at delta = {delta:g}: what else is released "
+            f"costs {shown(epsilon(before, delta))} by itself; raise the target, or release less"
+        )
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return str(high * STEP)
+
+
+@lru_cache(maxsize=4096)
+def _step(sigma: str, q: str) -> Reals:
+    """ρ of one step, order by order."""
+    if not Decimal(sigma):
+        return np.full(len(ORDERS), np.inf)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        made = analysis.compute_rdp(q=float(q), noise_multiplier=float(sigma), steps=1, orders=list(ORDERS))
+    rho = np.maximum(np.asarray(made, np.float64), 0) * (1 + SLACK) + LEAST
+    rho.setflags(write=False)
+    return rho
+
+
+def _decimal(text: str) -> Decimal | None:
+    try:
+        value = Decimal(text)
+    except ArithmeticError:
+        return None
+    return value if value.is_finite() else None
