@@ -26,6 +26,7 @@ class Canonical(nn.ModuleList):
     def __init__(self, models: list[nn.Module], mixture: Mixture) -> None:
         super().__init__(models)
         self.mixture = mixture
+        self.functional = mixture == "parameters"  # no batch passes through the layers themselves
 
     def forward(self, z: Tensor, c: Tensor) -> Tensor:
         """Class scores [B, C] of the mixture."""
@@ -47,6 +48,8 @@ def interpolated(models: nn.ModuleList, z: Tensor, c: Tensor) -> Tensor:
 
 class Membership(nn.Module):
     """A point c [K] of the simplex, at 1/K first; called without arguments it gives c."""
+
+    functional = True  # no batch passes through it
 
     def __init__(self, models: int) -> None:
         super().__init__()

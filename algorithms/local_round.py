@@ -18,7 +18,7 @@ from .exchange import Gift, Part, fits, value_fault
 from .job import Job
 from .method import METRICS, Facts, Method, Results, SiloState
 from .streams import stream
-from .training import Step, evaluate, measure, never, plain, silent, train
+from .training import PLAIN, Way, evaluate, measure, never, silent, train
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def local_round(
     train_data: Dataset,
     test_data: Dataset,
     client: str,
-    step: Step = plain,
+    way: Way = PLAIN,
     cancelled: Callable[[], bool] = never,
     progress: Callable[[int, int], None] = silent,
 ) -> Outcome:
@@ -80,7 +80,7 @@ def local_round(
     for number, stage in enumerate(stages):
         rng = stream(job.seed, client, method.stream_round(round_), f"train/{number}")
         try:
-            loss = train(modules, stage, train_data, job.batch_size, rng, step, cancelled, counter)
+            loss = train(modules, stage, train_data, job.batch_size, rng, way, cancelled, counter)
         except CancelledError:
             raise
         except LocalError as error:

@@ -1,10 +1,10 @@
 """The one local loop: epochs, batches, optimiser and evaluation of one silo.
 
-The step of a batch is an argument: ``plain`` here; differentially private training brings its own. A step is begun
-once per stage, so optimiser state never outlives a stage.
+Which records a step takes, and what it does with them, is an argument: ``PLAIN`` here, private.py for differentially
+private training. A step is begun once per stage, so optimiser state never outlives a stage.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, isfinite
 from typing import Protocol, TypeAlias
 
@@ -24,10 +24,19 @@ EVALUATION_CHUNK = 512
 Modules: TypeAlias = Mapping[str, nn.Module]
 
 
-class Step(Protocol):
-    """Begin a stage: returns what trains one batch (x [B, …], y [B]) in place and gives its loss."""
+Step: TypeAlias = Callable[[Tensor, Tensor], float]  # trains one batch (x [B, …], y [B]) in place and gives its loss
 
-    def __call__(self, modules: Modules, stage: Stage) -> Callable[[Tensor, Tensor], float]:
+
+class Way(Protocol):
+    """How a stage is trained."""
+
+    def batches(
+        self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
+    ) -> Iterable[NDArray[np.int64]]:
+        """Indices of the records of each step of one epoch, in turn."""
+        ...
+
+    def begin(self, modules: Modules, stage: Stage) -> Step:
         """Begin the stage with fresh optimiser state."""
         ...
 
@@ -101,23 +110,47 @@ def mirror_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], optim
         parameter.copy_(optimiser.floor + above * (free / above.sum(-1, keepdim=True)))
 
 
-def plain(modules: Modules, stage: Stage) -> Callable[[Tensor, Tensor], float]:
-    """Begin a stage of SGD or mirror descent on the mean of the per-sample losses plus the stage's penalty."""
-    parameters = [p for part in stage.trains for p in modules[part].parameters()]
-    velocity: list[Tensor] = []
+def apply(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor], velocity: list[Tensor], optimiser: Optimiser
+) -> None:
+    """Move the parameters by one step of the optimiser's rule, in place."""
+    if optimiser.rule != "sgd":
+        mirror_step(parameters, gradients, optimiser)
+    else:
+        sgd_step(parameters, clipped(gradients, optimiser.clip), velocity, optimiser)
 
-    def step(x: Tensor, y: Tensor) -> float:
-        loss = stage.loss(modules, x, y, stage.context).mean()  # [B] → scalar
-        if stage.penalty is not None:
-            loss = loss + stage.penalty({part: dict(m.named_parameters()) for part, m in modules.items()})
-        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-        if stage.optimiser.rule != "sgd":
-            mirror_step(parameters, gradients, stage.optimiser)
-        else:
-            sgd_step(parameters, clipped(gradients, stage.optimiser.clip), velocity, stage.optimiser)
-        return float(loss.detach())
 
-    return step
+class Plain:
+    """All records in shuffled batches; SGD or mirror descent on the mean of their losses plus the stage's penalty."""
+
+    def batches(
+        self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
+    ) -> Iterable[NDArray[np.int64]]:
+        """One epoch's, or all records at once."""
+        return [np.arange(records)] if stage.full_batch else batches(records, batch_size, rng, wrap)
+
+    def begin(self, modules: Modules, stage: Stage) -> Step:
+        """The step on one batch."""
+        parameters = [p for part in stage.trains for p in modules[part].parameters()]
+        velocity: list[Tensor] = []
+
+        def step(x: Tensor, y: Tensor) -> float:
+            loss = stage.loss(modules, x, y, stage.context).mean()  # [B] → scalar
+            if stage.penalty is not None:
+                loss = loss + stage.penalty(parameters_of(modules))
+            gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            apply(parameters, gradients, velocity, stage.optimiser)
+            return float(loss.detach())
+
+        return step
+
+
+PLAIN = Plain()
+
+
+def parameters_of(modules: Modules) -> dict[str, dict[str, nn.Parameter]]:
+    """Parameters by part, for a stage's penalty."""
+    return {part: dict(module.named_parameters()) for part, module in modules.items()}
 
 
 def train(
@@ -126,7 +159,7 @@ def train(
     data: Dataset,
     batch_size: int,
     rng: np.random.Generator,
-    step: Step = plain,
+    way: Way = PLAIN,
     cancelled: Callable[[], bool] = never,
     progress: Callable[[], None] = lambda: None,
 ) -> float:
@@ -141,16 +174,15 @@ def train(
         module.train(part in stage.trains)
         module.requires_grad_(part in stage.trains)
     wrap = batch_coupled(modules)
-    step_batch = step(modules, stage)
+    step = way.begin(modules, stage)
     mean = 0.0
     for _ in range(stage.epochs):
         losses: list[float] = []
-        every = [np.arange(len(data))] if stage.full_batch else batches(len(data), batch_size, rng, wrap)
-        for index in every:
+        for index in way.batches(stage, len(data), batch_size, rng, wrap):
             if cancelled():
                 raise CancelledError("training stopped between two batches, as asked")
             batch = data.take(index)
-            losses.append(step_batch(batch.x, batch.y))
+            losses.append(step(batch.x, batch.y))
             if not isfinite(losses[-1]):
                 raise LocalError(
                     f"the training loss is {losses[-1]}; lower training.lr ({stage.optimiser.lr}) or momentum"

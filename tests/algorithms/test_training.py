@@ -8,7 +8,17 @@ from torch import nn
 from staddle.algorithms.data import Dataset
 from staddle.algorithms.method import Optimiser, Stage
 from staddle.algorithms.streams import stream
-from staddle.algorithms.training import batch_coupled, batches, clipped, evaluate, measure, plain, sgd_step, train
+from staddle.algorithms.training import (
+    PLAIN,
+    Plain,
+    batch_coupled,
+    batches,
+    clipped,
+    evaluate,
+    measure,
+    sgd_step,
+    train,
+)
 from staddle.errors import CancelledError, LocalError
 
 
@@ -56,10 +66,13 @@ def test_training_wraps_exactly_where_normalisation_couples_a_batch():
         assert batch_coupled(parts) is norm
         seen = sizes.setdefault(norm, [])
 
-        def step(modules, stage, seen=seen):
-            return lambda x, _: float(len(seen.append(len(x)) or []))
+        class Seeing(Plain):
+            def begin(self, modules, stage, seen=seen):
+                return lambda x, _: float(len(seen.append(len(x)) or []))
 
-        train(parts, Stage(("extractor", "classifier"), 1, cross_entropy, Optimiser(0.1)), records(10), 4, rng(), step)
+        train(
+            parts, Stage(("extractor", "classifier"), 1, cross_entropy, Optimiser(0.1)), records(10), 4, rng(), Seeing()
+        )
     assert sizes == {False: [4, 4, 2], True: [4, 4, 4]}
 
 
@@ -144,7 +157,7 @@ def test_a_full_batch_is_one_step_an_epoch_on_all_records(epochs):
 def test_train_equals_an_obvious_loop(norm):
     data, parts, oracle = records(21), linear_parts(norm), linear_parts(norm)
     stage = Stage(("extractor", "classifier"), 3, cross_entropy, Optimiser(0.1, 0.9, 1e-3))
-    loss = train(parts, stage, data, 4, rng(), plain)
+    loss = train(parts, stage, data, 4, rng(), PLAIN)
     same = rng()
     model = nn.Sequential(oracle["extractor"], oracle["classifier"]).train()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)

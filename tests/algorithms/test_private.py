@@ -1,0 +1,262 @@
+"""Private steps against plain ones, by hand, and record by record; what bounds a record's influence holds exactly."""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from staddle.algorithms.local_round import facts_of, to_modules
+from staddle.algorithms.method import Optimiser, Stage, initial_state
+from staddle.algorithms.private import Mechanism, Private, check
+from staddle.algorithms.streams import stream
+from staddle.algorithms.training import PLAIN, train
+from staddle.errors import LocalError
+
+METHODS = {
+    "fedavg": {},
+    "pfedsim": {},
+    "fedssa": {},
+    "fedsimsup": {"supervisor": "lenet"},
+    "fedaims": {"sampling": "full"},
+    "fedaims-prototype": {"sampling": "full", "aux_ce": "prototype"},
+    "ppfl": {"models": 2, "lam": 0},
+    "ppfl-ppfl2": {"models": 2, "lam": 0, "variant": "ppfl2"},
+}
+
+
+@dataclass(frozen=True)
+class Records:
+    """A data set in float64."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+    def __len__(self):
+        return len(self.y)
+
+    def take(self, index):
+        return Records(self.x[index], self.y[index])
+
+
+class Fixed:
+    """Draws what it is told, and noise of a seed."""
+
+    def __init__(self, draws=(), seed=0):
+        self.draws, self.random, self.asked = list(draws), np.random.default_rng(seed), 0
+
+    def __call__(self):
+        return self
+
+    def drawn(self, records, q):
+        return np.array(self.draws.pop(0), np.int64) if self.draws else np.arange(records)
+
+    def normal(self, count):
+        self.asked += count
+        return self.random.normal(size=count)
+
+
+def uncharged(whole):
+    """Nobody counts."""
+
+
+def private(draws=(), fresh=None, charge=uncharged, **fields):
+    how = {"clip": inf, "sigma": 0.0, "q": 1.0, "divisor": 8.0, "physical_batch": 100, **fields}
+    return Private(Mechanism(**how), fresh or Fixed(draws), charge)
+
+
+def double(modules):
+    return {part: module.double() for part, module in modules.items()}
+
+
+def stages_of(make_job, make_data, name, **fields):
+    """A method's stages in a round in which all parts may train, its modules in float64, and eight records."""
+    method_name, _, _ = name.partition("-")
+    model = {"name": "convnet-digits"} if method_name == "fedaims" else {}
+    more = {"participation": 0.67} if method_name == "fedsimsup" else {}
+    silos = [f"s{i}" for i in range(6)] if method_name == "fedsimsup" else ["a", "b", "c"]
+    if more:
+        more["min_cohort"] = 3
+    job = make_job(method_name, METHODS[name], model=model, silos=silos, **more, **fields)
+    method, silo = job.method(), job.silos[0]
+    data = make_data(8)
+    state = initial_state(method, silo)
+    if method_name == "fedaims":
+        state = replace(state, extra={**state.extra, "prototypes": torch.randn(state.extra["prototypes"].shape)})
+    facts = facts_of(job, silo, 1, data)
+    context = [
+        replace(stage, context={key: value.double() for key, value in stage.context.items()})
+        for stage in method.stages(state, facts)
+    ]
+    return context, double(to_modules(method, silo, state)), Records(data.x.double(), data.y)
+
+
+def rng():
+    return stream(0, "a", 0, "train/0")
+
+
+def values(modules, parts=None):
+    chosen = parts or modules
+    return torch.cat([p.detach().reshape(-1) for part in chosen for p in modules[part].parameters()])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_noise_and_clip_it_is_plain_training(make_job, make_data, name):
+    """SECURITY.md rule 26: within 1e-12 in float64 on the same batches."""
+    torch.manual_seed(0)
+    stages, modules, data = stages_of(make_job, make_data, name)
+    torch.manual_seed(0)
+    _, others, _ = stages_of(make_job, make_data, name)
+    before = values(modules)
+    for stage in stages:
+        train(modules, stage, data, len(data), rng(), PLAIN)
+        train(others, stage, data, 1, rng(), private())
+    assert (values(modules) - before).abs().max() > 1e-4
+    assert (values(modules) - values(others)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_record_moves_more_than_the_clip(make_job, make_data, name):
+    """With a record and without it: all parameters of a step together differ by C lr / D at most."""
+    clip, moved = 0.05, []
+    for index in range(4):
+        torch.manual_seed(0)
+        stages, modules, data = stages_of(make_job, make_data, name)
+        torch.manual_seed(0)
+        _, others, _ = stages_of(make_job, make_data, name)
+        stage = replace(stages[-1], epochs=1, optimiser=Optimiser(1.0), full_batch=False)
+        whole, less = list(range(8)), [i for i in range(8) if i != index]
+        train(modules, stage, data, 1, rng(), private([whole], clip=clip))
+        train(others, stage, data, 1, rng(), private([less], clip=clip))
+        moved.append(float((values(modules) - values(others)).norm()))
+    assert max(moved) <= clip / 8 * (1 + 1e-6)
+    assert max(moved) > 0.99 * clip / 8  # the bound is reached, over all trained parts together
+
+
+def linear():
+    torch.manual_seed(0)
+    return {"extractor": nn.Sequential(nn.Linear(6, 5), nn.Tanh()).double(), "classifier": nn.Linear(5, 3).double()}
+
+
+def cross_entropy(parts, x, y, context):
+    return nn.functional.cross_entropy(parts["classifier"](parts["extractor"](x)), y, reduction="none")
+
+
+def records(n):
+    random = np.random.default_rng(1)
+    return Records(torch.from_numpy(random.normal(size=(n, 6))), torch.from_numpy(random.integers(0, 3, n)))
+
+
+BOTH = Stage(("extractor", "classifier"), 1, cross_entropy, Optimiser(0.5, momentum=0.9, weight_decay=0.01))
+
+
+def clipped_by_hand(parts, data, clip):
+    """Σ of the cut gradients, record after record, by autograd alone."""
+    parameters = [p for part in ("extractor", "classifier") for p in parts[part].parameters()]
+    total = [torch.zeros_like(p) for p in parameters]
+    for i in range(len(data)):
+        loss = cross_entropy(parts, data.x[i : i + 1], data.y[i : i + 1], {}).sum()
+        found = torch.autograd.grad(loss, parameters)
+        norm = torch.cat([g.reshape(-1) for g in found]).norm()
+        total = [t + g * min(1.0, clip / float(norm)) for t, g in zip(total, found, strict=True)]
+    return torch.cat([t.reshape(-1) for t in total])
+
+
+@pytest.mark.parametrize("physical", [1, 3, 7, 100])
+def test_clipped_sums_are_those_by_hand_however_few_records_fit_into_memory(physical):
+    parts, data = linear(), records(7)
+    expected = clipped_by_hand(parts, data, 0.3)
+    before = values(parts)
+    stage = replace(BOTH, optimiser=Optimiser(1.0))
+    train(parts, stage, data, 1, rng(), private(clip=0.3, physical_batch=physical))
+    assert torch.allclose((before - values(parts)) * 8, expected, atol=1e-6, rtol=1e-5)  # Opacus adds 1e-6 to a norm
+
+
+def test_hooks_and_functions_give_the_same(monkeypatch):
+    one, other = linear(), linear()
+    train(one, BOTH, records(9), 1, rng(), private(clip=0.3))
+    other["extractor"].functional = True
+    train(other, BOTH, records(9), 1, rng(), private(clip=0.3))
+    assert (values(one) - values(other)).abs().max() < 1e-12
+
+
+def test_noise_has_the_size_that_is_said_and_is_fresh_for_each_step():
+    """Nobody is drawn, so what is left of a step is noise alone: σ C / D lr."""
+    data, moves = records(50), []
+    random = Fixed([[]] * 400)
+    way = private(fresh=random, clip=0.5, sigma=3.0, q=1 / 400, divisor=4.0)
+    parts = linear()
+    stage = replace(BOTH, optimiser=Optimiser(1.0))
+    step = way.begin({part: module.train() for part, module in parts.items()}, stage)
+    for index in way.batches(stage, 50, 1, rng(), False):
+        before = values(parts)
+        step(data.x[index], data.y[index])
+        moves.append(values(parts) - before)
+    moved = torch.stack(moves)
+    assert moved.shape[0] == 400
+    assert moved.std() == pytest.approx(3.0 * 0.5 / 4.0, rel=0.02)
+    assert abs(float(moved.mean())) < 4 * 0.375 / moved.numel() ** 0.5
+    assert random.asked == moved.numel()
+
+
+def test_a_step_is_charged_before_it_draws_and_none_is_taken_beyond():
+    parts, left = linear(), [2]
+
+    def charge(whole):
+        if not left[0]:
+            raise LocalError("spent")
+        left[0] -= 1
+
+    way = private(q=0.25, charge=charge, fresh=Fixed([[0], [1], [2], [3]]))
+    with pytest.raises(LocalError, match="spent"):
+        train(parts, BOTH, records(4), 1, rng(), way)
+    by_hand = linear()
+    with pytest.raises(IndexError):
+        train(by_hand, BOTH, records(4), 1, rng(), private(q=0.25, fresh=Two([[0], [1]])))
+    assert (values(parts) == values(by_hand)).all()
+
+
+class Two(Fixed):
+    """Draws as told, and then no more."""
+
+    def drawn(self, records, q):
+        return np.array(self.draws.pop(0), np.int64)
+
+
+def test_a_stage_over_all_records_draws_all_and_says_so():
+    charged = []
+    parts, others = linear(), linear()
+    stage = replace(BOTH, full_batch=True, epochs=3)
+    train(parts, stage, records(8), 1, rng(), private(q=0.5, divisor=4.0, charge=charged.append))
+    train(others, stage, records(8), 8, rng(), PLAIN)
+    assert charged == [True] * 3
+    assert (values(parts) - values(others)).abs().max() < 1e-12
+
+
+def test_penalties_come_after_the_noise():
+    stage = replace(BOTH, penalty=lambda parts: 0.3 * sum((p**2).sum() for p in parts["classifier"].values()))
+    one, other = linear(), linear()
+    train(one, stage, records(8), 8, rng(), PLAIN)
+    train(other, stage, records(8), 8, rng(), private())
+    assert (values(one) - values(other)).abs().max() < 1e-12
+    alone = linear()
+    train(alone, stage, records(8), 8, rng(), private(clip=1e-12))  # of the records next to nothing is left
+    assert (values(alone, ["classifier"]) - values(linear(), ["classifier"])).abs().max() > 0.01
+
+
+def test_hooks_of_a_stage_are_gone_in_the_next():
+    parts, way = linear(), private()
+    for trains in (("extractor",), ("classifier",), ("extractor", "classifier")):
+        train(parts, replace(BOTH, trains=trains), records(8), 8, rng(), way)
+    others = linear()
+    for trains in (("extractor",), ("classifier",), ("extractor", "classifier")):
+        train(others, replace(BOTH, trains=trains), records(8), 8, rng(), PLAIN)
+    assert (values(parts) - values(others)).abs().max() < 1e-12
+
+
+def test_normalisation_over_a_batch_is_refused():
+    with pytest.raises(LocalError, match=r"part 'extractor' cannot be trained with differential privacy.*group"):
+        check("extractor", nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)))
+    check("extractor", nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)))
