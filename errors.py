@@ -5,7 +5,8 @@
     StaddleError
     ├── LocalError        we, or the person at this keyboard: a file, a key, a value, a call in the wrong order
     │   ├── CancelledError     this process was asked to stop
-    │   └── UnwritableError    the disk does not take what must be kept: a daemon stops, and goes on once there is room
+    │   ├── UnwritableError    the disk does not take what must be kept: a daemon stops, and goes on once there is room
+    │   └── ExhaustedError     a data set's privacy budget does not cover what is asked; nothing of it was done
     ├── PeerError         another member of the federation broke the protocol, or a stranger knocked
     │   └── RefusedError       the same, with a code of the closed list that may be told to the peer
     ├── ProofError         a note, checkpoint or proof does not hold; whoever asked for it knows whose it is
@@ -31,6 +32,10 @@ class CancelledError(LocalError):
 
 class UnwritableError(LocalError):
     """A file that must be kept could not be written; nothing that depends on it goes on."""
+
+
+class ExhaustedError(LocalError):
+    """A privacy budget does not cover what was to be done with the data, so it was not done."""
 
 
 class PeerError(StaddleError):

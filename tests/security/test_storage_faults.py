@@ -2,10 +2,10 @@
 
 import errno
 import os
-import signal
 from pathlib import Path
 
 import pytest
+from faults import Calls, failing, killed, short
 from ledgers import open_log, public
 
 from staddle.errors import LocalError
@@ -14,7 +14,6 @@ from staddle.security.checkpoint import Checkpoint
 from staddle.security.segments import Reading, segments
 
 RECORDS = 9
-CALLS = ("open", "write", "fsync", "fdatasync", "ftruncate", "replace")  # all that changes a disk
 
 
 @pytest.fixture
@@ -32,23 +31,6 @@ def scenario(folder, promise):
             promise(log.append({"type": "note", "n": n}).seq + 1)
             if n == 4:
                 promise(Checkpoint.parse(log.checkpoint().text).size)
-
-
-class Calls:
-    """Counts the calls that change the disk; ``fault(name, real, args)`` runs in place of the n-th."""
-
-    def __init__(self, monkeypatch, nth=0, fault=None):
-        self.made = []
-        for name in CALLS:
-            real = getattr(os, name)
-            monkeypatch.setattr(os, name, self._watched(name, real, nth, fault))
-
-    def _watched(self, name, real, nth, fault):
-        def call(*args, **options):
-            self.made.append(name)
-            return fault(name, real, args, options) if len(self.made) == nth else real(*args, **options)
-
-        return call
 
 
 def count(folder, monkeypatch):
@@ -72,21 +54,6 @@ def holds(folder, promised):
     assert {record["type"] for record in lines} <= {"note", "recovery", "after"}
     assert head.stored_by(folder, public()).size == len(lines)
     assert not list(folder.glob(".*.tmp"))
-
-
-def failing(number):
-    def fault(name, real, args, options):
-        raise OSError(number, os.strerror(number))
-
-    return fault
-
-
-def short(name, real, args, options):
-    """A write of some bytes only; any other call does its work and then says that it failed."""
-    if name == "write":
-        return real(args[0], args[1][:7])
-    real(*args, **options)
-    raise OSError(errno.EIO, "Input/output error")
 
 
 @pytest.mark.parametrize("fault", [failing(errno.EIO), failing(errno.ENOSPC), short], ids=["EIO", "ENOSPC", "short"])
@@ -130,42 +97,15 @@ def test_a_checkpoint_that_cannot_be_written_closes_the_log(folder, monkeypatch)
     holds(folder, 1)
 
 
-def killed(place, nth, how, run=scenario):
-    """What a child was promised that ran this and died by kill -9 at its n-th call; None if it came through."""
-
-    def fault(name, real, args, options):
-        if how == "after":
-            real(*args, **options)
-        elif how == "torn" and name == "write":
-            real(args[0], args[1][: len(args[1]) // 2])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            say = os.write
-            with pytest.MonkeyPatch.context() as patch:
-                Calls(patch, nth, fault)
-                run(place, lambda count: say(theirs, bytes([count])))
-        finally:
-            os._exit(0)
-    os.close(theirs)
-    with os.fdopen(ours, "rb") as pipe:
-        promised = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return max(promised, default=0) if os.WIFSIGNALED(status) else None
-
-
 @pytest.mark.parametrize("how", ["before", "torn", "after"])
 def test_kill_9_at_any_call_loses_nothing_that_was_promised(tmp_path, folder, monkeypatch, how):
     total = count(folder, monkeypatch)
     for nth in range(1, total + 1):
         place = tmp_path / str(nth)
-        promised = killed(place, nth, how)
+        promised = killed(place, nth, how, scenario)
         assert promised is not None, f"call {nth} of {total} was never made"
         holds(place, promised)
-    assert killed(tmp_path / "whole", total + 1, how) is None
+    assert killed(tmp_path / "whole", total + 1, how, scenario) is None
 
 
 @pytest.mark.parametrize("how", ["before", "torn", "after"])

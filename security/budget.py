@@ -1,0 +1,267 @@
+"""The privacy budget of one data set: what was spent on it, whoever asked, and never more than its owner lets be.
+
+A log of its own (appendlog.py) beside the silo's ledger, with records of budget_records.py::
+
+    reserve    before anything is done with the data: job, round, purpose and steps, on disk before the first of them
+    (steps)    each takes one of the reserved ones; there is none beyond them
+    commit     afterwards: how many were taken. Without one, a crash say, all that was reserved is spent for ever
+
+All jobs share it, and a new job, a restart or a new key reset nothing. Its one writer holds the folder's lock. Costs
+add up as accounting.py has them; what was committed and all open reservations together cost at most the limit, or a
+reservation is refused before anything is done. That is a filter: jobs may be chosen in view of what came before.
+
+An older copy of the folder would have forgotten what was spent. So the head of this log goes into the silo's own ledger
+with each reservation, and others hold that one's (witness.py): ``check_held`` compares.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ..errors import ExhaustedError, LocalError
+from .accounting import Event, epsilon, shown, spent
+from .appendlog import AppendLog
+from .budget_records import Commit, Limit, Opened, Recovery, Reserve, Steps, parse
+from .chain import Line
+from .checkpoint import Checkpoint
+from .head import Held, Signer
+from .segments import segments
+
+ORIGIN = "staddle.example/{federation}/{silo}/privacy/{dataset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Steps that may be taken: place in the log, and what they are."""
+
+    seq: int
+    events: tuple[Steps, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What one job has cost a data set, and what of it is still open."""
+
+    job: str
+    job_digest: str
+    epsilon: str
+    reserved: int  # reservations without a commit
+
+
+@dataclass
+class _Job:
+    """Steps by σ and q, of what was committed and of what is open."""
+
+    name: str
+    steps: Counter[tuple[str, str]] = field(default_factory=Counter)
+    open: int = 0
+
+    def events(self) -> list[Event]:
+        return [Event(sigma, q, steps) for (sigma, q), steps in self.steps.items()]
+
+
+class Budget:
+    """The writer; safe to share between threads."""
+
+    def __init__(self, dataset: str) -> None:
+        self.dataset = dataset
+        self._limit: Limit | None = None
+        self._opened: Opened | None = None
+        self._open: dict[int, Reserve] = {}  # reservations without a commit, by seq
+        self._jobs: dict[str, _Job] = {}
+        self._mutex = threading.Lock()
+        self._log: AppendLog
+
+    @classmethod
+    def open(
+        cls, folder: Path, dataset: str, federation: str, silo: str, key: Ed25519PrivateKey, *, known: bool
+    ) -> Self:
+        """Open a data set's budget, checking all of it; ``key`` is the silo's log key.
+
+        ``known``: this silo's ledger says that something was spent on the data set, so there must be records.
+        LocalError refuses a folder that is broken, older than its checkpoint, missing, or another data set's.
+        """
+        if known and not (folder.exists() and segments(folder)):
+            raise LocalError(
+                f"{folder}: gone, and with it what was spent on data set {dataset!r}; restore it from the newest backup"
+            )
+        budget = cls(dataset)
+
+        def visit(line: Line) -> None:
+            try:
+                budget._note(line)
+            except LocalError as error:
+                raise LocalError(f"{folder}: {error}; restore it from the newest backup") from None
+
+        origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
+        budget._log = AppendLog.open(folder, Signer(origin, key), visit)
+        if budget._opened is None:
+            budget._append(Opened(silo=silo, dataset=dataset, unit="record"))
+        return budget
+
+    # What its owner lets be spent.
+
+    def set_limit(self, epsilon: str, delta: str, policy: str) -> None:
+        """From now on no more than this, whatever was spent; ``policy`` is the digest of the file that says so."""
+        with self._mutex:
+            wanted = Limit(epsilon=epsilon, delta=delta, policy=policy)
+            if wanted != self._limit:
+                self._append(wanted)
+
+    @property
+    def limit(self) -> Limit:
+        """What its owner lets be spent; LocalError before any was set."""
+        if self._limit is None:
+            raise LocalError(
+                f"data set {self.dataset!r} has no budget; set one in the policy, [dataset.{self.dataset}]"
+            )
+        return self._limit
+
+    def epsilon(self, more: Sequence[Event] = ()) -> float:
+        """What was spent and reserved so far, at the limit's δ; with ``more``, if that came to it."""
+        with self._mutex:
+            return epsilon(spent([*self._events(), *more]), float(self.limit.delta))
+
+    # Spending.
+
+    def reserve(
+        self, job: str, job_digest: str, round_: int, purpose: str, events: Sequence[Steps], ceiling: str = ""
+    ) -> Reservation:
+        """Set so much aside, durably.
+
+        ExhaustedError where the limit, or the job's own ``ceiling`` ε, does not cover it: then nothing is written.
+        """
+        record = Reserve(job=job, job_digest=job_digest, round=round_, purpose=purpose, events=tuple(events))
+        asked = [each.event(each.steps) for each in record.events]
+        with self._mutex:
+            own = self._jobs[job_digest].events() if job_digest in self._jobs else []
+            what = f"{purpose} of round {round_} of job {job!r}"
+            self._cover(what, "the policy's limit", self.limit.epsilon, self._events(), asked)
+            if ceiling:
+                self._cover(what, "the job's own target", ceiling, own, asked)
+            return Reservation(self._append(record), record.events)
+
+    def commit(self, reservation: Reservation, taken: Sequence[int]) -> None:
+        """So many steps of each event were taken, and no more are; the rest is free again, once that is durable."""
+        with self._mutex:
+            self._append(Commit(ref=reservation.seq, steps=tuple(taken)))
+
+    # What it shows.
+
+    def jobs(self) -> list[Spending]:
+        """What each job has cost, in the order in which they came."""
+        with self._mutex:
+            delta = float(self.limit.delta)
+            return [
+                Spending(job.name, digest, shown(epsilon(spent(job.events()), delta)), job.open)
+                for digest, job in self._jobs.items()
+            ]
+
+    def head(self) -> Checkpoint:
+        """Of all records so far, all durable: what the silo's ledger keeps of it."""
+        with self._mutex:
+            return Checkpoint.parse(self._log.checkpoint().text)
+
+    def check_held(self, held: Held) -> None:
+        """LocalError where this log is older than a head that was kept of it, or another one."""
+        if why := self._log.disagreement(held):
+            raise LocalError(
+                f"{self._log.folder}: was rolled back or altered: {why}; what was spent on data set {self.dataset!r} "
+                "cannot be known from it: restore the newest copy"
+            )
+
+    def close(self) -> None:
+        """Let the folder go."""
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _events(self) -> list[Event]:
+        return [event for job in self._jobs.values() for event in job.events()]
+
+    def _cover(self, what: str, whose: str, most: str, before: Sequence[Event], asked: Sequence[Event]) -> None:
+        """ExhaustedError where these events together cost more."""
+        delta = float(self.limit.delta)
+        now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
+        if Decimal(then) > Decimal(most):
+            raise ExhaustedError(
+                f"data set {self.dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to "
+                f"{shown(then)} at delta = {self.limit.delta}, over {whose} of {most}"
+            )
+
+    # Records, as they come and as they are read.
+
+    def _append(self, record: Opened | Limit | Reserve | Commit) -> int:
+        stored = record.model_dump(mode="json")
+        self._check(record)
+        appended = self._log.append(stored)
+        self._accept(appended.seq, record)
+        return appended.seq
+
+    def _note(self, line: Line) -> None:
+        record = parse(line)
+        if not isinstance(record, Recovery):
+            self._check(record)
+            self._accept(line.seq, record)
+
+    def _check(self, record: Opened | Limit | Reserve | Commit) -> None:
+        """LocalError for a record that must not come next."""
+        if isinstance(record, Opened) != (self._opened is None):
+            raise LocalError("a budget begins with one budget.opened")
+        match record:
+            case Opened(dataset=dataset) if dataset != self.dataset:
+                raise LocalError(f"is the budget of data set {dataset!r}, not of {self.dataset!r}")
+            case Reserve() if self._limit is None:
+                raise LocalError("something is reserved before there is a limit")
+            case Commit(ref=ref, steps=steps):
+                reserved = self._open.get(ref)
+                if reserved is None:
+                    raise LocalError(f"commit of seq {ref}, which is no open reservation")
+                most = [each.steps for each in reserved.events]
+                if len(steps) != len(most) or any(taken > all_ for taken, all_ in zip(steps, most, strict=True)):
+                    raise LocalError(f"commit of {list(steps)} steps, reserved were {most}")
+
+    def _accept(self, seq: int, record: Opened | Limit | Reserve | Commit) -> None:
+        match record:
+            case Opened():
+                self._opened = record
+            case Limit():
+                self._limit = record
+            case Reserve():
+                job = self._jobs.setdefault(record.job_digest, _Job(record.job))
+                job.open += 1
+                for each in record.events:
+                    job.steps[each.sigma, each.q] += each.steps
+                self._open[seq] = record
+            case Commit(ref=ref, steps=steps):
+                reserved = self._open.pop(ref)
+                job = self._jobs[reserved.job_digest]
+                job.open -= 1
+                for each, taken in zip(reserved.events, steps, strict=True):
+                    job.steps[each.sigma, each.q] -= each.steps - taken
+
+
+class Steppers:
+    """The steps of a reservation, taken one by one: what training asks before each (algorithms/private.py)."""
+
+    def __init__(self, reservation: Reservation) -> None:
+        self._events = reservation.events
+        self.taken = [0] * len(reservation.events)
+
+    def take(self, event: int) -> None:
+        """One step of the event of this index; ExhaustedError where all of its steps were taken."""
+        most = self._events[event].steps
+        if self.taken[event] >= most:
+            raise ExhaustedError(f"all {most} steps that were reserved are taken; this is a bug in Staddle")
+        self.taken[event] += 1
