@@ -13,6 +13,7 @@ Gradients by record come from Opacus's hooks where a stage trains modules that t
 knows, else from ``torch.func`` (PPFL's membership vector has no batch). Both are of the same loss of one record.
 """
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -115,7 +116,9 @@ class Private:
 
         def gradients(x: Tensor, y: Tensor) -> float:
             loss = stage.loss(modules, x, y, stage.context).sum()
-            torch.autograd.backward(loss)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Full backward hook is firing")  # the first layer's input is data
+                torch.autograd.backward(loss)
             return float(loss.detach())
 
         self._release = release

@@ -7,6 +7,7 @@ from safetensors.torch import save
 from staddle.algorithms.exchange import PLAIN
 from staddle.algorithms.local_round import final_round, local_round, state_from_bytes, state_to_bytes
 from staddle.algorithms.method import SiloState, initial_state
+from staddle.algorithms.training import Plain
 from staddle.errors import CancelledError, LocalError, PeerError
 
 
@@ -107,11 +108,12 @@ def test_each_stage_shuffles_anew(make_job, make_data, monkeypatch):
     method, drawn = job.method(), []
     monkeypatch.setattr(method, "stages", lambda *_: (method.stage("classifier"), method.stage("extractor")))
 
-    def step(modules, stage):
-        drawn.append([])
-        return lambda x, _, seen=drawn[-1]: seen.append(x) or 1.0
+    class Seeing(Plain):
+        def begin(self, modules, stage):
+            drawn.append([])
+            return lambda x, _, seen=drawn[-1]: seen.append(x) or 1.0
 
-    local_round(method, job, initial_state(method, "a"), 0, {}, make_data(16), make_data(9), "a", step)
+    local_round(method, job, initial_state(method, "a"), 0, {}, make_data(16), make_data(9), "a", Seeing())
     first, second = (torch.cat(stage) for stage in drawn)
     assert not torch.equal(first, second)
     assert torch.equal(first.sort(0).values, second.sort(0).values)
