@@ -156,9 +156,9 @@ class Uploads:
                 why = f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it; send all of it"
                 raise RefusedError(silo, "MANIFEST", why)
         arriving.run, arriving.round, arriving.context = run, manifest.round, manifest.context
-        if manifest.rows or manifest.sums:
-            why = f"brings {len(manifest.rows)} rows and {len(manifest.sums)} sums, which only deliveries have"
-            raise RefusedError(silo, "MANIFEST", why)
+        if manifest.rows or manifest.sums or manifest.prekeys:
+            brought = f"{len(manifest.rows)} rows, {len(manifest.sums)} sums and {len(manifest.prekeys)} prekeys"
+            raise RefusedError(silo, "MANIFEST", f"brings {brought}, which only deliveries have")
         if manifest.part and run.mixing is not None:
             arriving.part, sizes = _part(silo, run, run.mixing.hidden, manifest)
         elif manifest.context:

@@ -270,6 +270,11 @@ def sums_of_a_delivery(frames):
     return frames
 
 
+def prekeys_of_a_delivery(frames):
+    frames[0].manifest.prekeys.add(part="model")
+    return frames
+
+
 def no_bytes(frames):
     return [frames[0], frames[2]]
 
@@ -320,8 +325,9 @@ BAD_UPLOADS = [
     ("oversize", change_header(size=1 << 62), "MANIFEST", INVALID, str(1 << 62)),
     ("too long", too_long, "LENGTH", INVALID, "0 were left"),
     ("too short", too_short, "LENGTH", INVALID, "are due"),
-    ("rows", rows_of_a_delivery, "MANIFEST", INVALID, "brings 1 rows and 0 sums, which only deliveries have"),
-    ("sums", sums_of_a_delivery, "MANIFEST", INVALID, "brings 0 rows and 1 sums, which only deliveries have"),
+    ("rows", rows_of_a_delivery, "MANIFEST", INVALID, "brings 1 rows, 0 sums and 0 prekeys, which only"),
+    ("sums", sums_of_a_delivery, "MANIFEST", INVALID, "brings 0 rows, 1 sums and 0 prekeys, which only"),
+    ("prekeys", prekeys_of_a_delivery, "MANIFEST", INVALID, "brings 0 rows, 0 sums and 1 prekeys, which only"),
     ("no bytes", no_bytes, "LENGTH", INVALID, "bytes before its manifest"),
     ("negative weight", negative_weight, "WEIGHT", INVALID, "@weight"),
     ("digest", other_bytes, "DIGEST", grpc.StatusCode.DATA_LOSS, "other digests"),
