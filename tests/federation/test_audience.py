@@ -128,7 +128,9 @@ def check_reads(down, sums, quiet):
             assert np.array_equal(naive.total, sums[place].total)
             continue
         own = [each.view(f"<i{words.itemsize}")[: naive.elements] for each in (words, words_of(sums[place]))]
-        assert not np.intersect1d(*own).size
+        assert (
+            np.intersect1d(*own).size <= naive.elements // 2000
+        )  # of 14 356 random words of 32 bits, a pair in 20 runs
         assert naive.elements < 30 or related(*own) < LIKELY
     for (one, a), (other, b) in itertools.combinations(down.items(), 2):
         if quiet and one[1] == other[1]:
