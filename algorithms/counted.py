@@ -38,6 +38,7 @@ from .method import (
     Combined,
     CoordinatorState,
     Delivery,
+    Effort,
     Facts,
     Latest,
     Method,
@@ -109,6 +110,15 @@ class Counted(Method):
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """As the method."""
         return self._inner.measure(parts, x, y)
+
+    def effort(self, round_: int) -> Effort:
+        """None in round 0; then the method's."""
+        return self._inner.effort(round_ - 1) if round_ else Effort()
+
+    @property
+    def private_fault(self) -> str:
+        """As the method."""
+        return self._inner.private_fault
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Keep what is said in round 0, and the holders; the method takes the rest.

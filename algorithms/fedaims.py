@@ -79,6 +79,7 @@ from .method import (
     Combined,
     CoordinatorState,
     Delivery,
+    Effort,
     Facts,
     Latest,
     Method,
@@ -197,10 +198,21 @@ class FedAIMS(Method):
                 extra["received"] = self.vector(taken)
         return SiloState(taken.parts, extra)
 
+    def effort(self, round_: int) -> Effort:
+        """The job's epochs, and the sums of features."""
+        return Effort(epochs=self.setting.epochs, measures=True)
+
+    @property
+    def private_fault(self) -> str:
+        """Eqs. 5 and 8 summed over a batch scale a record's gradient by the others."""
+        if self.options.reduction == "sum":
+            return 'reduction = "sum" lets a record move the gradients of others; take it out'
+        return ""
+
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums of the last block's features by class, and the counts."""
+        """Sums of the last block's features by class: the numerator of Eq. 3."""
         member = one_hot(y, self.setting.classes).double()  # [B, C]
-        return {"sums": member.T @ parts["extractor"](x).double(), "counts": member.sum(0)}  # numerator, denominator: 3
+        return {"sums": member.T @ parts["extractor"](x).double()}
 
     def supervised(self, state: SiloState, facts: Facts) -> tuple[int, ...]:
         """The middle blocks that this silo supervises in this round, counted from 1."""
@@ -258,7 +270,7 @@ class FedAIMS(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """Line 13 of Algorithm 1: the trained backbone, and the prototypes from before training."""
-        sums, counts = facts.measured["sums"], facts.measured["counts"]
+        sums, counts = facts.measured["sums"], facts.class_counts.double()
         mean = sums / counts.clamp(min=1)[:, None]  # (3)
         weight = counts if self.options.prototype_weights == "class_count" else (counts > 0) * float(facts.samples)
         gifts = {

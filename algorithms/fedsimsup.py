@@ -83,6 +83,7 @@ from .method import (
     Combined,
     CoordinatorState,
     Delivery,
+    Effort,
     Facts,
     Mail,
     Method,
@@ -217,6 +218,10 @@ class FedSimSup(Method):
             Stage(("supervisor",), self.options.tau_s, self.cross_entropy, optimiser),  # Eq. 4, 11
             Stage(("extractor", "classifier"), self.options.tau_theta, self.cross_entropy, optimiser),  # Eq. 5, 12
         )
+
+    def effort(self, round_: int) -> Effort:
+        """Both passes count; nothing in the census."""
+        return Effort(epochs=self.options.tau_s + self.options.tau_theta) if round_ else Effort()
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """The census, or θ; the supervisor is in no gift."""

@@ -58,6 +58,7 @@ from .job_security import (
 )
 from .method import METRICS, Method, Optimiser, Setting, specs_of_buffers
 from .models import ModelOptions, build, input_shape, sketch
+from .privacy import PrivacyTable
 from .schema import explain_difference, method_digest, model_digest, phases, plain
 from .streams import raw, stream
 
@@ -112,6 +113,7 @@ class JobFile(Strict):
     model: ModelOptions
     training: TrainingTable
     security: SecurityTable = SecurityTable()
+    privacy: PrivacyTable | None = None
 
     @pydantic.model_validator(mode="after")
     def _combinations(self) -> "JobFile":
@@ -144,6 +146,7 @@ class Job:
     batch_size: int
     optimiser: Optimiser
     security: SecurityTable
+    privacy: PrivacyTable | None = None
 
     @classmethod
     def from_toml(cls, path: Path) -> "Job":
@@ -170,6 +173,7 @@ class Job:
             batch_size=file.training.batch_size,
             optimiser=Optimiser(file.training.lr, file.training.momentum, file.training.weight_decay),
             security=file.security,
+            privacy=file.privacy,
         )
         rounds = (job.cohort_size, job.min_cohort, job.participation, job.quorum)
         if fault := cohort_fault(job.security, job.silos, *rounds):
@@ -215,6 +219,7 @@ class Job:
                 "weight_decay": plain(self.optimiser.weight_decay),
             },
             "security": plain(self.security),
+            "privacy": plain(self.privacy),
             "schema": schema,
             "method_digest": method_digest(self._method, schema),
             "model_digest": model_digest(self.model, self._method),
@@ -233,6 +238,8 @@ class Job:
                 f"model.buffers = 'global', but method {self.method_name!r} gives no running statistics in any round; "
                 "leave model.buffers out, or choose another method"
             )
+        if self.privacy is not None and (fault := method.private_fault):
+            raise LocalError(f"[privacy] with method {self.method_name!r}: {fault}")
         if self.security.required and any(by_class(method, round_) for round_ in range(self.rounds)):
             later = replace(self.setting(), drawn=lambda round_: self.cohort(round_ + 1))
             inner = configure(self.method_name, self.method_options, later)
@@ -305,6 +312,13 @@ class Job:
     def phase_starts(self) -> tuple[int, ...]:
         """The rounds at which another set of parts begins to cross; the final delivery is not among them."""
         return tuple(phase["from_round"] for phase in self._schema if phase["from_round"] < self.length)
+
+    @property
+    def private(self) -> PrivacyTable:
+        """The [privacy] table; LocalError where the job has none."""
+        if self.privacy is None:
+            raise LocalError(f"job {self.name!r} has no [privacy] table")
+        return self.privacy
 
     def setting(self) -> Setting:
         """What both halves of the method know of the job."""

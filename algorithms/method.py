@@ -108,11 +108,24 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Effort:
+    """What a round takes of a silo's records at most, in a private job: known before it, the same at every silo."""
+
+    epochs: int = 0  # over drawn batches, of all stages together
+    whole: int = 0  # steps on all records at once
+    measures: bool = False  # whether ``measure`` adds anything up
+
+
+@dataclass(frozen=True)
 class Stage:
     """One stretch of local training: the parts that move, for how many epochs, by which loss.
 
     ``loss`` returns per-sample losses [B]; the runner takes the mean. Terms that depend on parameters alone go into
     ``penalty``, where differentially private training can see them. Parts not trained run in evaluation mode.
+
+    ``reads`` are the parts that the loss is handed beside those that it trains; none named, all. In a private job a
+    ``noiseless`` stage trains without noise and costs nothing: what it trains must stay here, and whatever reads that
+    must stay too, or the round is held back.
     """
 
     trains: tuple[str, ...]
@@ -122,6 +135,8 @@ class Stage:
     penalty: Penalty | None = None
     context: Tensors = field(default_factory=dict)
     full_batch: bool = False  # an epoch is one step on the gradient over all records
+    reads: tuple[str, ...] | None = None
+    noiseless: bool = False
 
 
 @dataclass(frozen=True)
@@ -270,8 +285,18 @@ class Method(ABC):
         """Statistics of a batch of training records that add up over batches, with the model as delivered.
 
         The runner adds them up in float64 before training; they are in ``facts.measured`` for ``stages`` and ``give``.
+        In a private job it cuts what each record adds, all tensors together, to a norm, and adds noise to the sum.
         """
         return {}
+
+    def effort(self, round_: int) -> Effort:
+        """What the stages of a round take at most: by default the job's epochs."""
+        return Effort(epochs=self.setting.epochs)
+
+    @property
+    def private_fault(self) -> str:
+        """Why a job with these options cannot be private: what bounds no record's influence. Empty if it can."""
+        return ""
 
     @abstractmethod
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:

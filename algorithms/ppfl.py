@@ -67,6 +67,7 @@ from .exchange import Each, Gift, Kind, Part, Sum, Tensors, TensorSpec
 from .method import (
     Combined,
     CoordinatorState,
+    Effort,
     Facts,
     Method,
     Optimiser,
@@ -229,6 +230,12 @@ class PPFL(Method):
         """The blocks of this round."""
         made = {"c": self.membership_stage(state, facts), "theta": self.theta_stage(facts.round)}
         return tuple(made[block] for block in self.blocks(facts.round))
+
+    def effort(self, round_: int) -> Effort:
+        """A step on all records for the membership, or its epochs; then θ's epochs."""
+        blocks, batches = self.blocks(round_), self.options.membership_batches
+        epochs = self.setting.epochs * (("theta" in blocks) + ("c" in blocks and batches))
+        return Effort(epochs=epochs, whole=int("c" in blocks and not batches))
 
     def theta_stage(self, round_: int) -> Stage:
         """Eq. 11: v and U by the job's optimiser, c_i fixed."""

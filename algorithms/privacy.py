@@ -1,0 +1,124 @@
+"""What a private job says, and what its rounds spend: the same at every silo, and nothing of it depends on a record.
+
+::
+
+    [privacy]
+    epsilon = 8.0               # what the whole job may cost each silo's data set, at this delta
+    delta = 1e-5
+    clip = 1.0                  # Euclidean norm to which the gradient of a record is cut
+    sample_rate = 0.05          # probability with which a step draws each record: ceil(1 / 0.05) steps an epoch
+    physical_batch = 256        # records whose gradients are in memory at a time
+    sigma = "1.37"              # noise of a step, in clips; left out, it is planned when the job is signed
+    histogram_sigma = 10.0      # noise of the counts of records by class, released once
+    statistics_clip = 10.0      # norm to which a record's share of what a method measures is cut, such as its features
+    statistics_sigma = 20.0     # noise of that, in this clip
+    metrics_sigma = 20.0        # noise of the test counts of a round; left out, they stay at the silo, and zeros leave
+
+A step on all records at once has noise sigma / sample_rate: as much on the mean of the gradients, for about the same
+cost. The noise is planned for SLACK more rounds than a silo is drawn for: what a crash interrupts is spent.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from math import ceil
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BeforeValidator, Field
+
+from ..files import Strict
+
+if TYPE_CHECKING:
+    from .job import Job
+
+SLACK = 0.05  # SECURITY.md rule 25
+SIGMA_STEP = Decimal("0.001")
+
+TRAINING, WHOLE, STATISTICS, METRICS, HISTOGRAM = "training", "training-whole", "statistics", "metrics", "histogram"
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("give a number, not true or false")  # noqa: TRY004 - pydantic reports ValueError only
+    return value
+
+
+Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
+Sigma = Annotated[Real, Field(gt=0, le=100_000)]
+
+
+class PrivacyTable(Strict):
+    """The [privacy] table."""
+
+    epsilon: Annotated[Real, Field(gt=0, le=1000)]
+    """What the job may cost a silo's data set, all its releases together."""
+    delta: Annotated[Real, Field(gt=0, lt=1)]
+    clip: Annotated[Real, Field(gt=0)] = 1.0
+    """Norm to which a record's gradient is cut, of all parameters that a step moves together."""
+    sample_rate: Annotated[Real, Field(gt=0, le=1)]
+    """Probability with which a step draws each record; training.batch_size takes no part in a private job."""
+    physical_batch: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 256
+    """Records whose gradients are in memory at a time; it changes nothing but memory and time."""
+    sigma: Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,3})?$")] | None = None
+    """Noise of a step in units of ``clip``; planned where a job is signed."""
+    histogram_sigma: Sigma = 10.0
+    """Noise of the counts of training records by class, which are released once."""
+    statistics_clip: Annotated[Real, Field(gt=0)] = 10.0
+    """Norm to which what a record adds to a method's statistics is cut, all of them together."""
+    statistics_sigma: Sigma = 20.0
+    """Noise of a method's statistics of a round, in units of ``statistics_clip``."""
+    metrics_sigma: Sigma | None = None
+    """Noise of the test counts of a round; none: they stay at the silo."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """Equal steps of the sampled Gaussian mechanism for one purpose; ``sigma`` and ``q`` are decimals."""
+
+    purpose: str
+    sigma: str
+    q: str
+    steps: int
+
+
+def decimal(value: float | Decimal) -> str:
+    """A number as a plain decimal, without exponent: what a budget's records hold."""
+    return format(value if isinstance(value, Decimal) else Decimal(repr(value)), "f")
+
+
+def whole_sigma(sigma: str, sample_rate: float) -> str:
+    """Noise of a step on all records: sigma / q, rounded up."""
+    return decimal((Decimal(sigma) / Decimal(repr(sample_rate))).quantize(SIGMA_STEP, ROUND_CEILING))
+
+
+def histogram_spend(table: PrivacyTable) -> Spend:
+    """The one release of the counts by class, of sensitivity 1: a record is in one class."""
+    return Spend(HISTOGRAM, decimal(table.histogram_sigma), "1", 1)
+
+
+def round_spends(job: "Job", round_: int, sigma: str) -> tuple[Spend, ...]:
+    """All that one silo spends in a round, the histogram aside; none of them with 0 steps."""
+    table, method = job.private, job.method()
+    effort = method.effort(round_)
+    spends = [
+        Spend(TRAINING, sigma, decimal(table.sample_rate), effort.epochs * ceil(1 / table.sample_rate)),
+        Spend(WHOLE, whole_sigma(sigma, table.sample_rate), "1", effort.whole),
+        Spend(STATISTICS, decimal(table.statistics_sigma), "1", int(effort.measures)),
+    ]
+    if table.metrics_sigma is not None:
+        spends.append(Spend(METRICS, decimal(table.metrics_sigma), "1", 1))
+    return tuple(spend for spend in spends if spend.steps)
+
+
+def job_spends(job: "Job", sigma: str) -> tuple[Spend, ...]:
+    """All that the job may spend at the silo that is drawn most often, SLACK for interrupted rounds included."""
+    worst: tuple[Spend, ...] = ()
+    for silo in job.silos:
+        steps: Counter[tuple[str, str, str]] = Counter()
+        for round_ in range(job.length):
+            if silo in job.cohort(round_):
+                for spend in round_spends(job, round_, sigma):
+                    steps[spend.purpose, spend.sigma, spend.q] += spend.steps
+        found = tuple(Spend(*key, ceil(count * (1 + SLACK))) for key, count in steps.items())
+        worst = max(worst, found, key=lambda spends: sum(spend.steps for spend in spends))
+    return (histogram_spend(job.private), *worst)
