@@ -41,7 +41,7 @@ class Work:
         outcome = local_round(method, job, state, round_, delivered, train, test, self.silo, cancelled=self.cancelled)
         parts = {part.name: part for part in job.up(round_)}
         give = laid_out if job.security.required else PLAIN.give  # what the gate hides is given to it whole
-        bundle = Bundle({name: give(parts[name], gift) for name, gift in outcome.gifts.items()})
+        bundle = Bundle({name: give(parts[name], gift) for name, gift in outcome.gifts.items()}, outcome.taints)
         self.folder.add_round(outcome.report, self._facts())  # first: if it cannot be kept, the round is trained again
         self.folder.save_round(round_, counted, outcome.state, bundle)
         return bundle
