@@ -83,7 +83,7 @@ class Budget:
         self._limit: Limit | None = None
         self._opened: Opened | None = None
         self._open: dict[int, Reserve] = {}  # reservations without a commit, by seq
-        self._paid: dict[int, str] = {}  # seq of each reservation → digest of its job
+        self._reserved_by: dict[int, str] = {}  # seq of each reservation, committed or not → digest of its job
         self._jobs: dict[str, _Job] = {}
         self._mutex = threading.Lock()
         self._log: AppendLog
@@ -176,10 +176,10 @@ class Budget:
 
     # What it shows.
 
-    def paid(self, seq: int, job_digest: str) -> bool:
-        """Whether there is such a reservation, and it is of this job."""
+    def job_of(self, seq: int) -> str:
+        """Digest of the job that made this reservation; empty where there is none."""
         with self._mutex:
-            return self._paid.get(seq) == job_digest
+            return self._reserved_by.get(seq, "")
 
     def jobs(self) -> list[Spending]:
         """What each job has cost, in the order in which they came."""
@@ -274,7 +274,7 @@ class Budget:
                 for each in record.events:
                     job.steps[each.sigma, each.q] += each.steps
                 self._open[seq] = record
-                self._paid[seq] = record.job_digest
+                self._reserved_by[seq] = record.job_digest
             case Commit(ref=ref, steps=steps):
                 reserved = self._open.pop(ref)
                 job = self._jobs[reserved.job_digest]
