@@ -27,8 +27,9 @@ from ..security.identity import ID_PATTERN, Keys
 from ..security.policy import Policy
 from ..security.roster import Roster
 from .admission import Admitted, admit, checked_cohort
-from .blind import REFUSED, Payload
+from .blind import REFUSED
 from .blind_rounds import BlindRounds, Local
+from .bundle import Bundle
 from .config import SiloConfig
 from .delivery import Delivered
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
@@ -290,8 +291,8 @@ class Agent:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
         goes_on = self._blind.goes_on(job.digest, round_)
-        payload: Payload | None = None if goes_on else await asyncio.to_thread(folder.outbox, round_)
-        over = payload is None and not goes_on and round_ < folder.rounds_done
+        bundle: Bundle | None = None if goes_on else await asyncio.to_thread(folder.outbox, round_)
+        over = bundle is None and not goes_on and round_ < folder.rounds_done
         if folder.finished or round_ >= job.length or over:
             raise RefusedError(
                 self._roster.coordinator.id,
@@ -301,28 +302,28 @@ class Agent:
             )
         if admitted.declared.bounds is not None:
 
-            async def trained(delivered: Delivered) -> Payload:
-                return payload if payload is not None else await self._train(admitted, asked, delivered)
+            async def trained(delivered: Delivered) -> Bundle:
+                return bundle if bundle is not None else await self._train(admitted, asked, delivered)
 
             local = Local(folder.path, trained, partial(self._work(admitted).own, asked.counted))
             await self._blind.take_part(admitted, round_, cohort, local, WAITING)
             log.event("round.given", job=job.name, round=round_)
             return
-        if payload is None:
+        if bundle is None:
             delivered = await self._gate.fetch(job, round_)
-            payload = await self._train(admitted, asked, delivered)
+            bundle = await self._train(admitted, asked, delivered)
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # told again: we set the pace
-        await self._gate.give(admitted.declared, round_, payload, cohort)
+        await self._gate.give(admitted.declared, round_, bundle, cohort)
         log.event("round.given", job=job.name, round=round_)
 
-    async def _train(self, admitted: Admitted, asked: Asked, delivered: Delivered) -> Payload:
+    async def _train(self, admitted: Admitted, asked: Asked, delivered: Delivered) -> Bundle:
         began = time.monotonic()
         train = self._work(admitted).train
-        payload = await self._trainer.run(train, asked.round, asked.counted, delivered.tensors)
+        bundle = await self._trainer.run(train, asked.round, asked.counted, delivered.tensors)
         seconds = round(time.monotonic() - began, 3)
         log.event("round.trained", job=admitted.job.name, round=asked.round, seconds=seconds)
-        return payload
+        return bundle
 
     def _work(self, admitted: Admitted) -> Work:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads

@@ -8,6 +8,7 @@
     keys = "keys"
     roster = "roster.json"
     policy = "policy.toml"
+    dataset = "data"                  # whose [dataset.NAME] of the policy these data are, and whose privacy budget
     log = "text"                      # or "json"
 
     [trust]                           # pinned by hand: a swapped roster file is noticed
@@ -42,6 +43,8 @@ import pydantic
 from ..algorithms import sources
 from ..files import Strict, read_toml
 from ..metrics import MetricsConfig
+from ..security.policy import DATASET
+from ..security.policy_file import DatasetName
 from ..security.roster import Pins
 
 
@@ -70,6 +73,7 @@ class SiloConfig(Strict):
     keys: Path
     roster: Path
     policy: Path
+    dataset: DatasetName = DATASET
     log: Literal["text", "json"] = "text"
     trust: Pins
     data: sources.Source

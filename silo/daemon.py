@@ -42,7 +42,7 @@ async def serve(config: SiloConfig) -> None:
             f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is no silo of roster version {roster.version}; "
             "have its entry.json added and the roster signed"
         )
-    policy = policies.load(config.policy)
+    policy = policies.load(config.policy, config.dataset)
     sources.check_present(config.data)
     ledger_folder = config.directory / LEDGER
     ledger_folder.mkdir(parents=True, exist_ok=True)

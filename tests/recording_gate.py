@@ -29,6 +29,7 @@ from staddle.security.identity import Keys, load_keys
 from staddle.security.ledger import Ledger
 from staddle.security.receipt import Receipt
 from staddle.security.roster import Roster
+from staddle.silo.bundle import Bundle
 from staddle.silo.declared import Declared, Records
 from staddle.silo.egress import Gate, UnreachableError
 from staddle.silo.witness import HEADS, Witness
@@ -269,7 +270,8 @@ class World:
         async def scenario():
             if not self.gate._session:
                 await self.gate.hello()
-            await self.gate.give(self.declared, round_, self.payload(round_) if payload is None else payload, SILOS)
+            given = self.payload(round_) if payload is None else payload
+            await self.gate.give(self.declared, round_, given if isinstance(given, Bundle) else Bundle(given), SILOS)
 
         asyncio.run(scenario())
 
