@@ -6,6 +6,7 @@ Only a mechanism that adds noise and is paid for (privacy.py) makes what is DP o
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class Taint:
     ids: frozenset[int] = frozenset()
 
     @property
-    def name(self) -> str:
+    def name(self) -> Literal["public", "dp", "private"]:
         """As ledger and policy have it."""
         return "private" if self.private else "dp" if self.ids else "public"
 

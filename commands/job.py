@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..coordinator.codes import in_words
 from ..errors import LocalError
 from ..files import canonical_json, parse_json, read_bytes, write_atomic
 from ..proto.channel import require_tls13
@@ -98,7 +99,9 @@ def show(
     if as_json:
         typer.echo(json.dumps({**status_fields(report.status), "rounds": round_fields(report.rounds)}, indent=1))
         return
-    for key, value in status_fields(report.status).items():
+    fields = status_fields(report.status)
+    fields["failed"] = {silo: in_words(code) for silo, code in fields["failed"].items()}
+    for key, value in fields.items():
         typer.echo(f"{key:<10} {_shown(value)}")
     for closed in round_fields(report.rounds):
         typer.echo(f"round {closed['round']}: {_shown(closed['members'])}: {_shown(closed['metrics'])}")

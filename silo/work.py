@@ -15,6 +15,7 @@ from ..algorithms.method import SiloState, initial_state
 from ..errors import LocalError
 from ..security.fixedpoint import Flat
 from .admission import Admitted
+from .bundle import Bundle
 from .outgoing_hidden import flat
 from .state import JobFolder
 
@@ -31,8 +32,8 @@ class Work:
     threads: int
     cancelled: Callable[[], bool]
 
-    def train(self, round_: int, counted: int, delivered: Delivered) -> dict[str, dict[str, Tensor]]:
-        """Train a round and keep what came of it; what it gives, part by part."""
+    def train(self, round_: int, counted: int, delivered: Delivered) -> Bundle:
+        """Train a round and keep what came of it; what it gives."""
         torch.set_num_threads(self.threads)
         job, method = self.admitted.job, self.admitted.job.method()
         train, test = self.admitted.train, self.admitted.test
@@ -40,10 +41,10 @@ class Work:
         outcome = local_round(method, job, state, round_, delivered, train, test, self.silo, cancelled=self.cancelled)
         parts = {part.name: part for part in job.up(round_)}
         give = laid_out if job.security.required else PLAIN.give  # what the gate hides is given to it whole
-        payload = {name: give(parts[name], gift) for name, gift in outcome.gifts.items()}
+        bundle = Bundle({name: give(parts[name], gift) for name, gift in outcome.gifts.items()})
         self.folder.add_round(outcome.report, self._facts())  # first: if it cannot be kept, the round is trained again
-        self.folder.save_round(round_, counted, outcome.state, payload)
-        return payload
+        self.folder.save_round(round_, counted, outcome.state, bundle)
+        return bundle
 
     def finish(self, counted: int, delivered: Delivered) -> None:
         """Take the last results, evaluate, keep the model."""

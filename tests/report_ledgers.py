@@ -27,7 +27,7 @@ NASTY = (SCRIPT, QUOTES, CONTROL, LONG)
 RELEASES = (
     Release("model", "whole_model", "w", "float32", (10, 4), taint="private"),
     Release("model", "whole_model", "b", "float32", (4,), taint="public"),
-    Release("metrics", "metric", "correct", "int64", (), taint="dp"),
+    Release("metrics", "metric", "correct", "int64", ()),
 )
 BYTES = 160 + 16 + 8
 

@@ -426,10 +426,9 @@ def test_policies_rules_denials_jobs_and_taints(path):
     assert "signed by operator-1" in jobs[2][1]
     assert "no rule has part 'labels'" in jobs[2][1]
     assert [row[:3] for row in page.section("8. Privacy")[1:]] == [
-        ["lung-1", "private", "7"],
+        ["lung-1", "private", "15"],
         ["lung-1", "public", "8"],
-        ["lung-1", "dp", "8"],
-        ["lung-3", "dp", "1"],
+        ["lung-3", "private", "1"],
     ]
     sessions = page.section("9. Sessions")
     assert [row[4:6] + row[8:] for row in sessions[1:3]] == [
