@@ -97,6 +97,13 @@ def whole_sigma(sigma: str, sample_rate: float) -> str:
     return decimal((Decimal(sigma) / Decimal(repr(sample_rate))).quantize(SIGMA_STEP, ROUND_CEILING))
 
 
+def signed_sigma(job: "Job") -> str:
+    """The noise of a step that the job was signed with; LocalError where it has none yet."""
+    if job.private.sigma is None:
+        raise LocalError(f"job {job.name!r} has no privacy.sigma yet; sign it, which plans one, or write one")
+    return job.private.sigma
+
+
 def histogram_spend(table: PrivacyTable) -> Spend:
     """The one release of the counts by class, of sensitivity 1: a record is in one class."""
     return Spend(HISTOGRAM, decimal(table.histogram_sigma), "1", 1)
