@@ -44,7 +44,10 @@ def sign(
     roster: Annotated[Path, typer.Option(help="The roster file.")],
     out: Annotated[Path, typer.Option(help="Where the signed job goes.")],
 ) -> None:
-    """Check a job file, write out its wire schema, and sign it with an operator's key."""
+    """Check a job file, write out its wire schema, and sign it with an operator's key.
+
+    The noise of a private job is planned, unless the file names it: then it is checked against the job's target.
+    """
     from ..algorithms.job import Job  # noqa: PLC0415 torch takes seconds to import
     from ..security.public_weights import weights_fault  # noqa: PLC0415 as it imports numpy
     from .seen import seen  # noqa: PLC0415
@@ -57,6 +60,12 @@ def sign(
     for silo in job.silos:
         if silo not in members or members[silo].role is not Role.SILO:
             raise LocalError(f"{job_file}: silos names {silo!r}, which is no silo of {roster}; add it or take it out")
+    told = ""
+    if job.privacy is not None:
+        from .planning import noise, planned  # noqa: PLC0415 as it imports opacus
+
+        job = planned(job, str(job_file))
+        told = noise(job)
     document = job.document()
     if fault := weights_fault(job.weighing, job.cohorts(), job.min_cohort):
         raise LocalError(f"{job_file}: security.counts: {fault}")
@@ -64,6 +73,8 @@ def sign(
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)
     typer.echo(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
     typer.echo(seen(job))
+    if told:
+        typer.echo(told)
 
 
 @app.command("show")
