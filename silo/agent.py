@@ -7,10 +7,21 @@ import re
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from .. import log
 from ..algorithms.fit import counts_by_class
-from ..errors import CancelledError, LocalError, PeerError, RefusedError, StaddleError, UnwritableError
+from ..algorithms.job import Job
+from ..algorithms.privacy import job_spends, signed_sigma
+from ..errors import (
+    CancelledError,
+    ExhaustedError,
+    LocalError,
+    PeerError,
+    RefusedError,
+    StaddleError,
+    UnwritableError,
+)
 from ..proto import federation_pb2 as pb
 from ..security.identity import ID_PATTERN, Keys
 from ..security.policy import Policy
@@ -50,6 +61,10 @@ from .state import JobFolder, split_key
 from .trainer import Trainer
 from .work import Work
 
+if TYPE_CHECKING:
+    from ..algorithms.account import PrivateSilo
+    from .budgets import DatasetBudget
+
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
 BARRING = ("PROTOCOL_VERSION", "ROSTER", "IDENTITY")  # trying again does not cure these
@@ -61,13 +76,23 @@ PAUSE_SECONDS = 0.5  # after what led to nothing: a coordinator does not set our
 class Agent:
     """One silo at one coordinator."""
 
-    def __init__(self, config: SiloConfig, silo: str, roster: Roster, policy: Policy, gate: Gate, keys: Keys) -> None:
-        """``keys`` are the silo's own."""
+    def __init__(
+        self,
+        config: SiloConfig,
+        silo: str,
+        roster: Roster,
+        policy: Policy,
+        gate: Gate,
+        keys: Keys,
+        budget: "DatasetBudget | None" = None,
+    ) -> None:
+        """``keys`` are the silo's own; ``budget`` is of its data set, where the policy sets one."""
         self._config = config
         self._silo = silo
         self._roster = roster
         self._policy = policy
         self._gate = gate
+        self._budget = budget
         self._group_keys = GroupKeys(roster, keys, gate, config.directory / "jobs")
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._trainer = Trainer()
@@ -193,13 +218,21 @@ class Agent:
     def _admit(self, signed: bytes) -> Admitted:
         admitted = self._checked(signed)
         try:
+            self._check_room(admitted.job)
             self._folder(admitted.job.name).check_new(signed)
             if admitted.job.keyed:
                 self._group_keys.check_new(admitted.job)
                 self._mixed(admitted.job.name).check_begun(admitted.job, self._gate.contributed(admitted.job))
+        except ExhaustedError as error:
+            raise RefusedError(self._roster.coordinator.id, "POLICY", str(error)) from error
         except LocalError as error:
             raise RefusedError(self._roster.coordinator.id, "JOB_INVALID", str(error)) from error
         return admitted
+
+    def _check_room(self, job: Job) -> None:
+        """ExhaustedError unless what is left of the budget covers all of a new job, interrupted rounds included."""
+        if job.privacy is not None and self._budget is not None:
+            self._budget.check_room(job, job_spends(job, signed_sigma(job)))
 
     def _checked(self, signed: bytes) -> Admitted:
         key = split_key(self._config.directory)
@@ -236,6 +269,9 @@ class Agent:
                 raise
             except DeniedError as error:
                 await self._give_up(asked, "POLICY", error)
+            except ExhaustedError as error:  # nothing was trained, nothing leaves; what comes down is taken further
+                log.problem("budget.exhausted", job=asked.job, round=asked.round, why=str(error))
+                await self._give_up(asked, "BUDGET", error)
             except LocalError as error:
                 await self._give_up(asked, "TRAINING", error)
             except MemoryError as error:  # of what the gate makes of a round; training has its own (trainer.py)
@@ -291,7 +327,19 @@ class Agent:
 
     def _work(self, admitted: Admitted) -> Work:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
-        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled)
+        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled, self._private(admitted.job))
+
+    def _private(self, job: Job) -> "PrivateSilo | None":
+        """What a private job takes beside a plain one."""
+        if job.privacy is None:
+            return None
+        from ..algorithms.account import PrivateSilo  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
+        from ..security.noise import Randomness  # noqa: PLC0415
+        from .account import JobAccount  # noqa: PLC0415
+
+        if self._budget is None:  # admission refuses it
+            raise LocalError(f"job {job.name!r} spends on a data set without a budget; this is a bug in Staddle")
+        return PrivateSilo(JobAccount(self._budget, job, self._folder(job.name)), Randomness)
 
     @contextlib.asynccontextmanager
     async def _beating(self, job: str, round_: int) -> AsyncIterator[None]:

@@ -29,6 +29,7 @@
     part = "supervisor"
     file = "transformer.safetensors"
     sha256 = "..."                    # optional
+    public = false                    # true: trained on none of the records here; else a private job keeps it in
 
     [metrics]                         # optional: Prometheus metrics, on loopback only
     listen = "127.0.0.1:9465"
@@ -60,6 +61,7 @@ class Weights(Strict):
     part: str
     file: Path
     sha256: str | None = pydantic.Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+    public: bool = pydantic.Field(default=False, strict=True)
 
 
 class SiloConfig(Strict):

@@ -79,7 +79,11 @@ class Made:
             text = text.replace(old, new)
         if added and "[secure_aggregation]" in text:  # in place of the one that was drafted
             text = text[: text.index("[secure_aggregation]")] + text[text.index("\n# '") :]
-        text += added
+        return self.parsed(text + added)
+
+    @staticmethod
+    def parsed(text):
+        """The policy of this text."""
         return policies.parse(text.encode(), "policy.toml")
 
 
