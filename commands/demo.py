@@ -26,6 +26,8 @@ from .settings import MODEL, SETTINGS
 SEED = 7
 ALPHA = 0.3
 TRAINING: Mapping[str, float] = {"epochs": 2, "batch_size": 16, "lr": 0.03, "momentum": 0.9}
+PRIVATE_TRAINING: Mapping[str, float] = {"epochs": 1, "batch_size": 16, "lr": 0.5}  # noise grows with momentum
+PRIVACY: Mapping[str, float] = {"delta": 1e-4, "clip": 1.0, "sample_rate": 0.1}
 TIMING: Mapping[str, float] = {"admission_seconds": 120, "beat_seconds": 2, "hold_seconds": 10}
 BASELINES = ("local", "fedavg")
 START_SECONDS = 120.0
@@ -38,18 +40,21 @@ def demo(
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each job.")] = 20,
     keep: Annotated[Path | None, typer.Option(help="Keep everything in this new or empty folder.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="In the clear, also what could be blind.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="With differential privacy for each record.")] = False,
+    epsilon: Annotated[float, typer.Option(min=0.1, max=1000, help="What each private job may cost.")] = 8.0,
 ) -> None:
     """Watch a coordinator daemon and silo agents train personalised models together, on this machine.
 
     Three jobs in turn (local-only, FedAvg, the method) on label-skewed shards of the handwritten digits that come with
     scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one egress ledger a silo. With four silos or
-    more, what can be is blind: the coordinator reads sums, and of classifiers how alike they are.
+    more, what can be is blind: the coordinator reads sums, and of classifiers how alike they are. With --private each
+    job trains with noise, and each silo's budget says what that cost.
     """
     console = Console()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     folder = keep if keep is not None else Path(tempfile.mkdtemp(prefix="staddle-demo-"))
-    made = Demo(console, folder, method, silos, rounds, plain=plain)
+    made = Demo(console, folder, method, silos, rounds, plain=plain, epsilon=epsilon if private else None)
     try:
         sound = made.run()
     except BaseException:
@@ -67,8 +72,17 @@ class Demo:
     """One run of the demo."""
 
     def __init__(
-        self, console: Console, folder: Path, method: str, silos: int, rounds: int, *, plain: bool = False
+        self,
+        console: Console,
+        folder: Path,
+        method: str,
+        silos: int,
+        rounds: int,
+        *,
+        plain: bool = False,
+        epsilon: float | None = None,
     ) -> None:
+        """With an ``epsilon`` its jobs are private."""
         # Imported here: torch takes seconds, and ``staddle --help`` should not.
         from ..algorithms.catalog import method_class  # noqa: PLC0415
         from . import local_federation  # noqa: PLC0415
@@ -80,12 +94,14 @@ class Demo:
         self._chosen = method
         self._rounds = rounds
         self._plain = plain
+        self._epsilon = epsilon
         self._setup = local_federation
         self._federation = local_federation.make(folder, [f"silo-{n + 1}" for n in range(silos)])
 
     def run(self) -> bool:
         """All of it; whether every ledger verified."""
-        from .seen import seen  # noqa: PLC0415 as in __init__
+        from .planning import noise  # noqa: PLC0415 as in __init__
+        from .seen import seen  # noqa: PLC0415
 
         started = time.monotonic()
         shards = self._shards()
@@ -109,7 +125,8 @@ class Demo:
                 highlight=False,
             )
             for job in jobs:
-                self._console.print(f"{job.name}: {seen(job)}", highlight=False)
+                said = "; ".join(filter(None, (seen(job), noise(job))))
+                self._console.print(f"{job.name}: {said}", highlight=False)
             self._follow(coordinator, daemons, {job.name: job.length for job in jobs})
         self._show_accuracy(names)
         sound = self._show_ledgers()
@@ -117,6 +134,9 @@ class Demo:
         return sound
 
     def _job(self, method: str) -> dict[str, Any]:
+        training = {"training": dict(TRAINING)}
+        if self._epsilon is not None:
+            training = {"training": dict(PRIVATE_TRAINING), "privacy": {"epsilon": self._epsilon, **PRIVACY}}
         return {
             "version": 1,
             "name": f"demo-{method}",
@@ -126,7 +146,7 @@ class Demo:
             "participation": self._settings.get("participation", 1.0),
             "method": {"name": method, "options": self._settings.get("options", {}) if method == self._chosen else {}},
             "model": {**MODEL, **self._settings.get("model", {})},
-            "training": dict(TRAINING),
+            **training,
         }
 
     def _shards(self) -> list[Any]:
@@ -169,7 +189,9 @@ class Demo:
                 self._console.print(f"{event['silo']}: {event['event']}, {event['code']}", highlight=False)
             case "round.metrics":
                 right, tested = event["correct.trained"], event["tested"]
-                note = f"{event['silos']} silos, {right / tested:.1%} after local training"
+                note = f"{event['silos']} silos"
+                if tested:  # zero in private jobs: the silos keep it to themselves
+                    note += f", {right / tested:.1%} after local training"
                 progress.update(bar, advance=1, note=note)
                 if not self._console.is_terminal:
                     done = event["round"] + 1

@@ -108,7 +108,9 @@ def blind_where_it_can(document: Mapping[str, Any], records: Sequence[int]) -> d
     if len(job.silos) <= FEWEST or job.participation < 1 or any(unblind(schema)):
         return dict(document)
     security: dict[str, Any] = {"secure_aggregation": "required", "weight_most": max(records)}
-    if all(part["exchange"] != "sum.ratio" for phase in schema for part in phase["up"]):  # whose weights are by class
+    if job.privacy is not None:  # noisy counts may be more, or far less
+        security["weight_most"] = 2 * max(records)
+    elif all(part["exchange"] != "sum.ratio" for phase in schema for part in phase["up"]):  # whose weights are by class
         security["weight_least"] = max(1, min(records) // 2)
     return {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
 
