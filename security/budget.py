@@ -287,12 +287,24 @@ class Steppers:
     """The steps of a reservation, taken one by one: what training asks before each (algorithms/private.py)."""
 
     def __init__(self, reservation: Reservation) -> None:
-        self._events = reservation.events
-        self.taken = [0] * len(reservation.events)
+        self.reservation = reservation
+        self._taken = [0] * len(reservation.events)
+        self._over = False
+        self._mutex = threading.Lock()
 
     def take(self, event: int) -> None:
-        """One step of the event of this index; ExhaustedError where all of its steps were taken."""
-        most = self._events[event].steps
-        if self.taken[event] >= most:
-            raise ExhaustedError(f"all {most} steps that were reserved are taken; this is a bug in Staddle")
-        self.taken[event] += 1
+        """One step of the event of this index; ExhaustedError where all of its steps were taken, or none may be."""
+        most = self.reservation.events[event].steps
+        with self._mutex:
+            if self._over or self._taken[event] >= most:
+                why = "is committed" if self._over else f"had {most} of these, which are taken"
+                raise ExhaustedError(
+                    f"one more step of reservation {self.reservation.seq}, which {why}; this is a bug in Staddle"
+                )
+            self._taken[event] += 1
+
+    def end(self) -> tuple[int, ...]:
+        """No more steps are taken from now on; how many were, event by event."""
+        with self._mutex:
+            self._over = True
+            return tuple(self._taken)
