@@ -177,10 +177,10 @@ class Budget:
 
     # What it shows.
 
-    def job_of(self, seq: int) -> str:
-        """Digest of the job that made this reservation; empty where there is none."""
+    def paid(self, seq: int, job_digest: str) -> bool:
+        """Whether there is such a reservation, and it is of this job."""
         with self._mutex:
-            return self._reserved_by.get(seq, "")
+            return self._reserved_by.get(seq) == job_digest
 
     def jobs(self) -> list[Spending]:
         """What each job has cost, in the order in which they came."""

@@ -71,7 +71,7 @@ class JobAccount:
         if not self._path.exists():
             return None
         kept = parse_canonical(read_bytes(self._path), KeptCounts, str(self._path))
-        if len(kept.counts) != self._job.model.classes or self._budget.job_of(kept.reservation) != self._job.digest:
+        if len(kept.counts) != self._job.model.classes or not self._budget.paid(kept.reservation, self._job.digest):
             raise LocalError(f"{self._path}: not the counts that this job released here; restore it from a backup")
         return Counts(torch.tensor(kept.counts, dtype=torch.int64), kept.reservation)
 

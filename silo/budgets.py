@@ -55,9 +55,9 @@ class DatasetBudget:
         """So many steps of each event were taken, and no more are."""
         self._budget.commit(reservation, taken)
 
-    def job_of(self, reservation: int) -> str:
-        """Digest of the job that made a reservation; empty where there is none."""
-        return self._budget.job_of(reservation)
+    def paid(self, reservation: int, job_digest: str) -> bool:
+        """Whether there is such a reservation, and it is of this job: the gate asks before anything leaves."""
+        return self._budget.paid(reservation, job_digest)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from ..security.ledger import Ledger
 from ..security.ledger_audit import LEDGER
 from ..security.lock import locked
 from ..security.policy import Policy
-from ..security.release import nothing_reserved
+from ..security.release import nothing_paid
 from ..security.roster import Roster
 from .agent import Agent
 from .config import SiloConfig
@@ -53,8 +53,8 @@ async def serve(config: SiloConfig) -> None:
         ledger.put_in_force(policy.digest, policy.text)
         witness = Witness(ledger, roster, keys, config.directory / HEADS)
         with _budget(config, policy, ledger, roster, keys) as budget:
-            reserved = budget.job_of if budget else nothing_reserved
-            gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness, reserved)
+            paid = budget.paid if budget else nothing_paid
+            gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness, paid)
             agent = Agent(config, entry.id, roster, policy, gate, keys, budget)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):

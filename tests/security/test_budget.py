@@ -117,7 +117,7 @@ def test_a_reservation_is_known_as_that_of_its_job_for_ever(tmp_path):
         budget.commit(one, [0])
         commit = budget.head().size - 1
     with opened(tmp_path, known=True) as budget:
-        known = [(seq, job) for seq in range(-1, commit + 3) if (job := budget.job_of(seq))]
+        known = [(seq, job) for seq in range(-1, commit + 3) for job in (JOB, OTHER) if budget.paid(seq, job)]
     assert known == [(one.seq, JOB), (other.seq, OTHER)]
 
 

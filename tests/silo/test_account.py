@@ -37,7 +37,7 @@ def test_a_round_takes_the_steps_that_it_reserved_and_gives_back_the_rest(world,
         spends = round_spends(job, 0, "2")
         spending = account.reserve(0, spends)
         assert steps_of(budget, job) == {STEPS: 4}
-        assert budget.job_of(spending.id) == job.digest
+        assert budget.paid(spending.id, job.digest)
         for _ in range(3):
             spending.take("training")
         account.commit(spending)

@@ -37,7 +37,8 @@ def test_each_reservation_has_its_head_in_the_ledger_with_what_is_spent(world, j
         one = budget.reserve(job, 0, SPEND, CEILING)
         budget.reserve(job, 1, SPEND, CEILING)
         budget.commit(one, [4])
-        assert [budget.job_of(seq) for seq in (one.seq, one.seq + 1, one.seq + 9)] == [job.digest, job.digest, ""]
+        assert [budget.paid(seq, job.digest) for seq in (one.seq, one.seq + 1, one.seq + 9)] == [True, True, False]
+        assert not budget.paid(one.seq, "ab" * 32)
     first, second = heads(world)
     assert (first["dataset"], first["delta"], first["limit"]) == ("data", "0.00001", "8.0")
     assert first["size"] == one.seq + 1 < second["size"]
