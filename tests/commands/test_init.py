@@ -1,6 +1,7 @@
 import re
 import tomllib
 from itertools import pairwise
+from typing import get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -61,14 +62,18 @@ def fields(model, path=()):
     for name, field in model.model_fields.items():
         inner = models(field.annotation)
         yield (*path, name), field, inner
+        named = ("*",) if get_origin(field.annotation) is dict else ()  # tables with names of their own
         for one in inner:
-            yield from fields(one, (*path, name))
+            yield from fields(one, (*path, name, *named))
 
 
 def at(document, path):
-    """What stands at a path; of repeated tables the first."""
+    """What stands at a path; of repeated tables the first, and of those with names of their own."""
     for key in path:
         document = document[0] if isinstance(document, list | tuple) else document
+        if key == "*" and isinstance(document, dict) and document:
+            document = next(iter(document.values()))
+            continue
         if not isinstance(document, dict) or key not in document:
             return PydanticUndefined
         document = document[key]
