@@ -130,6 +130,8 @@ class Demo:
             self._follow(coordinator, daemons, {job.name: job.length for job in jobs})
         self._show_accuracy(names)
         sound = self._show_ledgers()
+        if self._epsilon is not None:
+            self._show_budgets()
         self._console.print(f"{time.monotonic() - started:.0f} s in all.", highlight=False)
         return sound
 
@@ -228,6 +230,23 @@ class Demo:
         table.add_section()
         table.add_row("all", "", str(tested), "", *(f"{total / tested:.1%}" for total in totals))
         self._console.print(table)
+
+    def _show_budgets(self) -> None:
+        """What the jobs cost each silo's data set, from its budget."""
+        from ..security.accounting import shown  # noqa: PLC0415 as in __init__
+        from ..silo import config, spent  # noqa: PLC0415
+
+        for silo in self._federation.silos:
+            for found in spent.read(config.load(self._federation.silo_config(silo))):
+                if (budget := found.budget) is None:
+                    continue
+                limit = budget.limit
+                jobs = ", ".join(f"{job.job} {job.epsilon}" for job in budget.jobs)
+                self._console.print(
+                    f"{silo}: epsilon {shown(budget.spent)} of {limit.epsilon} spent at delta = {limit.delta} (alone: "
+                    f"{jobs})",
+                    highlight=False,
+                )
 
     def _show_ledgers(self) -> bool:
         table = Table(title="What left each silo, read from its ledger")

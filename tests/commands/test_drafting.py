@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.exchange import Kind
 from staddle.algorithms.job import Job
+from staddle.algorithms.privacy import job_spends
 from staddle.commands import examples, local_federation
 from staddle.commands.drafting import WHAT, draft
 from staddle.commands.policy import app
@@ -13,6 +14,7 @@ from staddle.errors import LocalError, RefusedError
 from staddle.files import parse_json
 from staddle.security import policy as policies
 from staddle.security import roster as rosters
+from staddle.security.accounting import cost, shown
 from staddle.silo.admission import outflows, sum_objections
 from staddle.silo.private_jobs import privacy_objections
 
@@ -268,12 +270,13 @@ def test_a_draft_lets_private_jobs_spend_what_they_cost_together_and_no_more(fed
     policy = policies.parse(draft([first]).encode(), "policy.toml")
     assert policy.budget.model_dump(exclude_defaults=True, mode="json") == {
         "unit": "record",
-        "epsilon": "3.5",
+        "epsilon": shown(cost(job_spends(first, PRIVACY["sigma"]), 1e-6)),
         "delta": "0.000001",
         "required": True,
     }
     both = policies.parse(draft([first, second]).encode(), "policy.toml")
-    assert (str(both.budget.epsilon), float(both.budget.delta)) == ("4.2", 1e-5)
+    spends = [*job_spends(first, PRIVACY["sigma"]), *job_spends(second, "40")]
+    assert (str(both.budget.epsilon), float(both.budget.delta)) == (shown(cost(spends, 1e-5)), 1e-5)
     for job in (first, second):
         assert list(privacy_objections(job, both)) == []
         assert all(outflow.decision.allow for outflow in outflows(job, roster, both))
@@ -289,13 +292,11 @@ def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(sig
     text = draft([signed("first", privacy=PRIVACY)], dataset="cxr-2024")
     assert "[dataset.cxr-2024]" in text
     flowing = " ".join(text.replace("\n# ", " ").split())
-    assert (
-        "What all jobs together may cost data set 'cxr-2024', for ever: so much that these can run" in flowing
-    )
-    assert "They cost epsilon = 'first' 3.5 at delta = 0.000001, at most." in flowing
+    assert "What all jobs together may cost data set 'cxr-2024', for ever: so much that these can run" in flowing
+    assert "By itself each may cost epsilon = 'first' 3.5 at delta = 0.000001." in flowing
     assert max(map(len, text.splitlines())) <= 100
 
 
 def test_a_draft_of_jobs_that_cost_more_than_a_policy_may_let_them_is_one_all_the_same(signed):
-    jobs = [signed(f"much-{n}", privacy={**PRIVACY, "epsilon": 600.0, "sigma": "1"}) for n in range(2)]
+    jobs = [signed(f"much-{n}", privacy={**PRIVACY, "epsilon": 600.0, "sigma": "0.115"}) for n in range(3)]
     assert policies.parse(draft(jobs).encode(), "policy.toml").budget.epsilon == 1000

@@ -284,7 +284,8 @@ def test_a_private_job_says_what_it_costs_and_what_the_policy_lets_it(check, pri
     for said in (
         "private: noise of 2 times the clip of 1, ",
         " of 6 at delta = 1e-05 of each silo's data set",
-        "[dataset.data] lets all jobs together cost epsilon = 6.0 at delta = 0.00001; jobs without [privacy] are",
+        "[dataset.data] lets all jobs together cost epsilon = 2.",
+        "at delta = 0.00001; jobs without [privacy] are",
         "what it gives is meant to be differentially private; tensor by tensor the gate asks what was paid for it",
         "This silo would ACCEPT the job",
     ):
@@ -294,7 +295,7 @@ def test_a_private_job_says_what_it_costs_and_what_the_policy_lets_it(check, pri
     assert {tensor["taint"] for tensor in document["phases"][0]["tensors"]} == {"dp"}
     told = document["privacy"]
     assert 0 < float(told.pop("epsilon")) <= 6
-    limit = {"epsilon": "6.0", "delta": "0.00001"}
+    limit = {"epsilon": "2.8439", "delta": "0.00001"}
     asked = {"dataset": "data", "sigma": "2", "target": "6.0", "delta": "0.00001", "limit": limit, "required": True}
     assert told == asked
     plain = json.loads(check("one", "--json"))
