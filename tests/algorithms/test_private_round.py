@@ -18,7 +18,7 @@ from staddle.algorithms.fedper import FedPer
 from staddle.algorithms.local_round import final_round, local_round, state_from_bytes, state_to_bytes
 from staddle.algorithms.method import Effort, Stage, initial_state
 from staddle.algorithms.privacy import round_spends
-from staddle.algorithms.private_round import clipped_sums, release_counts
+from staddle.algorithms.private_round import clipped_sums, noisy_facts, release_counts
 from staddle.algorithms.simulation import simulate
 from staddle.algorithms.taint import PRIVATE, PUBLIC, paid, worst
 from staddle.errors import ExhaustedError, LocalError
@@ -180,6 +180,22 @@ def test_all_that_leaves_is_paid_for_by_what_its_taint_says(make_private, make_s
         assert set(outcome.state.taints) == set(outcome.state.flat)
         spent = {spend.purpose: spend.steps for spend in round_spends(job, round_, "1.0")}
         assert accounts[silo].spendings[now].taken == spent, "effort() is what the stages take"
+
+
+@pytest.mark.parametrize("schedule", ["alternating", "theta_then_c", "rbcd"])
+@pytest.mark.parametrize("batches", [False, True])
+def test_effort_is_known_before_the_rounds_of_any_schedule(make_private, schedule, batches):
+    options = {"schedule": schedule, "membership_batches": batches}
+    job = make_private("ppfl", options, rounds=12, training={"epochs": 3})
+    method, found = job.method(), set()
+    for round_ in range(job.length):
+        facts = noisy_facts(job, "a", round_, Counts(torch.tensor([4, 0, 9]), 0))
+        stages = method.stages(initial_state(method, "a"), facts)
+        whole = sum(stage.epochs for stage in stages if stage.full_batch)
+        effort = method.effort(round_)
+        assert effort == Effort(sum(stage.epochs for stage in stages) - whole, whole)
+        found.add(effort)
+    assert len(found) == 1 + (schedule == "theta_then_c" or (schedule == "rbcd" and not batches))
 
 
 def test_a_method_that_sums_by_class_is_told_noisy_presence(make_private, make_shards, recorded):
