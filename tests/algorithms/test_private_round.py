@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from staddle.algorithms import local_round as rounds
@@ -18,7 +19,7 @@ from staddle.algorithms.fedper import FedPer
 from staddle.algorithms.local_round import final_round, local_round, state_from_bytes, state_to_bytes
 from staddle.algorithms.method import Effort, Stage, initial_state
 from staddle.algorithms.privacy import round_spends
-from staddle.algorithms.private_round import clipped_sums, release_counts
+from staddle.algorithms.private_round import PrivateRound, clipped_sums, noisy_facts, release_counts
 from staddle.algorithms.simulation import simulate
 from staddle.algorithms.taint import PRIVATE, PUBLIC, paid, worst
 from staddle.errors import ExhaustedError, LocalError
@@ -182,6 +183,22 @@ def test_all_that_leaves_is_paid_for_by_what_its_taint_says(make_private, make_s
         assert accounts[silo].spendings[now].taken == spent, "effort() is what the stages take"
 
 
+@pytest.mark.parametrize("schedule", ["alternating", "theta_then_c", "rbcd"])
+@pytest.mark.parametrize("batches", [False, True])
+def test_effort_is_known_before_the_rounds_of_any_schedule(make_private, schedule, batches):
+    options = {"schedule": schedule, "membership_batches": batches}
+    job = make_private("ppfl", options, rounds=12, training={"epochs": 3})
+    method, found = job.method(), set()
+    for round_ in range(job.length):
+        facts = noisy_facts(job, "a", round_, Counts(torch.tensor([4, 0, 9]), 0))
+        stages = method.stages(initial_state(method, "a"), facts)
+        whole = sum(stage.epochs for stage in stages if stage.full_batch)
+        effort = method.effort(round_)
+        assert effort == Effort(sum(stage.epochs for stage in stages) - whole, whole)
+        found.add(effort)
+    assert len(found) == 1 + (schedule == "theta_then_c" or (schedule == "rbcd" and not batches))
+
+
 def test_a_method_that_sums_by_class_is_told_noisy_presence(make_private, make_shards, recorded):
     """A blind job's count of holders (counted.py) is of the noisy counts as well."""
     blind = {"security": {"secure_aggregation": "required", "min_holders": 3}, "silos": SIX, "min_cohort": 4}
@@ -332,6 +349,32 @@ def test_pre_trained_weights_are_private_unless_they_are_said_to_be_public(make_
     assert outcome.taints["rows"]["rows"].private
 
 
+def test_a_buffer_that_training_changes_is_private(make_private, make_data):
+    """No noise reaches it; batch norm's are refused with the job."""
+
+    class Buffered(FedPer):
+        def modules(self, silo):
+            modules = super().modules(silo)
+            for name in ("seen", "fixed"):
+                modules["extractor"].register_buffer(name, torch.zeros(1))
+            return modules
+
+    job = make_private("fedper")
+    method = Buffered(job.setting())
+    private = PrivateRound(method, job, "a", 0, make_data(24), silo_of(job))
+    state = private.deliver(initial_state(method, "a", public=()), {})
+    modules = rounds.to_modules(method, "a", state)
+    before = {f"extractor.{name}": buffer.clone() for name, buffer in modules["extractor"].named_buffers()}
+    modules["extractor"].seen += 1
+    (stage,) = private.stages(state)
+    private.trained(stage, modules, before)
+    kept = private.keep(rounds.to_state(modules, state))
+    found = {name: kept.taints[f"part/extractor/{name}"] for name in ("seen", "fixed", "fc1.weight")}
+    assert found == {"seen": PRIVATE, "fixed": PUBLIC, "fc1.weight": paid(0, 1)}
+    with pytest.raises(ValidationError, match="batch"):
+        make_private("fedper", model={"norm": "batch"})
+
+
 def test_taints_are_kept_with_the_state(make_private, make_data, make_job):
     job = make_private("fedper", rounds=4)
     state = run(job, make_data, type("Right", (Heads,), {"reads": ()})(job.setting()), 1)[0].state
@@ -375,6 +418,8 @@ def test_counts_differ_by_one_record_by_one(make_private, record):
     other = release_counts(job, 0, with_counts(*counts), silo_of(job, Still(1.0)))
     assert (one.counts - other.counts).double().norm() == 1
     assert one.counts.tolist() == [5, 6, 7]
+    noisy = release_counts(job, 0, with_counts(5, 6, 7), silo_of(job, Still(8.0)))
+    assert noisy.counts.tolist() == [7, 8, 9]
 
 
 def test_a_class_is_absent_below_three_standard_deviations(make_private):
