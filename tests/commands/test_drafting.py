@@ -289,9 +289,7 @@ def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(sig
     text = draft([signed("first", privacy=PRIVACY)], dataset="cxr-2024")
     assert "[dataset.cxr-2024]" in text
     flowing = " ".join(text.replace("\n# ", " ").split())
-    assert (
-        "What all jobs together may cost data set 'cxr-2024', for ever: so much that these can run" in flowing
-    )
+    assert "What all jobs together may cost data set 'cxr-2024', for ever: so much that these can run" in flowing
     assert "They cost epsilon = 'first' 3.5 at delta = 0.000001, at most." in flowing
     assert max(map(len, text.splitlines())) <= 100
 
