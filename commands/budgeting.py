@@ -21,10 +21,12 @@ def table(jobs: Sequence[Job], dataset: str) -> list[str]:
         return []
     private = [(job.name, job.private) for job in own]
     delta = max(one.delta for _, one in private)
-    named = ", ".join(f"{name!r} {decimal(one.epsilon)} at delta = {decimal(one.delta)}" for name, one in private)
+    named = ", ".join(
+        f"{name!r} epsilon = {decimal(one.epsilon)} at delta = {decimal(one.delta)}" for name, one in private
+    )
     whole = (
         f"What all jobs together may cost data set {dataset!r}, for ever: so much that these can run, and hardly "
-        f"anything besides. By itself each may cost epsilon = {named}. A higher limit lets more jobs run and protects "
+        f"anything besides. What each may cost by itself: {named}. A higher limit lets more jobs run and protects "
         "each record less."
     )
     lines = [

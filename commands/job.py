@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Write and sign job files; submit, watch and stop jobs.")
 
 OperatorFile = Annotated[Path, typer.Option("--operator", metavar="FILE", help="The operator's TOML file.")]
+UNTOLD = "the silos keep their test counts to themselves"  # zeros leave of a private job without metrics_sigma
+
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.")]
 
@@ -63,8 +65,9 @@ def sign(
             raise LocalError(f"{job_file}: silos names {silo!r}, which is no silo of {roster}; add it or take it out")
     told = ""
     if job.privacy is not None:
-        from .planning import noise, planned  # noqa: PLC0415 as it imports opacus
+        from .planning import check_fits_sums, noise, planned  # noqa: PLC0415 as it imports opacus
 
+        check_fits_sums(job, str(job_file))
         job = planned(job, str(job_file))
         told = noise(job)
     document = job.document()
@@ -105,7 +108,7 @@ def show(
     for key, value in fields.items():
         typer.echo(f"{key:<10} {_shown(value)}")
     for closed in round_fields(report.rounds):
-        typer.echo(f"round {closed['round']}: {_shown(closed['members'])}: {_shown(closed['metrics'])}")
+        typer.echo(f"round {closed['round']}: {_shown(closed['members'])}: {_counts(closed['metrics'])}")
 
 
 @app.command("submit")
@@ -153,7 +156,7 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
                 typer.echo(json.dumps(document))
                 continue
             for closed in round_fields(report.rounds):
-                typer.echo(f"round {closed['round']} closed: {_shown(closed['members'])}: {_shown(closed['metrics'])}")
+                typer.echo(f"round {closed['round']} closed: {_shown(closed['members'])}: {_counts(closed['metrics'])}")
             typer.echo(_line(report.status))
     if report.status.outcome != "completed":
         raise typer.Exit(1)
@@ -249,6 +252,10 @@ def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {'-' if item == '' else item}" for key, item in sorted(value.items())) or "-"
     return ", ".join(value) or "-" if isinstance(value, list) else str(value) or "-"
+
+
+def _counts(metrics: Mapping[str, Any]) -> str:
+    return UNTOLD if metrics.get("tested") == 0 else _shown(metrics)
 
 
 def _given(path: Path | None) -> Path:

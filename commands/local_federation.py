@@ -109,7 +109,10 @@ def blind_where_it_can(document: Mapping[str, Any], records: Sequence[int]) -> d
         return dict(document)
     security: dict[str, Any] = {"secure_aggregation": "required", "weight_most": max(records)}
     if job.privacy is not None:  # noisy counts may be more, or far less
+        from .planning import least_clip_exponent  # noqa: PLC0415 opacus takes seconds to import
+
         security["weight_most"] = 2 * max(records)
+        security["clip_exponent"] = max(job.security.clip_exponent, least_clip_exponent(job))
     elif all(part["exchange"] != "sum.ratio" for phase in schema for part in phase["up"]):  # whose weights are by class
         security["weight_least"] = max(1, min(records) // 2)
     return {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}

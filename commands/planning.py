@@ -1,13 +1,18 @@
 """The noise of a private job, planned or checked where it is signed."""
 
 from dataclasses import replace
+from math import ceil, log2
 
 from ..algorithms.job import Job
 from ..algorithms.privacy import HISTOGRAM, decimal, spends_by_sigma
+from ..algorithms.private_round import PRESENT
 from ..errors import LocalError
 from ..security.accounting import cost, shown
 from ..security.plan import least_sigma, overspent
 from .units import number
+
+DEVIATIONS = 4.5  # of normal noise: 1 number in 150,000 is farther off
+SMALLEST_CLIP = -64
 
 
 def planned(job: Job, origin: str) -> Job:
@@ -28,6 +33,25 @@ def planned(job: Job, origin: str) -> Job:
     except LocalError as error:
         raise LocalError(f"{origin}: [privacy] {error}") from error
     return job
+
+
+def check_fits_sums(job: Job, origin: str) -> None:
+    """LocalError where the noise of class means is above what a blind sum takes, so that no round would be given."""
+    clip = job.security.clip_exponent
+    if job.security.required and clip < (least := least_clip_exponent(job)):
+        raise LocalError(
+            f"{origin}: security.clip_exponent = {clip}: with the noise of statistics_sigma, class means of "
+            f"{job.method_name} may be larger than 2^{clip}, and a silo gives no such round; set it to {least}"
+        )
+
+
+def least_clip_exponent(job: Job) -> int:
+    """What fits the class means of a private job, noise and all; the least there is where it has none."""
+    if job.privacy is None or not any(job.method().effort(round_).measures for round_ in range(job.length)):
+        return SMALLEST_CLIP
+    table = job.privacy
+    noise = table.statistics_sigma * table.statistics_clip / max(PRESENT * table.histogram_sigma, 1)  # least class
+    return ceil(log2(table.statistics_clip + DEVIATIONS * noise))
 
 
 def noise(job: Job) -> str:

@@ -65,10 +65,10 @@ def explained(
 
 def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
     """The same as text."""
-    target = document["target"]
+    target, whose = document["target"], "planned" if document["planned_here"] else "as it names it"
     typer.echo(
         f"job {document['job']!r} ({document['method']}): epsilon {target['epsilon']} at delta = {target['delta']} of "
-        f"each silo's data set; noise {document['sigma']} {'planned' if document['planned_here'] else 'as it names it'}"
+        f"each silo's data set; noise {document['sigma']} clips a step, {whose}"
     )
     columns = ("purpose", "noise (sigma)", "drawn with (q)", "steps", f"epsilon alone at delta = {document['delta']}")
     print_table(columns, [[str(value) for value in release.values()] for release in document["releases"]])

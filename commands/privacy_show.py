@@ -92,9 +92,12 @@ def _tell(each: Mapping[str, Any]) -> None:
     if limit is None:
         typer.echo(f"data set {name!r}: nothing spent of epsilon {policy['epsilon']} at delta = {policy['delta']}")
         return
+    by_prv = f"{each['spent_prv']} by PRV, a tighter bound, which is only reported"
+    if each["spent_prv"] is None:
+        by_prv = "PRV, a tighter bound, gave no answer within its limits"
     typer.echo(
         f"data set {name!r}: epsilon {each['spent']} of {limit['epsilon']} spent at delta = {limit['delta']}, "
-        f"{each['left']} left; {each['spent_prv'] or NONE} by PRV, a tighter bound, which is only reported"
+        f"{each['left']} left; {by_prv}"
     )
     if policy is None:
         typer.echo("  the policy has no table for it now: no private job runs on it")

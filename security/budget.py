@@ -157,18 +157,20 @@ class Budget:
         record = Reserve(job=job, job_digest=job_digest, round=round_, purpose=purpose, events=tuple(events))
         asked = [each.event(each.steps) for each in record.events]
         with self._mutex:
-            what = f"{purpose} of round {round_} of job {job!r}"
-            self._cover(what, "the policy's limit", self._limited, self._events(), asked)
+            what, limit = f"{purpose} of round {round_} of job {job!r}", self._limited
+            fix = f"raise epsilon in its [dataset.{self.dataset}] and restart the agent"
+            over = f"the policy's limit of {limit.epsilon}; {fix}"
+            _check_covered(self.dataset, what, over, limit, self._events(), asked)
             if ceiling:
                 own = self._jobs[job_digest].events() if job_digest in self._jobs else []
-                self._cover(what, "the job's own target", ceiling, own, asked)
+                _check_covered(self.dataset, what, f"the job's own target of {ceiling.epsilon}", ceiling, own, asked)
             return Reservation(self._append(record), record.events)
 
     def check_room(self, job: str, job_digest: str, planned: Sequence[Event]) -> None:
         """ExhaustedError where the limit does not cover all that a job is to spend, beside what others have."""
         with self._mutex:
             others = [event for digest, own in self._jobs.items() if digest != job_digest for event in own.events()]
-            self._cover(f"all of job {job!r}", "the policy's limit", self._limited, others, planned)
+            check_whole_job(self.dataset, job, self._limited, others, planned)
 
     def commit(self, reservation: Reservation, taken: Sequence[int]) -> None:
         """So many steps of each event were taken, and no more are; the rest is free again, once that is durable."""
@@ -220,16 +222,6 @@ class Budget:
     @property
     def _limited(self) -> Ceiling:
         return Ceiling(self.limit.epsilon, self.limit.delta)
-
-    def _cover(self, what: str, whose: str, most: Ceiling, before: Sequence[Event], asked: Sequence[Event]) -> None:
-        """ExhaustedError where these events together cost more."""
-        delta = float(most.delta)
-        now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
-        if Decimal(then) > Decimal(most.epsilon):
-            raise ExhaustedError(
-                f"data set {self.dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to "
-                f"{shown(then)} at delta = {most.delta}, over {whose} of {most.epsilon}"
-            )
 
     # Records, as they come and as they are read.
 
@@ -283,6 +275,25 @@ class Budget:
                 job.open -= 1
                 for each, taken in zip(reserved.events, steps, strict=True):
                     job.steps[each.sigma, each.q] -= each.steps - taken
+
+
+def check_whole_job(dataset: str, job: str, limit: Ceiling, others: Sequence[Event], planned: Sequence[Event]) -> None:
+    """ExhaustedError where the limit does not cover all that a job is to spend, beside what other jobs have."""
+    fix = f"raise epsilon in its [dataset.{dataset}], or have a job signed with a lower privacy.epsilon"
+    over = f"the policy's limit of {limit.epsilon}; {fix}"
+    _check_covered(dataset, f"all of job {job!r}", over, limit, others, planned)
+
+
+def _check_covered(
+    dataset: str, what: str, over: str, most: Ceiling, before: Sequence[Event], asked: Sequence[Event]
+) -> None:
+    delta = float(most.delta)
+    now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
+    if Decimal(then) > Decimal(most.epsilon):
+        raise ExhaustedError(
+            f"data set {dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to {shown(then)} at "
+            f"delta = {most.delta}, over {over}"
+        )
 
 
 class Steppers:

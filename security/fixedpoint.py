@@ -144,7 +144,7 @@ def check_values(group: Group, values: Flat, *, saturate: bool = False) -> int:
     if not saturate:
         raise LocalError(
             f"group {group.name!r}: its largest magnitude is {largest:g}, above its clip {group.clip:g}; "
-            "raise clip_exponent in the job, or let values saturate"
+            "have the job signed with a larger security.clip_exponent"
         )
     blocks = (piece[at : at + BLOCK] for piece in held for at in range(0, piece.size, BLOCK))
     return sum(int(np.count_nonzero(np.abs(block) > group.clip)) for block in blocks)

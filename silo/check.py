@@ -4,12 +4,13 @@ import secrets
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..algorithms.data import Dataset
 from ..algorithms.data_images import Images
 from ..algorithms.job import Job
 from ..algorithms.sources import check_present, load, where
-from ..errors import LocalError, RefusedError
+from ..errors import ExhaustedError, LocalError, RefusedError
 from ..files import read_bytes
 from ..proto.channel import checked_address
 from ..proto.wire import gift_items, given_items
@@ -24,6 +25,9 @@ from . import reach
 from .admission import admit
 from .config import SiloConfig
 from .state import JobFolder, split_key
+
+if TYPE_CHECKING:
+    from .spent import Spent
 
 STATES = 3  # of a job: after the last round, after the one before that counted, and the model in the end
 
@@ -40,12 +44,15 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> Report:
     for own in config.weights:
         report.look("weights", partial(_weights, own))
     report.look("ledger", partial(preflight.ledger, config.directory, config.trust.federation, config.keys))
+    budget = None
+    if policy is not None and policy.budget is not None:
+        budget = report.look("budget", partial(_budget, config, policy))
     largest = 0
     for job in jobs:
         if keys is None or roster is None or policy is None:
             report.skip("job", "keys, roster and policy")
             continue
-        found = report.look("job", partial(_job, job, keys, roster, policy, config))
+        found = report.look("job", partial(_job, job, keys, roster, policy, config, budget))
         largest = max(largest, footprint(found, keys.entry.id) if found else 0)
     report.look("disk", partial(preflight.disk, config.directory, largest, "the largest of the jobs"))
     _reach(report, config, keys, roster)
@@ -96,7 +103,17 @@ def _weights(own: configs.Weights) -> tuple[bool, str]:
         return True, f"{own.file}: for part {own.part!r} of jobs {', '.join(own.jobs)}"
 
 
-def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloConfig) -> tuple[Job, str]:
+def _budget(config: SiloConfig, policy: Policy) -> tuple["Spent", str]:
+    """What was spent of the data set's budget, from its first record to its last, and what the policy leaves of it."""
+    from . import spent  # noqa: PLC0415 opacus takes two seconds that silos of plain jobs need not
+
+    found = next(each for each in spent.read(config) if each.dataset == policy.dataset)
+    return found, found.told()
+
+
+def _job(
+    path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloConfig, budget: "Spent | None"
+) -> tuple[Job, str]:
     """What the agent would answer, were this job offered now."""
     signed = read_bytes(path)
     kept = config.directory / "split.key"
@@ -110,6 +127,13 @@ def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloCon
     if folder.signed() == signed:
         return job, f"{path}: {job.name!r} was accepted here, {folder.rounds_done} of its rounds are over"
     folder.check_new(signed)
+    if job.privacy is not None:
+        if budget is None:
+            raise LocalError(f"{path}: not known whether the budget covers it: put budget right first")
+        try:
+            budget.check_room(job)
+        except ExhaustedError as error:
+            raise LocalError(f"{path}: this silo would decline the job, POLICY: {error}") from error
     counts = f"{len(admitted.train)} records to train on, {len(admitted.test)} to test on"
     if not kept.exists():
         counts = f"about {counts}: which ones is drawn at the first start"

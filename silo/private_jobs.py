@@ -47,7 +47,7 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
     if asked.min_sigma is not None and Decimal(sigma := signed_sigma(job)) < asked.min_sigma:
         yield (
             f"its steps have sigma = {sigma}, min_sigma = {asked.min_sigma} in {named}; have the job signed "
-            "with a lower privacy.epsilon or fewer rounds, or lower min_sigma"
+            "with a lower privacy.epsilon, which plans more noise, or lower min_sigma"
         )
     # (4) It promises its epsilon at no larger a delta.
     if Decimal(decimal(table.delta)) > asked.delta:

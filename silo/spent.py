@@ -2,10 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 
+from ..algorithms.job import Job
+from ..algorithms.privacy import job_spends, signed_sigma
 from ..errors import LocalError
 from ..security import budget_view, ledger_view
 from ..security import policy as policies
+from ..security.accounting import Event, cost, shown
+from ..security.budget import Ceiling, check_whole_job
 from ..security.budget_view import View
 from ..security.checkpoint import Checkpoint
 from ..security.identity import ENTRY_FILE, Entry, load_entry
@@ -27,6 +32,27 @@ class Spent:
     dataset: str
     policy: Dataset | None
     budget: View | None
+
+    def check_room(self, job: Job) -> None:
+        """ExhaustedError where the policy, as it is now, does not cover all of a job beside what others have spent."""
+        if self.policy is None:
+            return
+        limit = Ceiling(format(self.policy.epsilon, "f"), format(self.policy.delta, "f"))
+        planned = [Event(each.sigma, each.q, each.steps) for each in job_spends(job, signed_sigma(job))]
+        jobs = self.budget.jobs if self.budget else ()
+        others = [event for own in jobs if own.job_digest != job.digest for event in own.events]
+        check_whole_job(self.dataset, job.name, limit, others, planned)
+
+    def told(self) -> str:
+        """What was spent and what is left, in a line, by the limit that the policy has now."""
+        if self.policy is None:
+            return f"data set {self.dataset!r}: the policy has no table for it, so no private job runs on it"
+        most, delta = self.policy.epsilon, self.policy.delta
+        if self.budget is None:
+            return f"data set {self.dataset!r}: nothing spent of epsilon {most:f} at delta = {delta:f}"
+        now = Decimal(shown(cost(self.budget.events, float(delta))))
+        left = max(most - now, Decimal(0))
+        return f"data set {self.dataset!r}: epsilon {now} of {most:f} spent at delta = {delta:f}, {left} left"
 
 
 def read(config: SiloConfig) -> tuple[Spent, ...]:

@@ -293,7 +293,7 @@ def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(sig
     assert "[dataset.cxr-2024]" in text
     flowing = " ".join(text.replace("\n# ", " ").split())
     assert "What all jobs together may cost data set 'cxr-2024', for ever: so much that these can run" in flowing
-    assert "By itself each may cost epsilon = 'first' 3.5 at delta = 0.000001." in flowing
+    assert "What each may cost by itself: 'first' epsilon = 3.5 at delta = 0.000001." in flowing
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -142,3 +142,14 @@ def test_noise_that_costs_more_than_the_job_may_is_not_signed(sign):
     assert "job.toml: [privacy] no noise of its steps keeps the job within epsilon = 0.3" in str(result.exception)
     assert "raise histogram_sigma, or epsilon" in str(result.exception)
     assert not out.exists()
+
+
+def test_a_blind_job_must_have_room_for_the_noise_of_its_class_means(sign):
+    aims = ('name = "fedper"', 'name = "fedaims"'), ('"cnn-digits"', '"convnet-digits"\nnorm = "group"')
+    blind = "[security]\nsecure_aggregation = 'required'\nclip_exponent = 5\n"
+    changes = (*aims, ("seed =", "min_cohort = 3\nseed ="), (PRIVATE[0], blind + PRIVATE[1]))
+    result, out = sign(*changes)
+    assert isinstance(result.exception, LocalError)
+    assert "security.clip_exponent = 5: with the noise of statistics_sigma, class means of" in str(result.exception)
+    assert str(result.exception).endswith("; set it to 6")
+    assert not out.exists()

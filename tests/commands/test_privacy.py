@@ -121,7 +121,7 @@ def test_each_purpose_and_all_together(planned, tmp_path):
 
 def test_the_same_in_words(planned):
     said = planned("--records", "500")
-    assert "epsilon 8.0 at delta = 0.00001 of each silo's data set; noise 0.983 planned" in said
+    assert "epsilon 8.0 at delta = 0.00001 of each silo's data set; noise 0.983 clips a step, planned" in said
     assert "by RDP, which is enforced" in said
     assert "by PRV, a tighter bound, which is only reported" in said
     assert "covers 20 rounds of the silo that is drawn most often, and 1 more that crashes may interrupt" in said
@@ -131,7 +131,7 @@ def test_the_same_in_words(planned):
         in said
     )
     given = planned(old="sample_rate", new='sigma = "2"\nsample_rate')
-    assert "noise 2 as it names it" in given
+    assert "noise 2 clips a step, as it names it" in given
 
 
 def test_at_another_delta_the_noise_is_the_same_and_the_cost_another(planned):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from ledgers import first
+from private_jobs import policy_for, private_job
 from typer.testing import CliRunner
 
 from staddle.algorithms.job import Job, JobFile
@@ -267,3 +268,22 @@ def test_the_command_numbers_its_lines_and_ends_with_1(federation):
     document = json.loads(result.output)
     assert (result.exit_code, document["ok"]) == (1, False)
     assert [finding["name"] for finding in document["findings"]] == NAMES + WAY
+
+
+def test_a_private_job_must_fit_what_is_left_of_the_budget(federation, look, made):
+    job = private_job(made, "dear")
+    signed = made.files.folder / "jobs" / "dear.json"
+    policy = federation.folder / "silo-a" / "policy.toml"
+    policy.write_text(policy_for(made, job, epsilon=1.0).text)
+    assert "all of job 'dear' would bring what is spent from epsilon = 0.0000 to " in look(signed)["job"]
+    assert "raise epsilon in its [dataset.data], or have a job signed with a lower" in look(signed)["job"]
+    policy.write_text(policy_for(made, job, epsilon=6.0).text)
+    report = check(federation.silo_config("silo-a"), [signed])
+    found = {finding.name: finding.text for finding in report.findings if finding.ok}
+    assert found["budget"] == "data set 'data': nothing spent of epsilon 6.0 at delta = 0.00001"
+    assert "this silo would accept" in found["job"]
+    broken = federation.state("silo-a") / "privacy" / "data"
+    broken.mkdir(parents=True)
+    (broken / "seg-00000001.jsonl").write_text("")
+    assert look(signed).keys() == {"budget", "job"}
+    assert look(signed)["job"].endswith("dear.json: not known whether the budget covers it: put budget right first")
