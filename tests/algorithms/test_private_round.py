@@ -509,9 +509,20 @@ def test_what_a_record_adds_to_a_statistic_is_cut(make_private, make_data):
         moved.append(float((whole["sums"] - less["sums"]).norm()))
     assert max(moved) <= bound * (1 + 1e-6)  # convolutions in float32, over batches of other sizes
     assert max(moved) > 0.99 * bound
-    strange = Dataset(data.x.clone(), data.y)
-    strange.x[0] = math.inf
-    assert clipped_sums(method, modules, strange, bound, 100)["sums"].isfinite().all()
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_record_whose_share_is_no_number_adds_nothing(make_private, make_data, value):
+    class Sums(FedPer):
+        def measure(self, parts, x, y):
+            return {"x": x.sum((0, 1)), "y": y.sum()}
+
+    method, data = Sums(make_private("fedper").setting()), make_data(5)
+    data.x[2, 0, 3, 3] = value
+    found = clipped_sums(method, {}, data, math.inf, 2)
+    others = data.take(np.array([0, 1, 3, 4]))
+    assert torch.allclose(found["x"], others.x.double().sum((0, 1)))
+    assert found["y"] == others.y.sum()
 
 
 def test_noise_of_statistics_and_metrics_has_the_size_that_is_said(make_private, make_data):
