@@ -475,6 +475,20 @@ def test_nothing_but_the_noisy_counts_reaches_a_method(make_private, make_data):
     assert [name for name, *_ in heard[0]] == ["deliver", "stages", "give", "deliver"]
 
 
+def test_a_step_is_divided_by_the_noisy_counts(make_private, make_data):
+    """SECURITY.md rule 22: by q times their sum, whatever the number of records is."""
+    job, moved = make_private("fedavg", {}, {"sigma": "0", "sample_rate": 1.0}), []
+    method = job.method()
+    for counts in ([10, 2, 0], [20, 1, 3]):
+        account, state = Free(job), initial_state(method, "a", public=())
+        account.keep_counts(Counts(torch.tensor(counts), 0))
+        private = silo_of(job, Still(), account)
+        after = local_round(method, job, state, 0, {}, make_data(17), make_data(9), "a", private=private).state
+        moved.append(after.parts["classifier"]["weight"] - state.parts["classifier"]["weight"])
+    assert torch.allclose(moved[0], 2 * moved[1], atol=1e-7)
+    assert moved[0].abs().max() > 1e-3
+
+
 def test_a_silo_that_never_trained_spends_nothing_for_the_last_delivery(make_private, make_data):
     job = make_private("fedssa")
     method, account = job.method(), MemoryAccount(job)
@@ -574,6 +588,7 @@ def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):
         ("pfedsim", {"rho": 0}),
         ("fedssa", {"stale_inclusive": True}),
         ("fedaims", {"sampling": "full"}),
+        ("fedsimsup", {"tau_theta": 1}),
         ("ppfl", {"lam": 0}),
     ],
 )
