@@ -29,6 +29,7 @@ DESCRIBES = (  # what tells of a tensor its form alone, or the tensors within it
     *("is_same_size", "get_device", "result_type"),
 )
 SELECTS = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount")  # as many as values say
+SIZED = ("arange", "zeros", "ones", "full", "empty", "eye", "expand", "repeat", "tile", "view", "reshape", "narrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def worst(taints: Iterable[Taint]) -> Taint:
 
 
 class Tracker(TorchFunctionMode):
-    """A context in which taints follow tensors."""
+    """A context in which taints follow tensors: what goes in is entered before it, what came out is asked for after."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,12 +112,19 @@ class Tracker(TorchFunctionMode):
         return PUBLIC if found is None else found[1]
 
     def _add(self, tensor: Tensor, taint: Taint) -> None:
+        key, own = self._key(tensor), self._own(tensor)
         held = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._taints[self._key(tensor)] = held, worst((self._own(tensor), taint))
+        self._taints[key] = held, worst((own, taint))
 
     @staticmethod
     def _key(tensor: Tensor) -> int:
-        return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - what StorageWeakRef holds, too
+        try:
+            return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - what StorageWeakRef holds, too
+        except NotImplementedError as error:
+            raise LocalError(
+                f"the method computes with a tensor that has no memory of its own ({error}), so what it is made of "
+                "cannot be followed; use neither torch.func nor sparse tensors in deliver and give"
+            ) from error
 
 
 def _tells(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -126,6 +134,8 @@ def _tells(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
             return len(args) + len(kwargs) == 1
         case "repeat_interleave":
             return any(isinstance(each, Tensor) for each in (*args[1:], *kwargs.values()))
+        case _ if name in SIZED:
+            return any(not each.ndim and not each.is_floating_point() for each in _tensors((args, kwargs)))
         case "__getitem__":
             return any(each.dtype in (torch.bool, torch.uint8) or not each.ndim for each in _tensors(args[1:]))
         case _:

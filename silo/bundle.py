@@ -7,19 +7,19 @@ it is kept beside them in the outbox; what it says nothing of is private there, 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
 from ..algorithms.exchange import WEIGHT
-from ..algorithms.taint import PRIVATE, Taint, worst
+from ..algorithms.local_round import TAINTS
+from ..algorithms.taint import PRIVATE, Taint, taints_from_text, taints_to_text, worst
 from ..errors import LocalError
-from ..files import canonical_json, parse_json
 from ..security.release import MASKED, Release
 
-TAINTS = "taints"  # in the metadata of the file
-LOST = "restore the silo's folder from a backup"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,13 @@ def tainted(releases: Sequence[Release], bundle: Bundle) -> tuple[Release, ...]:
     return tuple(found)
 
 
-# As the outbox has it: safetensors, of a private job with {"taints": "{\"model/w\":[12,19],\"metrics/tested\":[]}"}.
+# As the outbox has it: safetensors, of a private job with the taints in their metadata.
 
 
 def to_bytes(bundle: Bundle) -> bytes:
-    """The file; of what is private nothing is said in it."""
-    flat = {f"{part}/{name}": value for part, values in bundle.tensors.items() for name, value in values.items()}
-    said = {
-        f"{part}/{name}": sorted(taint.ids)
-        for part, taints in bundle.taints.items()
-        for name, taint in taints.items()
-        if not taint.private
-    }
-    return safetensors.torch.save(flat, {TAINTS: canonical_json(said).decode()} if said else None)
+    """The file."""
+    said = _flat(bundle.taints)
+    return safetensors.torch.save(_flat(bundle.tensors), {TAINTS: taints_to_text(said)} if said else None)
 
 
 def read(path: Path) -> Bundle:
@@ -67,21 +61,20 @@ def read(path: Path) -> Bundle:
     try:
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-        flat = safetensors.torch.load_file(path)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise LocalError(f"{path}: cannot read it: {error}; {LOST}") from error
-    said = parse_json(metadata.get(TAINTS, "{}").encode(), str(path))
-    if not isinstance(said, dict) or not all(map(_ids, said.values())):
-        raise LocalError(f"{path}: its metadata do not say what paid for which tensor; {LOST}")
-    tensors: dict[str, dict[str, Tensor]] = {}
-    taints: dict[str, dict[str, Taint]] = {}
+        taints = taints_from_text(metadata.get(TAINTS, "[]"))
+        return Bundle(_by_part(safetensors.torch.load_file(path)), _by_part(taints))
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise LocalError(f"{path}: cannot read it: {error}; restore the silo's folder from a backup") from error
+
+
+def _flat(values: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+    """By ``part/name``."""
+    return {f"{part}/{name}": value for part, own in values.items() for name, value in own.items()}
+
+
+def _by_part(flat: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    found: dict[str, dict[str, T]] = {}
     for key, value in flat.items():
         part, _, name = key.partition("/")
-        tensors.setdefault(part, {})[name] = value
-        if key in said:
-            taints.setdefault(part, {})[name] = Taint(ids=frozenset(said[key]))
-    return Bundle(tensors, taints)
-
-
-def _ids(value: object) -> bool:
-    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+        found.setdefault(part, {})[name] = value
+    return found

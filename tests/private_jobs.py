@@ -1,6 +1,7 @@
 """A private job of the recording gate's federation, and the budget that pays for it."""
 
 import contextlib
+import re
 
 from recording_gate import SILO
 
@@ -22,10 +23,14 @@ def dataset(epsilon=8.0, delta=1e-5, **more):
     return "\n".join(["", "[dataset.data]", 'unit = "record"', *lines, ""])
 
 
+def without_budget(made, *jobs):
+    """What allows these jobs, as if none of them spent anything."""
+    return made.parsed(re.sub(r"\[dataset\.data\]\n(.+\n)*", "", made.policy(*jobs).text))
+
+
 def policy_for(made, *jobs, **table):
     """What allows these jobs, with a budget."""
-    policy = made.policy(*jobs)
-    return made.parsed(policy.text + dataset(**table))
+    return made.parsed(without_budget(made, *jobs).text + dataset(**table))
 
 
 @contextlib.contextmanager
@@ -46,4 +51,4 @@ def steps_of(budget, job):
     return dict(budget._budget._jobs[job.digest].steps) if job.digest in budget._budget._jobs else {}
 
 
-__all__ = ["SILO", "dataset", "folder_of", "opened", "policy_for", "private_job", "steps_of"]
+__all__ = ["SILO", "dataset", "folder_of", "opened", "policy_for", "private_job", "steps_of", "without_budget"]

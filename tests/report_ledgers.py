@@ -2,7 +2,7 @@
 
 import hashlib
 
-from ledgers import KEY, end_sum, open_ledger, protocol
+from ledgers import KEY, end_sum, open_ledger, protocol, spend
 
 from staddle.security.records import Applied, Payload, Peer, TensorDigest
 from staddle.security.release import Release
@@ -109,6 +109,7 @@ def nasty(path):
         ledger.start(SCRIPT, HASH, HASH)
         for text in NASTY:
             peer = Peer(id=text, spki=HASH)
+            spend(ledger, 3, "1.5", text)
             control = ledger.control_open(text, peer, 100, 1000).seq
             ledger.job_accept(text, HASH, text)
             ledger.job_decline(text, HASH, text, [text, text])

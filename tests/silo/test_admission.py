@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from private_jobs import SIGMA, policy_for, private_job
+from private_jobs import SIGMA, policy_for, private_job, without_budget
 from safetensors.torch import save
 
 from staddle.algorithms.data import _draw
@@ -551,7 +551,7 @@ def private(made):
     def call(name="spending", table=None, **changes):
         job = private_job(made, name, **changes)
         del made.jobs[name]
-        policy = made.policy(job) if table is None else policy_for(made, job, **table)
+        policy = without_budget(made, job) if table is None else policy_for(made, job, **table)
         return {"signed": made.signed(job.name), "policy": policy}
 
     return call
