@@ -4,7 +4,7 @@ import pytest
 import torch
 from federation.keyed import TIMING, even
 from ledgers import stored
-from private_jobs import dataset
+from private_jobs import dataset, undrafted
 
 from staddle.algorithms.local_round import state_from_bytes
 from staddle.security.accounting import cost
@@ -89,7 +89,7 @@ def test_private_jobs_are_paid_for_whatever_crashes_and_who_runs_out_receives(st
         running.write_silo(silo)
         policy = running.federation.folder / silo / "policy.toml"
         most = target + 0.5 if silo == "north" else 100.0  # which leaves too little for the third job
-        policy.write_text(policy.read_text() + dataset(epsilon=most, required="true"))
+        policy.write_text(undrafted(policy.read_text()) + dataset(epsilon=most, required="true"))
     running.start_impatient("north")
     running.start_impatient("east")
     running.start_impatient("south", f"every:{'|'.join(DEADLY)}")
