@@ -170,7 +170,9 @@ def taints_to_text(taints: Mapping[str, Taint]) -> str:
 def taints_from_text(text: str) -> dict[str, Taint]:
     """Read what ``taints_to_text`` wrote; ValueError for anything else."""
     taints: dict[str, Taint] = {}
-    for entry in json.loads(text):
+    if not isinstance(entries := json.loads(text), list):
+        raise ValueError(f"no taints: {entries!r}")  # noqa: TRY004 - as of text that is no JSON
+    for entry in entries:
         match entry:
             case [None | list() as ids, list() as names] if all(type(each) is int for each in ids or ()):
                 taint = PRIVATE if ids is None else paid(*ids)
