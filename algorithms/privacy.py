@@ -157,6 +157,11 @@ def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
     return spends
 
 
+def most_rounds(job: "Job") -> int:
+    """Rounds that the silo takes part in which is drawn most often."""
+    return max(sum(rounds.values()) for rounds in _schedules(job))
+
+
 def slack(rounds: int) -> int:
     """Rounds that may be lost to crashes, of so many that a silo is drawn for."""
     return ceil(SLACK * rounds)

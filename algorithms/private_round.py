@@ -82,9 +82,11 @@ def check_counts(job: Job, silo: str, counts: Counts) -> None:
 
 def deliver(method: Method, state: SiloState, delivered: Results, facts: Facts, known: Taint) -> SiloState:
     """What the method makes of what came down, with its taints; ``known`` is that of the facts."""
-    with Tracker() as tracker:
-        came = {part: {k: tracker.enter(t, PUBLIC) for k, t in each.items()} for part, each in delivered.items()}
-        made = method.deliver(_entered(tracker, state), came, _facts_entered(tracker, facts, known, PUBLIC))
+    tracker = Tracker()
+    came = {part: {k: tracker.enter(t, PUBLIC) for k, t in each.items()} for part, each in delivered.items()}
+    held, facts = _entered(tracker, state), _facts_entered(tracker, facts, known, PUBLIC)
+    with tracker:
+        made = method.deliver(held, came, facts)
     return replace(made, taints={name: tracker.of(tensor) for name, tensor in made.flat.items()})
 
 
@@ -192,9 +194,10 @@ class PrivateRound:
 
     def give(self, state: SiloState) -> tuple[dict[str, Gift], GiftTaints]:
         """The method's gifts, and the taint of each tensor of them."""
-        with Tracker() as tracker:
-            facts = _facts_entered(tracker, self.facts, self._known, self._measured)
-            gifts = self._method.give(_entered(tracker, state), facts)
+        tracker = Tracker()
+        held, facts = _entered(tracker, state), _facts_entered(tracker, self.facts, self._known, self._measured)
+        with tracker:
+            gifts = self._method.give(held, facts)
         return gifts, {part: self._taints_of(tracker, gift) for part, gift in gifts.items()}
 
     def _taints_of(self, tracker: Tracker, gift: Gift) -> dict[str, Taint]:

@@ -60,7 +60,7 @@ def worst(taints: Iterable[Taint]) -> Taint:
 
 
 class Tracker(TorchFunctionMode):
-    """A context in which taints follow tensors."""
+    """A context in which taints follow tensors: what goes in is entered before it, what came out is asked for after."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,12 +111,19 @@ class Tracker(TorchFunctionMode):
         return PUBLIC if found is None else found[1]
 
     def _add(self, tensor: Tensor, taint: Taint) -> None:
+        key, own = self._key(tensor), self._own(tensor)
         held = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._taints[self._key(tensor)] = held, worst((self._own(tensor), taint))
+        self._taints[key] = held, worst((own, taint))
 
     @staticmethod
     def _key(tensor: Tensor) -> int:
-        return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - what StorageWeakRef holds, too
+        try:
+            return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - what StorageWeakRef holds, too
+        except NotImplementedError as error:
+            raise LocalError(
+                f"the method computes with a tensor that has no memory of its own ({error}), so what it is made of "
+                "cannot be followed; use neither torch.func nor sparse tensors in deliver and give"
+            ) from error
 
 
 def _tells(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

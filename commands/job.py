@@ -31,9 +31,10 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.")]
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as job.toml.")],
     method: Annotated[str, typer.Option(help="The method, whose options are written out.")] = "fedavg",
+    private: Annotated[bool, typer.Option("--private", help="With differential privacy: a [privacy] table.")] = False,
 ) -> None:
     """Write a commented example of a job, for one method and a small model that works with it."""
-    examples.write(file, examples.job_text(method), 0o644)
+    examples.write(file, examples.job_text(method, private=private), 0o644)
     typer.echo(f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out JOB.json")
 
 

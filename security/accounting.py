@@ -32,6 +32,7 @@ ORDERS = (*(1 + step / 10 for step in range(1, 100)), *range(11, 64), 72, 80, 96
 DIGITS = Decimal("0.0001")  # of an ε that is shown
 LARGEST_SIGMA = 100_000
 MOST_STEPS = 10**9
+MOST_EXPONENT = 700  # of e in float64
 SLACK, LEAST = 1e-9, 1e-14  # relative, absolute: ρ of a step is a sum of up to 512 terms in logarithms
 
 
@@ -75,6 +76,16 @@ class Priced(Protocol):
 def cost(priced: Iterable[Priced], delta: float) -> float:
     """The ε at δ of all of these together."""
     return epsilon(spent([Event(one.sigma, one.q, one.steps) for one in priced]), delta)
+
+
+def group(value: float, delta: float, records: int) -> tuple[float, float]:
+    """ε and δ for as many records together, of a person say: k ε and k e^((k - 1) ε) δ, above 1 if nothing is kept.
+
+    Dwork, Roth, "The algorithmic foundations of differential privacy", 2014, theorem 2.2; Vadhan, "The complexity of
+    differential privacy", 2017, lemma 2.2.
+    """
+    exponent = (records - 1) * value
+    return records * value, records * delta * math.exp(exponent) if exponent < MOST_EXPONENT else math.inf
 
 
 def covers(most: str, value: float) -> bool:

@@ -61,6 +61,7 @@ class Spending:
     job_digest: str
     epsilon: str
     reserved: int  # reservations without a commit
+    events: tuple[Event, ...]
 
 
 @dataclass
@@ -105,7 +106,7 @@ class Budget:
 
         def visit(line: Line) -> None:
             try:
-                budget._note(line)
+                budget.replay(line)
             except LocalError as error:
                 raise LocalError(f"{folder}: {error}; restore it from the newest backup") from None
 
@@ -186,7 +187,7 @@ class Budget:
         with self._mutex:
             delta = float(self.limit.delta)
             return [
-                Spending(job.name, digest, shown(epsilon(spent(job.events()), delta)), job.open)
+                Spending(job.name, digest, shown(epsilon(spent(job.events()), delta)), job.open, tuple(job.events()))
                 for digest, job in self._jobs.items()
             ]
 
@@ -239,7 +240,8 @@ class Budget:
         self._accept(appended.seq, record)
         return appended.seq
 
-    def _note(self, line: Line) -> None:
+    def replay(self, line: Line) -> None:
+        """Take in the next record of the log, as it was read; LocalError for one that must not come next."""
         record = parse(line)
         if not isinstance(record, Recovery):
             self._check(record)
