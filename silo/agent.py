@@ -35,6 +35,7 @@ from .delivery import Delivered
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
 from .group_keys import GroupKeys
 from .mix_memory import MixMemory
+from .private_jobs import advice
 from .session import (
     Asked,
     Barred,
@@ -206,6 +207,8 @@ class Agent:
         for part in job.method().loadable:
             log.event("weights", job=job.name, part=part, sha256=admitted.digests.get(part, "none: from scratch"))
         log.event("job.records", job=job.name, **counts_by_class(job, admitted.train, admitted.test))
+        for said in advice(job, len(admitted.train)):
+            log.problem("privacy.advice", job=job.name, why=said)
         return Worked()
 
     async def _decline(self, offer: Offered, error: RefusedError) -> Event:

@@ -24,6 +24,7 @@ from . import config as configs
 from . import reach
 from .admission import admit
 from .config import SiloConfig
+from .private_jobs import advice
 from .state import JobFolder, split_key
 
 STATES = 3  # of a job: after the last round, after the one before that counted, and the model in the end
@@ -134,7 +135,8 @@ def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloCon
     counts = f"{len(admitted.train)} records to train on, {len(admitted.test)} to test on"
     if not kept.exists():
         counts = f"about {counts}: which ones is drawn at the first start"
-    return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {counts}"
+    said = "; ".join((counts, *advice(job, len(admitted.train))))
+    return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {said}"
 
 
 def footprint(job: Job, silo: str) -> int:
