@@ -129,15 +129,17 @@ def mixed_pieces(line: Line, weights: Mapping[str, int], read: Read) -> Iterator
     total, scratch = np.empty(min(LENT, elements), "<u8"), np.empty(min(STEP, elements), "<u8")
     for start in range(0, elements, LENT):
         lent = total[: min(LENT, elements - start)]
-        lent[:] = 0
         for at in range(0, lent.size, STEP):
             words = lent[at : at + STEP]
-            first, size = (start + at) * WORD_BYTES, words.nbytes
-            for silo, weight in weights.items():
-                stored = read(silo, first, size)
+            begin, size = (start + at) * WORD_BYTES, words.nbytes
+            for place, (silo, weight) in enumerate(weights.items()):
+                stored = read(silo, begin, size)
                 if len(stored) != size:
-                    raise LocalError(f"the stored upload of {silo!r} has {len(stored)} bytes at {first}, not {size}")
-                words += np.multiply(np.frombuffer(stored, "<u8"), np.uint64(weight), out=scratch[: words.size])
+                    raise LocalError(f"the stored upload of {silo!r} has {len(stored)} bytes at {begin}, not {size}")
+                made = scratch[: words.size] if place else words  # the first takes the place of those before
+                np.multiply(np.frombuffer(stored, "<u8"), np.uint64(weight), out=made)
+                if place:
+                    words += made
         yield lent
 
 
