@@ -10,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import log
-from ..algorithms.fit import counts_by_class
+from ..algorithms.counted import HOLDERS
+from ..algorithms.fit import counts_by_class, withheld_classes
 from ..algorithms.job import Job
 from ..algorithms.privacy import job_spends, signed_sigma
 from ..errors import (
@@ -98,6 +99,7 @@ class Agent:
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._trainer = Trainer()
         self._admitted: dict[str, Admitted] = {}
+        self._withheld_told: set[str] = set()  # digests of jobs
         self._beat_seconds = 5
         self._stop = asyncio.Event()
         self.connected = False
@@ -326,7 +328,16 @@ class Agent:
         bundle = await self._trainer.run(train, asked.round, asked.counted, delivered.tensors)
         seconds = round(time.monotonic() - began, 3)
         log.event("round.trained", job=admitted.job.name, round=asked.round, seconds=seconds)
+        self._tell_withheld(admitted, delivered)
         return bundle
+
+    def _tell_withheld(self, admitted: Admitted, delivered: Delivered) -> None:
+        """Once a job, as soon as its silos know who holds which class, which does not change."""
+        job = admitted.job
+        if job.counted and HOLDERS in delivered.tensors and job.digest not in self._withheld_told:
+            self._withheld_told.add(job.digest)
+            (holders,) = delivered.tensors[HOLDERS].values()
+            log.event("job.withheld", job=job.name, **withheld_classes(job, admitted.train, holders))
 
     def _work(self, admitted: Admitted) -> Work:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads

@@ -105,7 +105,7 @@ def test_keys_that_are_not_those_of_the_roster(federation, look):
     create_keys(federation.folder / "silo-a" / "keys", "silo-a", Role.SILO, "organisation")
     assert "has other keys in roster" in look()["member"]
     edit(federation.silo_config("silo-a"), 'keys = "keys"', 'keys = "../operator"')
-    assert "'operator' is a operator, not a silo" in look()["member"]
+    assert "'operator' is an operator, not a silo; use the keys of a silo" in look()["member"]
 
 
 def test_a_clock_outside_the_certificates(made):
@@ -146,6 +146,9 @@ def test_a_ledger_that_holds_and_one_that_does_not(federation, look):
     keys = load_keys(federation.keys("silo-a"))
     with Ledger.open(folder, "silo-a", federation.name, keys.log) as ledger:
         ledger.start("staddle", "ab" * 32, "ab" * 32)
+    texts = {f.name: f.text for f in check(federation.silo_config("silo-a")).findings}
+    assert ": 1 record holds, " in texts["ledger"]
+    with Ledger.open(folder, "silo-a", federation.name, keys.log) as ledger:
         head = ledger.stop("asked to stop")
     texts = {f.name: f.text for f in check(federation.silo_config("silo-a")).findings}
     assert texts["ledger"].endswith(f"2 records hold, signed up to 2, head 1:{head.leaf}")
