@@ -1,28 +1,26 @@
 """What a silo asks of what a job costs its data set, before it takes part: of the job and the policy alone.
 
 No answer here depends on a record: whether a silo accepts a private job tells nothing of its data but that there are
-some and that they fit the model.
+some and that they fit the model. What the records would have to say is advice to the silo's own people.
 """
 
 from collections.abc import Iterator
 from decimal import Decimal
 
 from ..algorithms.job import Job
-from ..algorithms.privacy import decimal, job_spends
+from ..algorithms.privacy import decimal, signed_sigma, spends_by_sigma
 from ..errors import LocalError
 from ..security.policy import Policy
 
 
 def check_signed(job: Job) -> None:
-    """LocalError unless a private job has its noise, with which it costs no more than it says itself."""
+    """LocalError where a private job costs more, with the noise that it was signed with, than it says itself."""
     if job.privacy is None:
         return
     from ..security.plan import overspent  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
 
     table = job.privacy
-    if table.sigma is None:
-        raise LocalError("privacy.sigma is missing; have the job signed by `staddle job sign`, which plans it")
-    if why := overspent(lambda sigma: job_spends(job, sigma), table.sigma, decimal(table.epsilon), table.delta):
+    if why := overspent(spends_by_sigma(job), signed_sigma(job), decimal(table.epsilon), table.delta):
         raise LocalError(f"privacy.{why}")
 
 
@@ -46,9 +44,9 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
         )
         return
     # (3) Its steps have noise enough.
-    if asked.min_sigma is not None and Decimal(table.sigma or 0) < asked.min_sigma:
+    if asked.min_sigma is not None and Decimal(sigma := signed_sigma(job)) < asked.min_sigma:
         yield (
-            f"its steps have sigma = {table.sigma}, min_sigma = {asked.min_sigma} in {named}; have the job signed "
+            f"its steps have sigma = {sigma}, min_sigma = {asked.min_sigma} in {named}; have the job signed "
             "with a lower privacy.epsilon or fewer rounds, or lower min_sigma"
         )
     # (4) It promises its epsilon at no larger a delta.
@@ -56,4 +54,23 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
         yield (
             f"it promises its epsilon at delta = {decimal(table.delta)}, delta = {asked.delta:f} in {named}; have the "
             "job signed with at most that, or raise it"
+        )
+
+
+def advice(job: Job, records: int) -> Iterator[str]:
+    """What speaks against a private job on so many training records; for this silo's log alone."""
+    table = job.privacy
+    if table is None:
+        return
+    # (1) Steps draw records.
+    if (expected := table.sample_rate * records) < 1:
+        yield (
+            f"a step draws {expected:.2g} of this silo's {records} training records on average, so most are noise "
+            "alone; ask for a job with a higher privacy.sample_rate"
+        )
+    # (2) A chance of delta for each of them is none to count on.
+    if table.delta * records >= 1:
+        yield (
+            f"delta = {decimal(table.delta)} is no less than 1 / {records}, one in this silo's training records: with "
+            "such a chance the promise may fail for one of them; ask for a job with a smaller privacy.delta"
         )
