@@ -295,6 +295,11 @@ class Agent:
     async def _round(self, admitted: Admitted, asked: Asked) -> None:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
+        if job.privacy is not None and not self._gate.witnessed:
+            raise LocalError(
+                "neither the coordinator nor another silo says what it holds of this silo's ledger, in which stands "
+                "what its data set has cost; private rounds wait until one of them does: ask their operators"
+            )
         goes_on = self._blind.goes_on(job.digest, round_)
         bundle: Bundle | None = None if goes_on else await asyncio.to_thread(folder.outbox, round_)
         over = bundle is None and not goes_on and round_ < folder.rounds_done
