@@ -30,7 +30,7 @@ from .appendlog import AppendLog
 from .budget_records import Commit, Limit, Opened, Recovery, Reserve, Steps, parse
 from .chain import Line
 from .checkpoint import Checkpoint
-from .head import Held, Signer
+from .head import Held, Signer, stored
 from .segments import segments
 
 ORIGIN = "staddle.example/{federation}/{silo}/privacy/{dataset}"
@@ -195,6 +195,11 @@ class Budget:
         with self._mutex:
             return Checkpoint.parse(self._log.checkpoint().text)
 
+    def rekey(self, key: Ed25519PrivateKey) -> None:
+        """From now on this log key of the silo signs the head."""
+        with self._mutex:
+            self._log.rekey(Signer(self._log.signer.origin, key))
+
     def check_held(self, held: Held) -> None:
         """LocalError where this log is older than a head that was kept of it, or another one."""
         if why := self._log.disagreement(held):
@@ -290,6 +295,20 @@ def check_covered(
             f"data set {dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to {shown(then)} at "
             f"delta = {most.delta}, over {whose} of {most.epsilon}"
         )
+
+
+def rekey_all(
+    folder: Path, federation: str, silo: str, old: Ed25519PrivateKey, new: Ed25519PrivateKey
+) -> tuple[str, ...]:
+    """The budgets below a folder go on under a new log key; their data sets. One that has it already stays."""
+    found = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    for path in found:
+        origin = ORIGIN.format(federation=federation, silo=silo, dataset=path.name)
+        note, key = stored(path), Signer(origin, new).public
+        if note is not None and any(signature.key_id != key.key_id for signature in note.signatures):
+            with Budget.open(path, path.name, federation, silo, old, known=True) as budget:
+                budget.rekey(new)
+    return tuple(path.name for path in found)
 
 
 class Steppers:
