@@ -35,6 +35,7 @@ from .delivery import Delivered
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
 from .group_keys import GroupKeys
 from .mix_memory import MixMemory
+from .private_jobs import advice
 from .session import (
     Asked,
     Barred,
@@ -206,6 +207,8 @@ class Agent:
         for part in job.method().loadable:
             log.event("weights", job=job.name, part=part, sha256=admitted.digests.get(part, "none: from scratch"))
         log.event("job.records", job=job.name, **counts_by_class(job, admitted.train, admitted.test))
+        for said in advice(job, len(admitted.train)):
+            log.problem("privacy.advice", job=job.name, why=said)
         return Worked()
 
     async def _decline(self, offer: Offered, error: RefusedError) -> Event:
@@ -290,6 +293,11 @@ class Agent:
     async def _round(self, admitted: Admitted, asked: Asked) -> None:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
+        if job.privacy is not None and not self._gate.witnessed:
+            raise LocalError(
+                "neither the coordinator nor another silo says what it holds of this silo's ledger, in which stands "
+                "what its data set has cost; private rounds wait until one of them does: ask their operators"
+            )
         goes_on = self._blind.goes_on(job.digest, round_)
         bundle: Bundle | None = None if goes_on else await asyncio.to_thread(folder.outbox, round_)
         over = bundle is None and not goes_on and round_ < folder.rounds_done

@@ -1,7 +1,7 @@
 """What a silo asks of what a job costs its data set, before it takes part: of the job and the policy alone.
 
 No answer here depends on a record: whether a silo accepts a private job tells nothing of its data but that there are
-some and that they fit the model.
+some and that they fit the model. What the records would have to say is advice to the silo's own people.
 """
 
 from collections.abc import Iterator
@@ -54,4 +54,23 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
         yield (
             f"it promises its epsilon at delta = {decimal(table.delta)}, delta = {asked.delta:f} in {named}; have the "
             "job signed with at most that, or raise it"
+        )
+
+
+def advice(job: Job, records: int) -> Iterator[str]:
+    """What speaks against a private job on so many training records; for this silo's log alone."""
+    table = job.privacy
+    if table is None:
+        return
+    # (1) Steps draw records.
+    if (expected := table.sample_rate * records) < 1:
+        yield (
+            f"a step draws {expected:.2g} of this silo's {records} training records on average, so most are noise "
+            "alone; ask for a job with a higher privacy.sample_rate"
+        )
+    # (2) A chance of delta for each of them is none to count on.
+    if table.delta * records >= 1:
+        yield (
+            f"delta = {decimal(table.delta)} is no less than 1 / {records}, one in this silo's training records: with "
+            "such a chance the promise may fail for one of them; ask for a job with a smaller privacy.delta"
         )
