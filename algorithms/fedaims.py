@@ -271,7 +271,7 @@ class FedAIMS(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """Line 13 of Algorithm 1: the trained backbone, and the prototypes from before training."""
         sums, counts = facts.measured["sums"], facts.class_counts.double()
-        mean = sums / counts.clamp(min=1)[:, None]  # (3)
+        mean = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], 0)  # (3); sums may have noise
         weight = counts if self.options.prototype_weights == "class_count" else (counts > 0) * float(facts.samples)
         gifts = {
             "backbone": Gift(self.flat(state, "extractor"), float(facts.samples)),

@@ -1,24 +1,30 @@
 """One silo's round: deliver, train, give. The simulator and the silo agent run this same function.
 
-So a federation gives bit for bit what its simulation gave, on one machine type at one thread.
+So a federation gives bit for bit what its simulation gave, on one machine type at one thread. A round of a private job
+takes the same course; what it does otherwise at each place is private_round.py's.
 """
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from math import ceil
+from dataclasses import dataclass, field
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from ..errors import CancelledError, LocalError, PeerError
+from ..errors import CancelledError, ExhaustedError, LocalError, PeerError
+from .account import PrivateSilo, Spending
+from .clear_round import ClearRound, Side
 from .data import Dataset
 from .exchange import Gift, Part, fits, value_fault
 from .job import Job
-from .method import METRICS, Facts, Method, Results, SiloState
+from .method import METRICS, Facts, Method, Results, SiloState, Stage
 from .streams import stream
-from .training import PLAIN, Way, evaluate, measure, never, silent, train
+from .taint import Taint, taints_from_text, taints_to_text
+from .training import PLAIN, Modules, Way, evaluate, never, silent, train
+
+TAINTS = "staddle.taints"  # in the metadata of a private job's state file
 
 
 @dataclass(frozen=True)
@@ -35,11 +41,17 @@ class Report:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The silo's next state, its gifts by part (METRICS included) and its report."""
+    """The silo's next state, its gifts by part (METRICS included) and its report.
+
+    In a private job also the taint of each tensor of each gift, ``@weight`` included, and what the round took out of
+    the account: the caller commits it once all this is kept.
+    """
 
     state: SiloState
     gifts: Mapping[str, Gift]
     report: Report
+    taints: Mapping[str, Mapping[str, Taint]] = field(default_factory=dict)
+    spending: Spending | None = None
 
 
 @dataclass
@@ -67,29 +79,51 @@ def local_round(
     way: Way = PLAIN,
     cancelled: Callable[[], bool] = never,
     progress: Callable[[int, int], None] = silent,
+    private: PrivateSilo | None = None,
 ) -> Outcome:
-    """Run round ``round_`` of silo ``client`` from ``state``; nothing given is changed."""
-    facts = facts_of(job, client, round_, train_data)
-    state = take_delivery(method, job, state, facts, delivered)
+    """Run round ``round_`` of silo ``client`` from ``state``; nothing given is changed.
+
+    ``way`` is how a plain job trains; a private one takes ``private``, and it alone does.
+    """
+    check_private(job, private)
+    check_delivered(job, round_, delivered)
+    side = _side(method, job, client, round_, train_data, way, private)
+    state = side.deliver(state, delivered)
     modules = to_modules(method, client, state)
     correct_delivered = evaluate(method, modules, test_data)
-    facts = replace(facts, measured=measure(method, modules, train_data))
-    stages = method.stages(state, facts)
-    total = sum(stage.epochs * (1 if stage.full_batch else ceil(len(train_data) / job.batch_size)) for stage in stages)
+    side.evaluated(modules)
+    side.measure(modules, train_data)
+    stages, size = side.stages(state), job.batch_size
+    total = sum(stage.epochs * side.way(stage).steps(stage, len(train_data), size) for stage in stages)
     counter, loss = _Counter(progress, total), None
     for number, stage in enumerate(stages):
         rng = stream(job.seed, client, method.stream_round(round_), f"train/{number}")
+        given = handed(modules, stage)
+        before = {f"{part}.{name}": b.clone() for part, m in given.items() for name, b in m.named_buffers()}
         try:
-            loss = train(modules, stage, train_data, job.batch_size, rng, way, cancelled, counter)
-        except CancelledError:
+            loss = train(given, stage, train_data, size, rng, side.way(stage), cancelled, counter)
+        except (CancelledError, ExhaustedError):
             raise
         except LocalError as error:
             raise LocalError(f"round {round_} at silo {client!r}: {error}") from error
-    trained = to_state(modules, state)
+        side.trained(stage, given, before)
+    trained = side.keep(to_state(modules, state))
     correct_trained = evaluate(method, modules, test_data)
+    side.evaluated(modules)
     report = Report(round_, len(train_data), len(test_data), correct_delivered, correct_trained, loss)
-    gifts = {**method.give(trained, facts), METRICS.name: metrics(report)}
-    return Outcome(trained, gifts, report)
+    gifts, taints = side.give(trained)
+    seen, of_seen = side.metrics(metrics(report))
+    return Outcome(trained, {**gifts, METRICS.name: seen}, report, taints | of_seen, side.spending)
+
+
+def _side(
+    method: Method, job: Job, client: str, round_: int, data: Dataset, way: Way, private: PrivateSilo | None
+) -> Side:
+    if private is None:
+        return ClearRound(method, facts_of(job, client, round_, data), way)
+    from .private_round import PrivateRound  # noqa: PLC0415 - Opacus takes two seconds to import
+
+    return PrivateRound(method, job, client, round_, data, private)
 
 
 def final_round(
@@ -101,30 +135,48 @@ def final_round(
     test_data: Dataset,
     client: str,
     trained: bool = True,
+    private: PrivateSilo | None = None,
 ) -> Outcome:
     """Take the results of the last round; the outcome's state is the model that the silo keeps.
 
     That is the one delivered where the method's product is "delivered", or where this silo never trained
     (``trained`` false) and so has nothing better; otherwise the one trained last. The report holds the accuracy of
-    both. Nothing is given.
+    both. Nothing is given, and in a private job nothing spent.
     """
-    fresh = take_delivery(method, job, state, facts_of(job, client, job.length, train_data), delivered)
+    check_private(job, private)
+    if private is None:
+        fresh = take_delivery(method, job, state, facts_of(job, client, job.length, train_data), delivered)
+    else:
+        from .private_round import final_delivery  # noqa: PLC0415 - Opacus takes two seconds to import
+
+        check_delivered(job, job.length, delivered)
+        fresh = final_delivery(method, job, state, delivered, client, private.account)
     correct_delivered = evaluate(method, to_modules(method, client, fresh), test_data)
     correct_trained = evaluate(method, to_modules(method, client, state), test_data)
     kept = fresh if method.product == "delivered" or not trained else state
     return Outcome(kept, {}, Report(job.length, 0, len(test_data), correct_delivered, correct_trained, None))
 
 
+def check_private(job: Job, private: PrivateSilo | None) -> None:
+    """LocalError unless a private job, and no other, comes with what pays for it."""
+    if (job.privacy is None) != (private is None):
+        lacking = "is private, and no account was given that pays for it" if private is None else "is not private"
+        raise LocalError(f"job {job.name!r} {lacking}; this is a bug in Staddle")
+
+
 def take_delivery(method: Method, job: Job, state: SiloState, facts: Facts, delivered: Results) -> SiloState:
     """State after what came down; PeerError where it is not what the job's schema lets come down in this round."""
-    allowed = {part.name: part for part in job.down(facts.round)}
+    check_delivered(job, facts.round, delivered)
+    return method.deliver(state, delivered, facts)
+
+
+def check_delivered(job: Job, round_: int, delivered: Results) -> None:
+    """PeerError where this is not what the job's schema lets come down in the round."""
+    allowed = {part.name: part for part in job.down(round_)}
     for name, tensors in delivered.items():
         if name not in allowed:
-            raise PeerError(
-                "coordinator", f"delivered part {name!r} in round {facts.round}, the job allows {list(allowed)}"
-            )
+            raise PeerError("coordinator", f"delivered part {name!r} in round {round_}, the job allows {list(allowed)}")
         check_delivery(allowed[name], tensors)
-    return method.deliver(state, delivered, facts)
 
 
 def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
@@ -153,6 +205,13 @@ def metrics(report: Report) -> Gift:
     return Gift({name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()})
 
 
+def handed(modules: Modules, stage: Stage) -> Modules:
+    """The modules that a stage's loss and penalty may reach."""
+    if stage.reads is None:
+        return modules
+    return {part: module for part, module in modules.items() if part in (*stage.trains, *stage.reads)}
+
+
 def to_modules(method: Method, client: str, state: SiloState) -> dict[str, nn.Module]:
     """The silo's modules with copies of the state's values; LocalError where state and model do not fit."""
     modules = method.modules(client)
@@ -173,16 +232,16 @@ def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:
 
 
 def state_to_bytes(state: SiloState) -> bytes:
-    """One safetensors file with the names ``part/<part>/<tensor>`` and ``extra/<tensor>``."""
-    flat = {f"part/{part}/{name}": t for part, tensors in state.parts.items() for name, t in tensors.items()}
-    flat |= {f"extra/{name}": t for name, t in state.extra.items()}
-    return bytes(save({name: tensor.detach().clone().contiguous() for name, tensor in flat.items()}))
+    """One safetensors file with the names of ``SiloState.flat``; a private job's has the taints in its metadata."""
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in state.flat.items()}
+    return bytes(save(tensors, {TAINTS: taints_to_text(state.taints)} if state.taints else None))
 
 
 def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
     """Read what ``state_to_bytes`` wrote; ``origin`` names it in errors."""
     try:
         flat = load(data)
+        taints = taints_from_text(_metadata(data).get(TAINTS, "[]"))
     except (SafetensorError, ValueError, KeyError) as error:
         raise LocalError(f"{origin}: not a state file: {error}; restore it from a backup") from error
     parts: dict[str, dict[str, Tensor]] = {}
@@ -196,4 +255,11 @@ def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
             extra[rest] = tensor
         else:
             raise LocalError(f"{origin}: holds a tensor {full_name!r}, which no state has; restore it from a backup")
-    return SiloState(parts, extra)
+    return SiloState(parts, extra, taints)
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """Of a safetensors file that was read: 8 bytes with the length of its header, and the header in JSON."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    found: dict[str, str] = header.get("__metadata__", {})
+    return found

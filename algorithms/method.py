@@ -9,10 +9,16 @@ A round at a silo: ``deliver`` (what came down) → train the ``stages`` → ``g
 ``deliveries`` per silo → collect the gifts → ``combine``. Results are delivered at the start of a silo's next round,
 and once more after the last round. A method with a ``census`` has one round more, number 0, in which every silo takes
 part and nothing trains.
+
+A job with [privacy] runs the same method file, and its runner (private_round.py) sees to the rest if the file keeps to
+this: it learns of the records from ``facts`` alone, whose counts are noisy then; its ``stages`` take no more than
+``effort`` says; a ``loss`` treats each record by itself, and reaches the state's parts only as it is handed them;
+``measure`` can run under ``torch.vmap``; ``deliver`` and ``give`` compute with tensors, and take no value out of one
+that was trained without noise (taint.py). ``private_fault`` names what leaves a record's influence without bounds.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias
 
@@ -21,6 +27,7 @@ from torch import Tensor, nn
 
 from ..files import Strict
 from .exchange import Gift, Kind, Part, Sum, Tensors, TensorSpec
+from .taint import PRIVATE, PUBLIC, Taint
 
 Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]  # part name → the module, or its functional form under vmap
 Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]  # (parts, x [B, …], y [B], context) → [B]
@@ -94,6 +101,19 @@ class SiloState:
 
     parts: Mapping[str, Tensors]
     extra: Tensors = field(default_factory=dict)
+    taints: Mapping[str, Taint] = field(
+        default_factory=dict
+    )  # by the names of ``flat``, in a private job; the runner's
+
+    @property
+    def flat(self) -> dict[str, Tensor]:
+        """All tensors, as ``part/<part>/<tensor>`` and ``extra/<tensor>``."""
+        parts = {f"part/{part}/{name}": t for part, tensors in self.parts.items() for name, t in tensors.items()}
+        return parts | {f"extra/{name}": tensor for name, tensor in self.extra.items()}
+
+    def taint(self, name: str) -> Taint:
+        """Of one of ``flat``, in a private job: private where it is not known."""
+        return self.taints.get(name, PRIVATE)
 
 
 @dataclass(frozen=True)
@@ -123,9 +143,9 @@ class Stage:
     ``loss`` returns per-sample losses [B]; the runner takes the mean. Terms that depend on parameters alone go into
     ``penalty``, where differentially private training can see them. Parts not trained run in evaluation mode.
 
-    ``reads`` are the parts that the loss is handed beside those that it trains; none named, all. In a private job a
-    ``noiseless`` stage trains without noise and costs nothing: what it trains must stay here, and whatever reads that
-    must stay too, or the round is held back.
+    ``reads`` are the parts that loss and penalty are handed beside those that the stage trains; none named, all. In a
+    private job a ``noiseless`` stage trains without noise and costs nothing: what it trains must stay here, and what
+    reads that must stay too, or the round is held back.
     """
 
     trains: tuple[str, ...]
@@ -400,12 +420,20 @@ def _specs(tensors: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
     )
 
 
-def initial_state(method: Method, silo: str, weights: Mapping[str, Tensors] | None = None) -> SiloState:
+def initial_state(
+    method: Method, silo: str, weights: Mapping[str, Tensors] | None = None, public: Collection[str] | None = None
+) -> SiloState:
     """State of a silo before its first round: what ``modules`` and ``initial_extra`` made.
 
     ``weights`` by part, as weights.load_weights reads them, stand instead of a private part's own initial values.
+    ``public``, in a private job: those of them in which no record of this silo shows.
     """
+    own = dict(weights or {})
     with torch.no_grad():
         modules = method.modules(silo)
         parts = {part: {k: v.clone() for k, v in m.state_dict().items()} for part, m in modules.items()}
-        return SiloState(parts | dict(weights or {}), method.initial_extra(silo))
+        state = SiloState(parts | own, method.initial_extra(silo))
+    if public is None:
+        return state
+    hidden = tuple(f"part/{part}/" for part in own.keys() - set(public))
+    return replace(state, taints={name: PRIVATE if name.startswith(hidden) else PUBLIC for name in state.flat})

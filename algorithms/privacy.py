@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field
 
+from ..errors import LocalError
 from ..files import Strict
 
 if TYPE_CHECKING:
@@ -89,6 +90,13 @@ def decimal(value: float | Decimal) -> str:
 def whole_sigma(sigma: str, sample_rate: float) -> str:
     """Noise of a step on all records: sigma / q, rounded up."""
     return decimal((Decimal(sigma) / Decimal(repr(sample_rate))).quantize(SIGMA_STEP, ROUND_CEILING))
+
+
+def signed_sigma(job: "Job") -> str:
+    """The noise of a step that the job was signed with; LocalError where it has none yet."""
+    if job.private.sigma is None:
+        raise LocalError(f"job {job.name!r} has no privacy.sigma yet; sign it, which plans one, or write one")
+    return job.private.sigma
 
 
 def histogram_spend(table: PrivacyTable) -> Spend:

@@ -15,10 +15,10 @@ knows, else from ``torch.func`` (PPFL's membership vector has no batch). Both ar
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -30,22 +30,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ..errors import LocalError
+from .account import Random
 from .method import Stage
 from .training import Modules, Step, apply, parameters_of
 
 Gradients: TypeAlias = Callable[[Tensor, Tensor], float]  # fills grad_sample of all parameters, and gives Σ losses
-
-
-class Random(Protocol):
-    """The random numbers of one step."""
-
-    def normal(self, count: int) -> NDArray[np.float64]:
-        """Independent standard normal numbers [count]."""
-        ...
-
-    def drawn(self, records: int, q: float) -> NDArray[np.int64]:
-        """Which records a step takes."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +43,7 @@ class Mechanism:
 
     clip: float  # C
     sigma: float
+    whole_sigma: float  # σ of a step on all records
     q: float
     divisor: float  # D
     physical_batch: int  # records whose gradients are in memory at a time
@@ -65,7 +55,7 @@ class Mechanism:
 
 
 class Private:
-    """DP-SGD. A stage over all records at once draws all of them, so q is 1 in its one step an epoch."""
+    """DP-SGD. A stage over all records draws all of them in its one step an epoch: q is 1, and D is that by q."""
 
     def __init__(self, mechanism: Mechanism, fresh: Callable[[], Random], charge: Callable[[bool], None]) -> None:
         """``charge`` is told before each step whether it draws all records; it raises where none is left to spend."""
@@ -79,10 +69,14 @@ class Private:
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
     ) -> Iterable[NDArray[np.int64]]:
         """The records of each step, drawn as it comes; neither ``batch_size`` nor ``rng`` has a part in it."""
-        for _ in range(1 if stage.full_batch else self._mechanism.steps):
+        for _ in range(self.steps(stage, records, batch_size)):
             self._charge(stage.full_batch)
             self._random = self._fresh()
             yield np.arange(records) if stage.full_batch else self._random.drawn(records, self._mechanism.q)
+
+    def steps(self, stage: Stage, records: int, batch_size: int) -> int:
+        """Steps of an epoch."""
+        return 1 if stage.full_batch else self._mechanism.steps
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """The step on the records that were drawn; LocalError for a model that cannot be trained so."""
@@ -90,9 +84,10 @@ class Private:
             check(part, modules[part])
         self._release()
         how = self._mechanism
-        divisor = how.divisor / how.q if stage.full_batch else how.divisor
+        if stage.full_batch:
+            how = replace(how, sigma=how.whole_sigma, divisor=how.divisor / how.q)
         parameters = [p for part in stage.trains for p in modules[part].parameters()]
-        optimiser = _Optimiser(_Rule(parameters, modules, stage), how, divisor, self._normal)
+        optimiser = _Optimiser(_Rule(parameters, modules, stage), how, self._normal)
         gradients = self._by_hooks(modules, stage) if _hookable(modules, stage) else _by_function(modules, stage)
 
         def step(x: Tensor, y: Tensor) -> float:
@@ -103,7 +98,7 @@ class Private:
                 _fill(parameters, len(xs))
                 optimiser.signal_skip_step(number < pieces)
                 optimiser.step()
-            return total / divisor
+            return total / how.divisor
 
         return step
 
@@ -150,11 +145,11 @@ class _Rule(torch.optim.Optimizer):
 class _Optimiser(DPOptimizer):  # type: ignore[misc]
     """Opacus's, with noise that no seed makes again."""
 
-    def __init__(self, rule: _Rule, how: Mechanism, divisor: float, normal: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, rule: _Rule, how: Mechanism, normal: Callable[[Tensor], Tensor]) -> None:
         super().__init__(
             rule, noise_multiplier=how.sigma, max_grad_norm=how.clip, expected_batch_size=1, loss_reduction="sum"
         )
-        self._normal, self._divisor = normal, divisor
+        self._normal, self._divisor = normal, how.divisor
 
     def add_noise(self) -> None:
         """Σ of the cut gradients plus noise, by the divisor."""

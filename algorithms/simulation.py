@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..errors import LocalError
+from .account import PrivateSilo
 from .aggregation import MemoryArchive, close_round, deliver
 from .data import Dataset
 from .exchange import PLAIN, Exchanges, Tensors
@@ -39,12 +40,17 @@ def simulate(
     progress: Callable[[int, int], None] = silent,
     weights: Mapping[str, Mapping[str, Tensors]] | None = None,
     exchanges: Exchanges | None = None,
+    private: Callable[[str], PrivateSilo] | None = None,
 ) -> SimulationResult:
     """Run a job to its end; ``progress`` is told the rounds done and their total.
 
     ``weights``, by silo and part, are initial values of private parts (weights.load_weights). ``exchanges`` is how
-    what the silos give is put together, in the clear unless it is named.
+    what the silos give is put together, in the clear unless it is named. ``private`` makes what a silo of a private job
+    pays with; no other job takes it.
     """
+    if (job.privacy is None) != (private is None):
+        fix = "give simulate() the accounts of its silos" if private is None else "give it no accounts"
+        raise LocalError(f"job {job.name!r} has {'no' if job.privacy is None else 'a'} [privacy] table; {fix}")
     exchanges = exchanges or PLAIN
     if set(shards) != set(job.silos):
         raise LocalError(f"data was given for silos {sorted(shards)}, the job names {sorted(job.silos)}")
@@ -55,7 +61,9 @@ def simulate(
     method = job.method()
     archive, coordinator = MemoryArchive(), method.begin()
     own = weights or {}
-    states = {silo: initial_state(method, silo, own.get(silo)) for silo in job.silos}
+    paying = {silo: None if private is None else private(silo) for silo in job.silos}
+    public = None if private is None else ()
+    states = {silo: initial_state(method, silo, own.get(silo), public) for silo in job.silos}
     history: dict[str, list[Report]] = {silo: [] for silo in job.silos}
     metrics: list[Mapping[str, Tensor]] = []
     for round_ in range(job.length):
@@ -63,8 +71,11 @@ def simulate(
         spool: dict[tuple[str, str], dict[str, Tensor]] = {}
         for silo in cohort:
             down = deliver(method, exchanges, coordinator, round_, silo, archive)
-            outcome = local_round(method, job, states[silo], round_, down, *shards[silo], silo)
+            payer = paying[silo]
+            outcome = local_round(method, job, states[silo], round_, down, *shards[silo], silo, private=payer)
             states[silo] = outcome.state
+            if payer is not None and outcome.spending is not None:
+                payer.account.commit(outcome.spending)
             history[silo].append(outcome.report)
             spool |= {(part.name, silo): exchanges.give(part, outcome.gifts[part.name]) for part in up}
 
@@ -76,7 +87,8 @@ def simulate(
         progress(round_ + 1, job.length)
     for silo in job.silos:
         down = deliver(method, exchanges, coordinator, job.length, silo, archive)
-        outcome = final_round(method, job, states[silo], down, *shards[silo], silo, trained=bool(history[silo]))
+        ever, payer = bool(history[silo]), paying[silo]
+        outcome = final_round(method, job, states[silo], down, *shards[silo], silo, trained=ever, private=payer)
         states[silo] = outcome.state
         history[silo].append(outcome.report)
     return SimulationResult({s: tuple(r) for s, r in history.items()}, tuple(metrics), states, coordinator)

@@ -36,6 +36,10 @@ class Way(Protocol):
         """Indices of the records of each step of one epoch, in turn."""
         ...
 
+    def steps(self, stage: Stage, records: int, batch_size: int) -> int:
+        """Steps of one epoch."""
+        ...
+
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """Begin the stage with fresh optimiser state."""
         ...
@@ -128,6 +132,10 @@ class Plain:
     ) -> Iterable[NDArray[np.int64]]:
         """One epoch's, or all records at once."""
         return [np.arange(records)] if stage.full_batch else batches(records, batch_size, rng, wrap)
+
+    def steps(self, stage: Stage, records: int, batch_size: int) -> int:
+        """As many as there are batches."""
+        return 1 if stage.full_batch else ceil(records / batch_size)
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """The step on one batch."""

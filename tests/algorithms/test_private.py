@@ -63,7 +63,7 @@ def uncharged(whole):
 
 
 def private(draws=(), fresh=None, charge=uncharged, **fields):
-    how = {"clip": inf, "sigma": 0.0, "q": 1.0, "divisor": 8.0, "physical_batch": 100, **fields}
+    how = {"clip": inf, "sigma": 0.0, "whole_sigma": 0.0, "q": 1.0, "divisor": 8.0, "physical_batch": 100, **fields}
     return Private(Mechanism(**how), fresh or Fixed(draws), charge)
 
 
@@ -233,6 +233,20 @@ def test_a_stage_over_all_records_draws_all_and_says_so():
     train(others, stage, records(8), 8, rng(), PLAIN)
     assert charged == [True] * 3
     assert (values(parts) - values(others)).abs().max() < 1e-12
+
+
+def test_a_stage_over_all_records_has_noise_of_its_own():
+    """Its divisor is that of a drawn step by q, so noise of σ / q is as much on the mean of the gradients."""
+    stage = replace(BOTH, full_batch=True, epochs=300, optimiser=Optimiser(1.0))
+    parts, data = linear(), records(4)
+    moves, before = [], values(parts)
+    way = private(clip=1e-9, sigma=0.0, whole_sigma=8e9, q=0.25, divisor=1.0)
+    step = way.begin(parts, stage)
+    for index in (i for _ in range(stage.epochs) for i in way.batches(stage, 4, 1, rng(), False)):
+        step(data.x[index], data.y[index])
+        moves.append(values(parts) - before)
+        before = values(parts)
+    assert torch.stack(moves).std() == pytest.approx(8e9 * 1e-9 / 4, rel=0.02)
 
 
 def test_penalties_come_after_the_noise():
