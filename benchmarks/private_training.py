@@ -95,7 +95,7 @@ def plain_step(name: str, _: int) -> OneStep:
 
 def private_step(name: str, batch: int) -> OneStep:
     """As a private job takes it."""
-    how = Mechanism(clip=CLIP, sigma=SIGMA, q=1.0, divisor=batch, physical_batch=batch)
+    how = Mechanism(clip=CLIP, sigma=SIGMA, whole_sigma=SIGMA, q=1.0, divisor=batch, physical_batch=batch)
     return ours(model(name), Private(how, Randomness, lambda _: None))
 
 

@@ -80,7 +80,7 @@ def right_guesses(rng, sigma, clip=1.0, fresh=Randomness):
     placed = canaries(rng)
     model = nn.Linear(FEATURES + CANARIES, CLASSES)
     nn.init.zeros_(model.weight)
-    how = Mechanism(clip=clip, sigma=sigma, q=Q, divisor=Q * EXPECTED, physical_batch=1000)
+    how = Mechanism(clip=clip, sigma=sigma, whole_sigma=sigma, q=Q, divisor=Q * EXPECTED, physical_batch=1000)
     way = Private(how, fresh, lambda _: None)
     stage = Stage(("classifier",), EPOCHS, cross_entropy, Optimiser(0.1))
     train({"classifier": model}, stage, placed.records, 1, rng, way)
