@@ -26,7 +26,9 @@ part of a secure sum: nobody reads it but as a sum with those of other silos. On
 silos read it as a part of their weighted mean. Of one in the form ``rotated`` the coordinator reads inner products with
 those of other silos. Of the last two this holds while the coordinator and no silo collude. The messages of these
 protocols themselves are a record each, ``egress.protocol``; ``secagg.end`` and ``secagg.sum`` say how an attempt at a
-sum ended.
+sum ended. Tensors that are ``dp``, differentially private, name reservations of a data set's privacy budget, a log of
+its own at the silo; ``privacy.head`` has the head of that log, and what was spent until then, before anything was done
+with the records.
 """
 
 from __future__ import annotations
@@ -114,6 +116,7 @@ VALUES = {
     "fault": '"(?:SPEC|POLICY|ATTEMPT|ABANDON|KEYS|SHARES|UPLOAD|SURVIVORS|NOTES|REVEAL|SUM|ORDER|EQUIVOCATION|TOO_FEW'
     '|STOPPED)"',
     "reason": string(500),
+    "number": r'"[0-9]{1,10}(?:\.[0-9]{1,40})?"',
     "allow": '"allow"',
     "id": '"[a-z0-9-]{1,64}"',
     "role": '"(?:coordinator|silo|operator|founder)"',
@@ -133,6 +136,7 @@ FORMS = {
     "tensor": "part:text kind:text name:text dtype:text shape:count* bytes:count taint:taint readers?:text*",
     "secagg": "ctx:hash attempt:count members:text* threshold:count colluders:count clipped:count",
     "hidden": "ctx:hash number:count",
+    "paid": "dataset:text ids:count*",
     "tensor_digest": "part:text name:text sha256:hash",
     "start": FRAME + "silo:text software:text roster:hash policy:hash",
     "stop": FRAME + "reason:text",
@@ -143,7 +147,7 @@ FORMS = {
     "policy.change": FRAME + "before:maybe_hash after:hash text:policy_text",
     "egress.intent": FRAME + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text "
     "rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor* message:size offset:count "
-    "cohort?:text* secagg?:secagg? hidden?:hidden?",
+    "cohort?:text* secagg?:secagg? hidden?:hidden? dp?:paid?",
     "egress.digest": FRAME + "ref:count tensors:tensor_digest* message:payload",
     "egress.outcome": FRAME + "ref:count status:status bytes_sent:count receipt:receipt",
     "egress.protocol": FRAME
@@ -154,6 +158,7 @@ FORMS = {
     "control.close": FRAME + "ref:count messages:count bytes:count",
     "ingress": FRAME + "job:text round:count purpose:text rpc:text sender:peer message:payload",
     "witness": FRAME + "by:text size:count root:hash",
+    "privacy.head": FRAME + "dataset:text size:count root:hash epsilon:number delta:number limit:number",
     "serving": FRAME + "coordinator:text software:text roster:hash",
     "received": FRAME + "silo:text job:text job_digest:hash round:count message:payload ledger_seq:count "
     "ledger_leaf:hash checkpoint:note receipt:signature",
@@ -650,6 +655,7 @@ class Account:
         self.totals: dict[tuple[str, str, str], Numbers] = {}  # by job, part and recipient
         self._declared: dict[str, dict[str, int]] = {}  # job digest → Message.stream → bytes declared so far
         self._versions: dict[tuple[str, str], dict[str, Any]] = {}  # job digest and padded part → its last version
+        self.budgets: dict[str, dict[str, Any]] = {}  # data set → the last head of its privacy budget
         self._session: dict[str, Any] | None = None  # the open control session
         self._counts: Counter[str] = Counter()
         self._broken: list[str] = []
@@ -679,12 +685,24 @@ class Account:
             why = self._control(record)
         elif kind == "egress.protocol":
             self._add(record, "(protocol)", Numbers(1, bytes=record["message"]["bytes"]))
-        elif kind == "secagg.sum" and astray(record["survivors"], self.silo):
-            why = "has survivors that are not sorted, are there twice, or lack this silo"
+        else:
+            why = self._beside(record)
         if why:
             self._counts["broken"] += 1
             if len(self._broken) < MAX_SHOWN:
                 self._broken.append(f"seq {record['seq']} {why}")
+
+    def _beside(self, record: dict[str, Any]) -> str:
+        """What is no message: a budget's head, which only grows, and the silos of a sum, this one among them."""
+        if record["type"] == "secagg.sum" and astray(record["survivors"], self.silo):
+            return "has survivors that are not sorted, are there twice, or lack this silo"
+        if record["type"] != "privacy.head":
+            return ""
+        last = self.budgets.get(record["dataset"])
+        if last and record["size"] <= last["size"] and (record["size"], record["root"]) != (last["size"], last["root"]):
+            return f"is a head of {record['size']} records of a privacy budget that had {last['size']}, or other ones"
+        self.budgets[record["dataset"]] = record
+        return ""
 
     def _change(self, record: dict[str, Any]) -> str:
         # (0) A policy follows the one in force, and is in force until the next.
@@ -714,7 +732,7 @@ class Account:
             return "has a tensor with a reader that the message has not"
         if (cohort := record.get("cohort")) and astray(cohort, record["silo"]):
             return "has a cohort that is not sorted, has a silo twice, or lacks this one"
-        if why := masked_fault(record) or hidden_fault(record) or self._version(record):
+        if why := masked_fault(record) or hidden_fault(record) or self._version(record) or self._paid(record):
             return why
         # (2) It leaves out only bytes that earlier messages of its round declared.
         if record["offset"] > before:
@@ -738,6 +756,19 @@ class Account:
         if own == last or (own["number"] > last["number"] and own["ctx"] != last["ctx"]):
             return ""
         return f"is version {own['number']} of a padded part, ctx {own['ctx']}, after {last['number']}, {last['ctx']}"
+
+    def _paid(self, record: dict[str, Any]) -> str:
+        """What is dp names reservations of a budget, and a head of that budget that has them came before."""
+        paid = record.get("dp")
+        dp = any(tensor["taint"] == "dp" for tensor in record["tensors"])
+        if dp != (paid is not None):
+            return f"has {'a' if dp else 'no'} tensor that is dp, and names {'what' if paid else 'nothing that'} paid"
+        if paid is None:
+            return ""
+        ids, size = paid["ids"], self.budgets.get(paid["dataset"], {"size": 0})["size"]
+        if not ids or ids != sorted(set(ids)) or ids[-1] >= size:
+            return f"is paid by {ids} of data set {paid['dataset']!r}, whose last head has {size} records"
+        return ""
 
     def _digest(self, record: dict[str, Any], leaf: str) -> str:
         message = self.open.get(record["ref"])
@@ -811,6 +842,11 @@ class Account:
             {"job": job, "part": part, "recipient": recipient, **asdict(numbers)}
             for (job, part, recipient), numbers in sorted(self.totals.items(), key=lambda item: item[0])
         ]
+
+    def spent(self) -> list[dict[str, Any]]:
+        """The last head of each privacy budget, by data set."""
+        names = ("dataset", "epsilon", "delta", "limit", "size", "root")
+        return [{name: record[name] for name in names} for _, record in sorted(self.budgets.items())]
 
 
 # A roster: the members, signed by the founders.
@@ -970,7 +1006,7 @@ def run_ledger(args: argparse.Namespace) -> Run:
     return Result(
         f"the first {own.size} of {records} records are those that the holder of the key signed, in order{also}.",
         f"that the holder of the key cut no records off and wrote none anew {where}; nor {NOT_SHOWN}.",
-        {"records": records, "signed": own.size, "held": fixed, "left": account.left()},
+        {"records": records, "signed": own.size, "held": fixed, "left": account.left(), "budgets": account.spent()},
     )
 
 
@@ -1195,6 +1231,9 @@ def report(args: argparse.Namespace, checks: Sequence[dict[str, Any]], result: R
     for row in facts.get("left", ()):
         numbers = ", ".join(f"{value:,} {name}" for name, value in row.items() if isinstance(value, int))
         print(f"left: job {row['job']!a}, part {row['part']!a}, to {row['recipient']!a}: {numbers}")
+    for row in facts.get("budgets", ()):
+        spent = f"epsilon {row['epsilon']} at delta {row['delta']}, of {row['limit']}"
+        print(f"privacy: data set {row['dataset']!a}: {spent}; its budget had {row['size']:,} records then")
     print(f"Shown: {printable(shown)}\nNot shown: {printable(not_shown)}")
 
 

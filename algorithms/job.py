@@ -124,6 +124,11 @@ class JobFile(Strict):
             raise ValueError(f"min_cohort = {self.min_cohort}, but there are {len(self.silos)} silos; lower it")
         if self.model.norm == "batch" and self.training.batch_size == 1:
             raise ValueError('model.norm = "batch" cannot train with training.batch_size = 1; raise it to 2 or more')
+        if self.privacy is not None and self.model.norm == "batch":
+            raise ValueError(
+                '[privacy] with model.norm = "batch", by which each record moves the gradients of others; '
+                'choose norm = "group", or a model without normalisation'
+            )
         return self
 
 
@@ -187,6 +192,8 @@ class Job:
             raise LocalError(f"{origin}: a job document is a JSON object, not {type(document).__name__}")
         written = {key: value for key, value in document.items() if key not in DERIVED}
         job = cls.from_file(validate(written, JobFile, origin), origin)
+        if job.privacy is not None and job.privacy.sigma is None:
+            raise LocalError(f"{origin}: privacy.sigma is missing, which staddle job sign plans; have it signed so")
         computed = job.document()
         if computed != document:
             raise LocalError(f"{origin}: {explain_difference(document, computed, job.method_name, job.model.name)}")

@@ -15,10 +15,12 @@
     metrics_sigma = 20.0        # noise of the test counts of a round; left out, they stay at the silo, and zeros leave
 
 A step on all records at once has noise sigma / sample_rate: as much on the mean of the gradients, for about the same
-cost. The noise is planned for SLACK more rounds than a silo is drawn for: what a crash interrupts is spent.
+cost. The noise is planned for SLACK more rounds than a silo is drawn for, one at least: what a crash interrupts is
+spent, and a job of which nothing is left for another try would end there.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from math import ceil
@@ -31,9 +33,12 @@ from ..files import Strict
 
 if TYPE_CHECKING:
     from .job import Job
+    from .method import Effort
 
-SLACK = 0.05  # SECURITY.md rule 25
+SLACK = Decimal("0.05")  # SECURITY.md rule 25
 SIGMA_STEP = Decimal("0.001")
+LARGEST_SIGMA = 100_000  # as far as costs are reckoned
+MOST_STEPS = 10**9
 
 TRAINING, WHOLE, STATISTICS, METRICS, HISTOGRAM = "training", "training-whole", "statistics", "metrics", "histogram"
 
@@ -45,7 +50,7 @@ def _no_bool(value: object) -> object:
 
 
 Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
-Sigma = Annotated[Real, Field(gt=0, le=100_000)]
+Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
 
 
 class PrivacyTable(Strict):
@@ -106,8 +111,10 @@ def histogram_spend(table: PrivacyTable) -> Spend:
 
 def round_spends(job: "Job", round_: int, sigma: str) -> tuple[Spend, ...]:
     """All that one silo spends in a round, the histogram aside; none of them with 0 steps."""
-    table, method = job.private, job.method()
-    effort = method.effort(round_)
+    return _spends(job.private, job.method().effort(round_), sigma)
+
+
+def _spends(table: PrivacyTable, effort: "Effort", sigma: str) -> tuple[Spend, ...]:
     spends = [
         Spend(TRAINING, sigma, decimal(table.sample_rate), effort.epochs * ceil(1 / table.sample_rate)),
         Spend(WHOLE, whole_sigma(sigma, table.sample_rate), "1", effort.whole),
@@ -119,14 +126,69 @@ def round_spends(job: "Job", round_: int, sigma: str) -> tuple[Spend, ...]:
 
 
 def job_spends(job: "Job", sigma: str) -> tuple[Spend, ...]:
-    """All that the job may spend at the silo that is drawn most often, SLACK for interrupted rounds included."""
-    worst: tuple[Spend, ...] = ()
-    for silo in job.silos:
-        steps: Counter[tuple[str, str, str]] = Counter()
-        for round_ in range(job.length):
-            if silo in job.cohort(round_):
-                for spend in round_spends(job, round_, sigma):
-                    steps[spend.purpose, spend.sigma, spend.q] += spend.steps
-        found = tuple(Spend(*key, ceil(count * (1 + SLACK))) for key, count in steps.items())
-        worst = max(worst, found, key=lambda spends: sum(spend.steps for spend in spends))
-    return (histogram_spend(job.private), *worst)
+    """No silo spends more than this in the job, SLACK for interrupted rounds included."""
+    return spends_by_sigma(job)(sigma)
+
+
+def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
+    """The same of any noise of a step: who plans it asks often, and going through a job's rounds takes a while.
+
+    LocalError for more steps, or more noise, than are ever reckoned with.
+    """
+    table, schedules = job.private, _schedules(job)
+    rate = table.sample_rate
+
+    def spends(sigma: str) -> tuple[Spend, ...]:
+        most: Counter[tuple[str, str, str]] = Counter()
+        for rounds in schedules:
+            most |= _steps(table, rounds, sigma)  # the larger of each purpose
+        if (steps := max(most.values(), default=0)) > MOST_STEPS:
+            raise LocalError(
+                f"job {job.name!r}: privacy.sample_rate = {rate:g} makes {steps:,} steps in its rounds, "
+                f"{MOST_STEPS:,} are the most; raise it, or take fewer epochs or rounds"
+            )
+        if WHOLE in {purpose for purpose, _, _ in most} and Decimal(whole_sigma(sigma, rate)) > LARGEST_SIGMA:
+            raise LocalError(
+                f"job {job.name!r}: privacy.sigma = {sigma!r} by sample_rate = {rate:g}, the noise of a step on all "
+                f"records, is over {LARGEST_SIGMA:,}; lower sigma, or raise sample_rate"
+            )
+        return (histogram_spend(table), *(Spend(*key, steps) for key, steps in most.items()))
+
+    return spends
+
+
+def most_rounds(job: "Job") -> int:
+    """Rounds that the silo takes part in which is drawn most often."""
+    return max(sum(rounds.values()) for rounds in _schedules(job))
+
+
+def slack(rounds: int) -> int:
+    """Rounds that may be lost to crashes, of so many that a silo is drawn for."""
+    return ceil(SLACK * rounds)
+
+
+def _schedules(job: "Job") -> list[Counter["Effort"]]:
+    """How many rounds of which effort a silo has, for each silo; what several have alike comes once."""
+    method = job.method()
+    by_silo: dict[str, Counter[Effort]] = {silo: Counter() for silo in job.silos}
+    for round_, drawn in enumerate(job.cohorts()):
+        effort = method.effort(round_)
+        for silo in drawn:
+            by_silo[silo][effort] += 1
+    return list({frozenset(rounds.items()): rounds for rounds in by_silo.values()}.values())
+
+
+def _steps(table: PrivacyTable, rounds: Counter["Effort"], sigma: str) -> Counter[tuple[str, str, str]]:
+    """Steps of each mechanism in all these rounds, and in SLACK more of the most that any of them takes."""
+    each = {
+        effort: Counter({(one.purpose, one.sigma, one.q): one.steps for one in _spends(table, effort, sigma)})
+        for effort in rounds
+    }
+    total: Counter[tuple[str, str, str]] = Counter()
+    worst: Counter[tuple[str, str, str]] = Counter()
+    for effort, times in rounds.items():
+        for key, steps in each[effort].items():
+            total[key] += steps * times
+        worst |= each[effort]
+    spare = slack(sum(times for effort, times in rounds.items() if each[effort]))
+    return total + Counter({key: steps * spare for key, steps in worst.items()})

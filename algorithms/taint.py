@@ -14,7 +14,7 @@ method, which so must hold no tensor of a silo from one call to the next.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class Taint:
     ids: frozenset[int] = frozenset()
 
     @property
-    def name(self) -> str:
+    def name(self) -> Literal["public", "dp", "private"]:
         """As ledger and policy have it."""
         return "private" if self.private else "dp" if self.ids else "public"
 

@@ -56,6 +56,7 @@ from staddle.security.policy import Policy  # noqa: E402
 from staddle.silo import egress  # noqa: E402
 from staddle.silo.admission import Admitted  # noqa: E402
 from staddle.silo.blind_rounds import BlindRounds, Local  # noqa: E402
+from staddle.silo.bundle import Bundle  # noqa: E402
 from staddle.silo.declared import Declared, Records  # noqa: E402
 from staddle.silo.delivery import Delivered  # noqa: E402
 from staddle.silo.egress import Gate, open_client  # noqa: E402
@@ -144,9 +145,9 @@ async def echo(folder: Path, silo: str, address: str, spent: dict[str, float]) -
         admitted = cast("Admitted", SimpleNamespace(job=job, declared=declared))
         last: dict[str, torch.Tensor] = {}
 
-        async def trained(delivered: Delivered) -> dict[str, dict[str, torch.Tensor]]:
+        async def trained(delivered: Delivered) -> Bundle:
             last.update({**zeros[shared], **changed(delivered.tensors.get(shared, {}))})
-            return {**zeros, shared: last}
+            return Bundle({**zeros, shared: last})
 
         local = Local(place, trained, lambda _: tuple(value.reshape(-1).numpy() for value in last.values()))
 
@@ -165,8 +166,8 @@ async def echo(folder: Path, silo: str, address: str, spent: dict[str, float]) -
                         cohort = tuple(sorted(task.round.cohort))
                         await blind.take_part(admitted, task.round.round, cohort, local, ())
                     else:
-                        payload = await trained(await gate.fetch(job, task.round.round))
-                        await gate.give(declared, task.round.round, payload, tuple(task.round.cohort))
+                        bundle = await trained(await gate.fetch(job, task.round.round))
+                        await gate.give(declared, task.round.round, bundle, tuple(task.round.cohort))
                     if task.round.round:
                         took.append((spent["gate"], spent["ledger"]))
                 case "finish":

@@ -9,9 +9,11 @@ from ..algorithms.exchange import Kind
 from ..algorithms.job import Job
 from ..proto.blind import bounds, sum_groups
 from ..proto.secure_given import most_given
+from ..security.policy import DATASET
 from ..security.release import MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Release
 from ..silo.admission import TRUSTED, trusting
 from ..silo.payload import given_releases
+from . import budgeting
 from .toml import to_toml
 from .units import number
 
@@ -67,11 +69,12 @@ class Drafted:
         self.dtypes[release.dtype] = self.jobs[job] = None
 
 
-def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None) -> str:
+def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None, dataset: str = DATASET) -> str:
     """Text of a policy.toml; without a limit, a round may give some times what the largest of these jobs gives.
 
     Twice, since a broken upload goes on where it broke and counts once more; a secure sum that a silo drops out of is
-    begun again, and each attempt sends all masked words anew; a padded upload is begun anew after a restart.
+    begun again, and each attempt sends all masked words anew; a padded upload is begun anew after a restart. Private
+    jobs spend on the data set of this name.
     """
     rules: dict[tuple[str, str], Drafted] = {}
     largest = 0
@@ -89,10 +92,10 @@ def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None) -> str:
                 drafted = Drafted(job.method_name, Kind[release.kind.upper()])
                 rules.setdefault((job.method_name, release.part), drafted).add(release, job.name)
     limit = max_bytes_per_round or f"{-(-largest // KIB)}KiB"
-    return _head(jobs, limit) + "".join(_rule(part, rule) for (_, part), rule in rules.items())
+    return _head(jobs, limit, dataset) + "".join(_rule(part, rule) for (_, part), rule in rules.items())
 
 
-def _head(jobs: Sequence[Job], limit: str) -> str:
+def _head(jobs: Sequence[Job], limit: str, dataset: str) -> str:
     named = ", ".join(f"{job.name!r}" for job in jobs)
     lines = [
         *_comment(
@@ -110,7 +113,8 @@ def _head(jobs: Sequence[Job], limit: str) -> str:
         "max_messages = 100000",
         'max_bytes = "16MiB"',
     ]
-    return "\n".join([*lines, *_sums([job for job in jobs if job.security.required], len(jobs))]) + "\n"
+    sums = _sums([job for job in jobs if job.security.required], len(jobs))
+    return "\n".join([*lines, *sums, *budgeting.table(jobs, dataset)]) + "\n"
 
 
 def _sums(blind: Sequence[Job], jobs: int) -> list[str]:

@@ -30,9 +30,10 @@ def write(path: Path, content: str, mode: int) -> None:
     write_new(path, content.encode(), mode)
 
 
-def job_text(method: str) -> str:
+def job_text(method: str, *, private: bool = False) -> str:
     """A job file for one method, its options and a model that works with it."""
     from ..algorithms.catalog import METHODS, method_class  # noqa: PLC0415 torch takes seconds to import
+    from ..algorithms.method import Method  # noqa: PLC0415
     from ..algorithms.models import ModelOptions, input_shape  # noqa: PLC0415
     from ..algorithms.networks import NETWORKS  # noqa: PLC0415
 
@@ -49,6 +50,9 @@ def job_text(method: str) -> str:
         input=list(input_shape(model)),
         norm='# norm = "none"' if norm == "none" else f'norm = "{norm}"',
         participation="# participation = 1.0" if share is None else f"participation = {share}",
+        privacy="[privacy]" if private else "# [privacy]",
+        on="" if private else "# ",
+        statistics=f"{method} has none" if chosen.measure is Method.measure else f"its features, in {method}",
     )
 
 

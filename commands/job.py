@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..coordinator.codes import in_words
 from ..errors import LocalError
 from ..files import canonical_json, parse_json, read_bytes, write_atomic
 from ..proto.channel import require_tls13
@@ -30,9 +31,10 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.")]
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as job.toml.")],
     method: Annotated[str, typer.Option(help="The method, whose options are written out.")] = "fedavg",
+    private: Annotated[bool, typer.Option("--private", help="With differential privacy: a [privacy] table.")] = False,
 ) -> None:
     """Write a commented example of a job, for one method and a small model that works with it."""
-    examples.write(file, examples.job_text(method), 0o644)
+    examples.write(file, examples.job_text(method, private=private), 0o644)
     typer.echo(f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out JOB.json")
 
 
@@ -43,7 +45,10 @@ def sign(
     roster: Annotated[Path, typer.Option(help="The roster file.")],
     out: Annotated[Path, typer.Option(help="Where the signed job goes.")],
 ) -> None:
-    """Check a job file, write out its wire schema, and sign it with an operator's key."""
+    """Check a job file, write out its wire schema, and sign it with an operator's key.
+
+    The noise of a private job is planned, unless the file names it: then it is checked against the job's target.
+    """
     from ..algorithms.job import Job  # noqa: PLC0415 torch takes seconds to import
     from ..security.public_weights import weights_fault  # noqa: PLC0415 as it imports numpy
     from .seen import seen  # noqa: PLC0415
@@ -56,6 +61,12 @@ def sign(
     for silo in job.silos:
         if silo not in members or members[silo].role is not Role.SILO:
             raise LocalError(f"{job_file}: silos names {silo!r}, which is no silo of {roster}; add it or take it out")
+    told = ""
+    if job.privacy is not None:
+        from .planning import noise, planned  # noqa: PLC0415 as it imports opacus
+
+        job = planned(job, str(job_file))
+        told = noise(job)
     document = job.document()
     if fault := weights_fault(job.weighing, job.cohorts(), job.min_cohort):
         raise LocalError(f"{job_file}: security.counts: {fault}")
@@ -63,6 +74,8 @@ def sign(
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)
     typer.echo(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
     typer.echo(seen(job))
+    if told:
+        typer.echo(told)
 
 
 @app.command("show")
@@ -87,7 +100,9 @@ def show(
     if as_json:
         typer.echo(json.dumps({**status_fields(report.status), "rounds": round_fields(report.rounds)}, indent=1))
         return
-    for key, value in status_fields(report.status).items():
+    fields = status_fields(report.status)
+    fields["failed"] = {silo: in_words(code) for silo, code in fields["failed"].items()}
+    for key, value in fields.items():
         typer.echo(f"{key:<10} {_shown(value)}")
     for closed in round_fields(report.rounds):
         typer.echo(f"round {closed['round']}: {_shown(closed['members'])}: {_shown(closed['metrics'])}")

@@ -13,7 +13,7 @@ from ..security import ledger_receipts, ledger_view
 from ..security.chain import Line
 from ..security.ledger_audit import ledger_folder
 from ..security.ledger_view import PROTOCOL, Group, Message, Totals
-from ..security.records import Deny, Intent
+from ..security.records import Deny, Intent, PrivacyHead
 from ..security.records_secure import ProtocolMessage, SumEnd, SumOpened
 from ..security.release import PADDED
 from . import ledger_received, roster_files
@@ -41,7 +41,8 @@ def show(
     """Show every message that left, or counts as left; of a coordinator's ledger, what it received and delivered.
 
     There --recipient is the silo that gave or got it. Of secure sums and mixes the messages of their protocols are
-    shown too (as the part "(protocol)"), and how each attempt at a sum ended; and what the policy held back.
+    shown too (as the part "(protocol)"), and how each attempt at a sum ended; and what the policy held back. What the
+    privacy budget of a data set came to is of no job, and shown where nothing is asked for in particular.
     """
     folder = ledger_folder(path)
     if ledger_received.is_coordinators(folder):
@@ -52,7 +53,7 @@ def show(
     if job is not None and job not in (jobs := ledger_view.jobs(folder)):
         raise LocalError(f"{folder}: no record is of job {job!r}; its jobs: {', '.join(jobs) or 'none'}")
 
-    def wanted(record: Intent | Beside, parts: Sequence[str], to: str) -> bool:
+    def wanted(record: Intent | OfJob, parts: Sequence[str], to: str) -> bool:
         of = round_number in (None, record.round) and job in (None, record.job)
         return of and (part is None or part in parts) and recipient in (None, to)
 
@@ -61,6 +62,8 @@ def show(
         (line, record) for line, record in ledger_view.sums(folder) if wanted(record, [PROTOCOL], _recipient(record))
     ]
     beside += [(line, record) for line, record in ledger_view.denials(folder) if wanted(record, [], "")]
+    if (job, round_number, part, recipient) == (None, None, None, None):
+        beside += ledger_view.budgets(folder)
     if as_json:
         documents = [_document(message) for message in rows] + [
             _document_beside(line, record) for line, record in beside
@@ -76,10 +79,11 @@ def show(
     _tell_policies(folder)
 
 
-Beside: TypeAlias = ProtocolMessage | SumEnd | SumOpened | Deny  # what is shown beside the messages
+OfJob: TypeAlias = ProtocolMessage | SumEnd | SumOpened | Deny
+Beside: TypeAlias = OfJob | PrivacyHead  # what is shown beside the messages
 
 
-GROUPS: Sequence[Group] = ("job", "method", "part", "recipient")
+GROUPS: Sequence[Group] = ("job", "method", "part", "taint", "recipient")
 
 
 def summary(
@@ -89,9 +93,11 @@ def summary(
     threshold: Threshold = None,
     as_json: Json = False,
 ) -> None:
-    """Add up what left, by job, method, part and recipient; with --roster check the receipts too.
+    """Add up what left, by job, method, part, taint and recipient; with --roster check the receipts too.
 
-    A message without digest counts with all bytes that it declared. Exit code 1 if a receipt is not what the
+    The taint says what tensors were computed from: "private", records as they are; "dp", with noise that was paid for
+    out of the data set's privacy budget, of which the last lines say how far it is spent; "public", nothing of this
+    silo's. A message without digest counts with all bytes that it declared. Exit code 1 if a receipt is not what the
     coordinator signed.
     """
     folder = ledger_folder(path)
@@ -102,7 +108,8 @@ def summary(
         typer.echo(f"problem: {problem}", err=True)
     totals = ledger_view.summary(folder, GROUPS)
     if as_json:
-        typer.echo(json.dumps([{**dict(zip(GROUPS, key, strict=True)), **asdict(t)} for key, t in totals.items()]))
+        rows: list[dict[str, Any]] = [{**dict(zip(GROUPS, key, strict=True)), **asdict(t)} for key, t in totals.items()]
+        typer.echo(json.dumps(rows + [_document_beside(*last) for last in _last_budgets(folder)]))
     else:
         _tell_totals(folder, totals)
         if receipts:
@@ -119,12 +126,22 @@ def _tell_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None
     ]
     print_table(columns, cells)
     typer.echo(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
+    for line, head in _last_budgets(folder):
+        typer.echo(f"{_spent(head)}, as of record {line.seq}")
     _tell_policies(folder)
 
 
 def _tell_policies(folder: Path) -> None:
     for seq, time, change in ledger_view.policies(folder):
         typer.echo(f"policy {change.after} in force from {time} on (record {seq}, with its text)")
+
+
+def _last_budgets(folder: Path) -> list[tuple[Line, PrivacyHead]]:
+    return list({head.dataset: (line, head) for line, head in ledger_view.budgets(folder)}.values())
+
+
+def _spent(head: PrivacyHead) -> str:
+    return f"data set {head.dataset!r}: epsilon {head.epsilon} of {head.limit} spent or reserved, at delta {head.delta}"
 
 
 def _parts(message: Message) -> list[str]:
@@ -151,6 +168,10 @@ def _row(message: Message) -> list[str]:
         outcome += f"; {part} read by {', '.join(readers)}"
     if hidden := intent.hidden:
         outcome += f"; {intent.form}, " + (f"version {hidden.number}" if intent.form == PADDED else "to be compared")
+    for taint, parts in _taints(intent).items():
+        outcome += f"; {taint}: {', '.join(parts)}"
+    if paid := intent.dp:
+        outcome += f"; paid by {', '.join(map(str, paid.ids))} of data set {paid.dataset!r}"
     return [
         str(message.seq),
         message.time,
@@ -170,6 +191,14 @@ def _readers(intent: Intent) -> dict[str, tuple[str, ...]]:
     return {tensor.part: tensor.readers for tensor in intent.tensors if tensor.readers}
 
 
+def _taints(intent: Intent) -> dict[str, list[str]]:
+    """The parts of each taint; nothing where all is private, as in a job without [privacy]."""
+    found: dict[str, dict[str, None]] = {}
+    for tensor in intent.tensors:
+        found.setdefault(tensor.taint, {})[tensor.part] = None
+    return {taint: list(parts) for taint, parts in found.items()} if found.keys() - {"private"} else {}
+
+
 def _recipient(record: Beside) -> str:
     return record.recipient.id if isinstance(record, ProtocolMessage) else ""
 
@@ -179,6 +208,8 @@ def _document_beside(line: Line, record: Beside) -> dict[str, Any]:
 
 
 def _row_beside(line: Line, record: Beside) -> list[str]:
+    if isinstance(record, PrivacyHead):
+        return [str(line.seq), line.record["time"], *[""] * 7, _spent(record)]
     part, size, what = PROTOCOL, "", ""
     match record:
         case ProtocolMessage():

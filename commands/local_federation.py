@@ -88,6 +88,10 @@ def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
     source = folder / f"{document['name']}.toml"
     write_atomic(source, to_toml(document).encode(), 0o644)
     job = Job.from_toml(source)
+    if job.privacy is not None:
+        from .planning import planned  # noqa: PLC0415 opacus takes seconds to import
+
+        job = planned(job, str(source))
     roster = rosters.load(federation.folder / "roster.json")
     signed = sign_document(job.document(), roster, load_keys(federation.folder / "operator"), JOB)
     write_atomic(source.with_suffix(".json"), canonical_json(signed) + b"\n", 0o644)

@@ -46,6 +46,9 @@ def new(
     signed_jobs: Annotated[list[Path], typer.Argument(metavar="JOB.json...", help="Signed jobs.")],
     roster: Annotated[Path, typer.Option(help="The roster file: the jobs must be signed by an operator of it.")],
     out: Annotated[Path, typer.Option(help="The new policy file.")] = Path("policy.toml"),
+    dataset: Annotated[
+        str, typer.Option(help="The silo's data set, as its configuration calls it.")
+    ] = policies.DATASET,
 ) -> None:
     """Write a policy that lets leave what these jobs give and nothing else, for you to read and tighten.
 
@@ -56,9 +59,9 @@ def new(
 
     members = rosters.load(roster)
     jobs = [admission.read_job(read_bytes(path), members, str(path))[0] for path in signed_jobs]
-    text = draft(jobs)
+    text = draft(jobs, dataset=dataset)
+    rules = len(policies.parse(text.encode(), str(out), dataset).file.allow)
     examples.write(out, text, 0o644)
-    rules = len(policies.parse(text.encode(), str(out)).file.allow)
     typer.echo(f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config SILO.toml")
 
 
@@ -68,6 +71,7 @@ def check(
     config: Annotated[Path | None, typer.Option(help="The silo's TOML file, which names policy and roster.")] = None,
     policy: Annotated[Path | None, typer.Option(help="A policy file, where there is no configuration yet.")] = None,
     roster: Annotated[Path | None, typer.Option(help="The roster file that goes with --policy.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="The data set; else the configuration's, or 'data'.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Say tensor by tensor what a job would let leave this silo; exit code 1 if the silo would decline it.
@@ -75,8 +79,10 @@ def check(
     The agent decides by the same rules when the job is offered. Nothing is sent, and no record is opened.
     """
     from ..silo import admission  # noqa: PLC0415 torch takes seconds to import
+    from ..silo.private_jobs import privacy_objections  # noqa: PLC0415
+    from . import budgeting  # noqa: PLC0415
 
-    found, members, silo = _sources(config, policy, roster)
+    found, members, silo = _sources(config, policy, roster, dataset)
     try:
         job, signer = admission.read_job(read_bytes(signed_job), members, str(signed_job))
         if silo:
@@ -88,13 +94,14 @@ def check(
             typer.echo(f"this silo would DECLINE the job, {error.code}: {error.why}")
         raise typer.Exit(1) from error
     outflows = admission.outflows(job, members, found)
-    objections = admission.sum_objections(job, found, members)
+    objections = (*privacy_objections(job, found), *admission.sum_objections(job, found, members))
     accepts = not objections and all(outflow.decision.allow for outflow in outflows)
     if as_json:
         document = {
             **_document(job, signer, found, outflows, accepts),
             "reasons": objections,
             "declared": _declared(job, silo),
+            "privacy": budgeting.document(job, found),
         }
         typer.echo(json.dumps(document))
     else:
@@ -105,18 +112,21 @@ def check(
         raise typer.Exit(1)
 
 
-def _sources(config: Path | None, policy: Path | None, roster: Path | None) -> tuple[Policy, rosters.Roster, str]:
+def _sources(
+    config: Path | None, policy: Path | None, roster: Path | None, dataset: str | None
+) -> tuple[Policy, rosters.Roster, str]:
     """Policy, roster and, from a configuration, our id; what the configuration names can be named otherwise."""
     if config is None:
         if policy is None or roster is None:
             raise LocalError("say --config SILO.toml, or both --policy POLICY.toml and --roster ROSTER.json")
-        return policies.load(policy), rosters.load(roster), ""
+        return policies.load(policy, dataset or policies.DATASET), rosters.load(roster), ""
     from ..silo import config as configs  # noqa: PLC0415 beside the admission, as light as it is
 
     loaded = configs.load(config)
     members = rosters.load(roster or loaded.roster)
     rosters.verify(members, loaded.trust)
-    return policies.load(policy or loaded.policy), members, load_entry(loaded.keys / ENTRY_FILE).id
+    found = policies.load(policy or loaded.policy, dataset or loaded.dataset)
+    return found, members, load_entry(loaded.keys / ENTRY_FILE).id
 
 
 # For people.
@@ -124,6 +134,7 @@ def _sources(config: Path | None, policy: Path | None, roster: Path | None) -> t
 
 def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
     from ..silo import admission  # noqa: PLC0415 beside the admission, as light as it is
+    from . import budgeting  # noqa: PLC0415
 
     yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
     yield f"digest {job.digest}"
@@ -132,6 +143,9 @@ def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequenc
         weights = "stand in it" if job.security.weights == "public" else "are masked too"
         said = f"its sums are blind: {number(job.security.colluders, 'colluder')} assumed, the silos' weights {weights}"
         yield from _wrapped(said, "")
+    if job.privacy is not None:
+        for line in budgeting.told(job, policy):
+            yield from _wrapped(line, "")
     if declared := _declared(job, silo):
         yield from _wrapped(f"it declares of {silo!r}, for all its silos to read: {_told(declared)}", "")
     if job.counted:
@@ -282,6 +296,7 @@ def _tensor(verdict: Verdict, readers: Sequence[str]) -> dict[str, Any]:
         "dtype": release.dtype,
         "shape": release.shape,
         "form": release.form,
+        "taint": release.taint,
         "bytes": release.nbytes,
         "readers": release.readers or readers,
         "rule": verdict.rule,

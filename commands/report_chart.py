@@ -1,4 +1,6 @@
-"""Stacked bars of bytes as numbers that a template draws: where each bar stands, how high, in which pattern.
+"""Bars as numbers that a template draws: where each stands, how high, in which pattern.
+
+Stacked ones of bytes, and those of what a privacy budget came to, under a line at its limit.
 
 Own geometry, since all that the page needs is rectangles and labels, and it must be the same bytes wherever it is made:
 a plotting library would bring 60 MB of packages, paths for every glyph in place of text, and colours that print grey.
@@ -8,9 +10,15 @@ Patterns tell the parts apart in black and white, the legend has the bytes of th
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from math import ceil
+from typing import TYPE_CHECKING
 
 from .units import UNITS
+
+if TYPE_CHECKING:
+    from ..security.ledger_overview import At
+    from ..security.records import PrivacyHead
 
 WIDTH, HEIGHT = 680.0, 190.0  # of the whole picture; 1 is a CSS pixel where it is shown at its own size
 LEFT, TOP, ACROSS, UP = 66.0, 12.0, 400.0, 132.0  # of the plot in it
@@ -138,6 +146,64 @@ def stacked(
         ),
         legend=_legend(totals, pattern),
     )
+
+
+# What a privacy budget came to.
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What was spent by then."""
+
+    told: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """One picture; ``limit`` is where the line stands."""
+
+    title: str
+    description: str
+    bars: tuple[Bar, ...]
+    ticks: tuple[Mark, ...]
+    labels: tuple[Mark, ...]
+    limit: Mark
+
+
+def spending(heads: "Sequence[At[PrivacyHead]]") -> Spending:
+    """Bars of epsilon, one a head of one data set's budget; of many heads the last of several each."""
+    step = -(-len(heads) // MAX_BARS)
+    shown = [heads[min(end, len(heads)) - 1] for end in range(step, len(heads) + step, step)]
+    last = heads[-1].record
+    end, ticks = _decimal_scale(max(Decimal(last.limit), *(Decimal(at.record.epsilon) for at in shown)))
+    slot = ACROSS / len(shown)
+    width = min(0.8 * slot, WIDEST)
+    bars, labels = [], []
+    every = ceil(GLYPH * (2 + len(str(len(heads)))) / slot)
+    for number, at in enumerate(shown):
+        height = UP * float(Decimal(at.record.epsilon) / end)
+        middle = LEFT + slot * (number + 0.5)
+        told = f"{at.time[:19].replace('T', ' ')}: epsilon {at.record.epsilon} of {at.record.limit}"
+        bars.append(Bar(told, _r(middle - width / 2), _r(TOP + UP - height), _r(width), _r(height)))
+        if number % every == 0:
+            labels.append(Mark(_r(middle), str(min((number + 1) * step, len(heads)))))
+    limit = Mark(_r(TOP + UP * float(1 - Decimal(last.limit) / end)), f"limit {last.limit}")
+    title = f"Data set {last.dataset}"
+    said = f"{title}: epsilon {last.epsilon} of {last.limit} at delta {last.delta} after {len(heads)} heads"
+    return Spending(title, said, tuple(bars), ticks, tuple(labels), limit)
+
+
+def _decimal_scale(most: Decimal) -> tuple[Decimal, tuple[Mark, ...]]:
+    """The upper end of the axis, and its ticks: 1, 2 or 5 times a power of ten apart."""
+    power = Decimal(10) ** (most.adjusted() - 1) if most else Decimal(1)
+    step = next(nice * power for nice in (1, 2, 5, 10, 20, 50) if nice * power * TICKS >= most)
+    count = max(1, ceil(most / step))
+    ticks = (Mark(_r(TOP + UP * (1 - i / count)), format(i * step, "f") if i else "0") for i in range(count + 1))
+    return step * count, tuple(ticks)
 
 
 def _scale(most: int) -> tuple[int, tuple[Mark, ...]]:

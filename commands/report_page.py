@@ -14,10 +14,10 @@ from ..security.roster import Roster
 from . import report_chart, report_sums
 from . import report_rules as rules
 from . import report_tables as tables
-from .report_chart import Chart
+from .report_chart import Chart, Spending
 from .report_rules import PolicySpan, PolicyText
 from .report_sums import Sums
-from .report_tables import JobFlows, JobRow, Listed, MessageRow, TaintRow
+from .report_tables import BudgetRow, JobFlows, JobRow, Listed, MessageRow, TaintRow
 from .report_words import sentence
 
 MAX_CHARTS = 12
@@ -80,6 +80,8 @@ class Body:
     jobs: tuple[JobRow, ...]
     sums: Sums
     taints: tuple[TaintRow, ...]
+    budgets: tuple[BudgetRow, ...]
+    spending: tuple[Spending, ...]  # pictures of them
     sessions: Listed[Session]
     control: Totals
     events: Listed[tuple[int, str, str, str]]
@@ -153,6 +155,11 @@ def _body(whole: View, view: View, members: Roster | None, receipts: Receipts | 
         jobs=tables.job_table(view),
         sums=report_sums.sum_table(view),
         taints=tables.taint_table(view.messages),
+        budgets=(budgets := tables.budget_table(view.budgets)),
+        spending=tuple(
+            report_chart.spending([at for at in view.budgets if at.record.dataset == row.last.record.dataset])
+            for row in budgets[:MAX_CHARTS]
+        ),
         sessions=sessions,
         control=control,
         events=tables.event_table(view),

@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from ..files import canonical_json
 from ..security.ledger_overview import At, Flow, Session, View, flows, parts
 from ..security.ledger_view import Message, Totals
-from ..security.records import JobAccept, JobDecline, KeyRotate, Recovery, Start, Stop
+from ..security.records import JobAccept, JobDecline, KeyRotate, PrivacyHead, Recovery, Start, Stop
 
 MAX_ROWS = 200  # of one table: five to fifteen pages of paper
 MAX_SPANS = 40  # of rounds in one cell
@@ -78,16 +77,42 @@ class TaintRow:
     tensors: int
     elements: int
     bytes: int
+    paid: str  # of what is dp: reservations of which data set's budget
 
 
 def taint_table(messages: Iterable[Message]) -> tuple[TaintRow, ...]:
     """Tensors that left, by job and taint."""
     found: dict[tuple[str, str], Totals] = {}
+    paid: dict[str, dict[str, set[int]]] = {}  # job → data set → reservations
     for message in messages:
-        for tensor, count in message.intent.leaving:
-            row = found.setdefault((message.intent.job, tensor.taint), Totals())
+        intent = message.intent
+        for tensor, count in intent.leaving:
+            row = found.setdefault((intent.job, tensor.taint), Totals())
             row.add(Totals(0, 1, tensor.elements, count))
-    return tuple(TaintRow(job, taint, t.tensors, t.elements, t.bytes) for (job, taint), t in found.items())
+        if intent.dp:
+            paid.setdefault(intent.job, {}).setdefault(intent.dp.dataset, set()).update(intent.dp.ids)
+    told = {job: "; ".join(f"{name}: {spans(ids)}" for name, ids in by.items()) for job, by in paid.items()}
+    return tuple(
+        TaintRow(job, taint, t.tensors, t.elements, t.bytes, told.get(job, "") if taint == "dp" else "")
+        for (job, taint), t in found.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRow:
+    """What a data set's privacy budget came to, by the last of its heads."""
+
+    last: At[PrivacyHead]
+    heads: int
+    first: str  # time of the first
+
+
+def budget_table(heads: Sequence[At[PrivacyHead]]) -> tuple[BudgetRow, ...]:
+    """One row a data set."""
+    sets: dict[str, list[At[PrivacyHead]]] = {}
+    for at in heads:
+        sets.setdefault(at.record.dataset, []).append(at)
+    return tuple(BudgetRow(own[-1], len(own), own[0].time) for own in sets.values())
 
 
 # Jobs, rounds, sessions.
@@ -104,7 +129,6 @@ class JobRow:
     cohorts: "Cohorts | None"  # None where no message says which silos took part
     received_rounds: str
     received_bytes: int
-    privacy: str  # what its last message says was spent
 
 
 def job_table(view: View) -> tuple[JobRow, ...]:
@@ -113,24 +137,16 @@ def job_table(view: View) -> tuple[JobRow, ...]:
 
 
 def _job_row(view: View, job: str) -> JobRow:
-    later = [(message.intent.round, view.later.get(message.seq, {})) for message in view.messages]
     received = view.received.get(job, Counter())
-    spent = [_told(fields["dp"]) for _, fields in later if "dp" in fields]
     return JobRow(
         job=job,
         methods=tuple(dict.fromkeys(message.intent.method for message in view.messages)),
         decisions=tuple(view.decisions),
-        rounds=spans(number for number, _ in later),
+        rounds=spans(message.intent.round for message in view.messages),
         cohorts=_cohorts([(m.intent.round, m.intent.cohort) for m in view.messages if m.intent.cohort]),
         received_rounds=spans(received),
         received_bytes=sum(received.values()),
-        privacy=spent[-1] if spent else "",
     )
-
-
-def _told(value: Any) -> str:
-    """A value of a later ledger's field in words; a text stands as it is."""
-    return value if isinstance(value, str) else canonical_json(value).decode()
 
 
 @dataclass(frozen=True, slots=True)

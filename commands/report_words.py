@@ -44,6 +44,7 @@ def sentence(view: View, members: Roster | None) -> str:
         + ", ".join(f"{part} {count:,} bytes" for part, count in sizes.items())
         + f". Who can read it: {_names(r for m in messages for r in m.intent.readers)}. "
         + _hidden(view)
+        + _protected(view)
         + f"The policy's {'rule' if len(rules) == 1 else 'rules'} {', '.join(rules)} let it pass."
         + (f" {assumed:,} of these bytes are of messages cut short and are counted in full." if assumed else "")
         + protocol
@@ -61,6 +62,16 @@ def _hidden(view: View) -> str:
     if any(SILOS_READER in message.intent.readers for message in view.messages):
         said.append("Sums that silos alone read are kept from the coordinator while no silo colludes with it. ")
     return "".join(said) + (alone if forms[PADDED] or forms[ROTATED] else "")
+
+
+def _protected(view: View) -> str:
+    """How much of it is differentially private; nothing where nothing is."""
+    taints = Counter(tensor.taint for message in view.messages for tensor, _ in message.intent.leaving)
+    if not taints["dp"]:
+        return ""
+    bare = f"{taints['private']:,} computed from records without noise"
+    told = f"{_count(taints['dp'], 'tensor')} differentially private, {taints['public']:,} public and {bare}"
+    return f"As the silo's software states, it is {told} (section 8). "
 
 
 def _protocol(view: View) -> str:

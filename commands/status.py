@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..coordinator.codes import in_words
 from ..errors import LocalError
 from ..files import Disk, read_bytes
 from .units import size
@@ -107,7 +108,7 @@ def _stage(job: "CoordinatorJob") -> list[str]:
         where = f"{job.stage}, round {job.closed}" if job.stage in ("drawing", "round", "folding") else job.stage
         if job.attempt is not None:
             where = f"{where}, secure sum, attempt {job.attempt + 1}"
-        dropped = [f"{silo} ({code})" for silo, code in job.dropped.items()]
+        dropped = [f"{silo} ({in_words(code)})" for silo, code in job.dropped.items()]
         told = ((gave, job.gave), (missing, job.missing), ("dropped", dropped))
         lines.append(f"{job.job}: {where}: " + "; ".join(f"{name}: {', '.join(who) or '-'}" for name, who in told))
     return lines

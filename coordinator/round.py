@@ -22,8 +22,8 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
 An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when the fold is done;
 what was given in the open round stays given. A silo that did not answer in time may still do so: it is drawn from then
 on. In a blind job (``blind``) a round is one secure sum, which summing.py makes: nobody gives alone; a silo that fails
-drops out of an attempt at it, and may take part in the next. All silos of a keyed job (``keyed``) have given to its key
-when they accepted, so without one of them it does not begin.
+drops out of an attempt at it, and may take part in the next, unless its privacy budget is spent. All silos of a keyed
+job (``keyed``) have given to its key when they accepted, so without one of them it does not begin.
 
 Events that come too late (an upload for a closed round) change nothing. What the silos should do meanwhile follows from
 the state: tasks.py.
@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal, TypeAlias
 
+from .codes import BUDGET, in_words
 from .events import (
     Answered,
     Began,
@@ -207,16 +208,22 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
             return state, ()
         case SumFailed(round_, attempt, reason, final) if state.stage == "round":
             told = Report("sum.failed", {"round": round_, "attempt": attempt, "why": reason})
-            away = bool(state.failed) and all(code in AWAY for code in state.failed.values())
+            others = [code for code in state.failed.values() if code != BUDGET]
+            away = bool(others) and all(code in AWAY for code in others)
             state = replace(state, fruitless=state.fruitless + 1, refused=state.refused + (not away))
             if final or state.fruitless == MOST_ATTEMPTS or state.refused == MOST_REFUSED:
                 return _then(state, (told,), lambda state: _finish(state, "failed", f"round {round_}: {reason}"))
-            state = replace(state, attempt=attempt + 1, failed={})
+            state = replace(state, attempt=attempt + 1, failed=_exhausted(state))
             return state, (told, _gather(state))
         case SumFailed(_, attempt) if state.stage in ("stopped", "queued"):
-            return replace(state, attempt=attempt + 1, failed={}), ()
+            return replace(state, attempt=attempt + 1, failed=_exhausted(state)), ()
         case _:
             return state, ()
+
+
+def _exhausted(state: JobState) -> dict[str, str]:
+    """Silos that are out of every attempt at this round."""
+    return {silo: code for silo, code in state.failed.items() if code == BUDGET}
 
 
 def _gather(state: JobState) -> Gather:
@@ -297,7 +304,7 @@ def _close_if_complete(state: JobState) -> Step:
 def _close(state: JobState) -> Step:
     members = tuple(s for s in state.cohort if s in state.given)
     if len(members) < state.min_cohort:
-        lost = ", ".join(f"{s}: {code}" for s, code in state.failed.items())
+        lost = ", ".join(f"{s}: {in_words(code)}" for s, code in state.failed.items())
         why = f"round {state.round}: {len(members)} silos gave, min_cohort is {state.min_cohort} ({lost})"
         return _finish(state, "failed", why)
     return replace(state, stage="folding"), (Fold(state.round, members),)

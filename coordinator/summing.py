@@ -29,6 +29,7 @@ from ..security import secagg_silo_events as s
 from ..security.round_spec import RoundSpec
 from ..security.secagg_coordinator import CoordinatorState
 from ..security.secagg_messages import Abandon
+from .codes import in_words
 from .secure_events import Happened, event_of, taken, unneeded
 from .secure_rows import Begun, Entry, Row, Spooled, loaded, said
 from .summing_shell import Setting, Shell, nothing
@@ -304,7 +305,7 @@ class Summing:
 
     def _end(self, effect: c.End) -> None:
         state = self._states[-1]
-        lost = ", ".join(f"{silo}: {code}" for silo, code in state.failed.items())
+        lost = ", ".join(f"{silo}: {in_words(code)}" for silo, code in state.failed.items())
         why = f"{effect.why} ({lost})" if lost else effect.why
         self._why = f"{effect.code}: {why}"
         self._tell([silo for silo in state.spec.cohort if silo not in state.failed], Over(effect.code))

@@ -37,6 +37,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_DATA: _ClassVar[ErrorCode]
     ERROR_CODE_TRAINING: _ClassVar[ErrorCode]
     ERROR_CODE_DELIVERY: _ClassVar[ErrorCode]
+    ERROR_CODE_BUDGET: _ClassVar[ErrorCode]
 
 class AnswerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -70,6 +71,7 @@ ERROR_CODE_POLICY: ErrorCode
 ERROR_CODE_DATA: ErrorCode
 ERROR_CODE_TRAINING: ErrorCode
 ERROR_CODE_DELIVERY: ErrorCode
+ERROR_CODE_BUDGET: ErrorCode
 ANSWER_KIND_UNSPECIFIED: AnswerKind
 ANSWER_KIND_ACCEPT: AnswerKind
 ANSWER_KIND_DECLINE: AnswerKind

@@ -16,10 +16,11 @@ Noise of 0 costs infinity.
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from opacus.accountants.analysis import rdp as analysis
@@ -29,9 +30,9 @@ from .fixedpoint import Reals
 
 ORDERS = (*(1 + step / 10 for step in range(1, 100)), *range(11, 64), 72, 80, 96, 128, 192, 256, 384, 512)
 DIGITS = Decimal("0.0001")  # of an ε that is shown
-STEP = Decimal("0.001")  # of a planned σ
 LARGEST_SIGMA = 100_000
 MOST_STEPS = 10**9
+MOST_EXPONENT = 700  # of e in float64
 SLACK, LEAST = 1e-9, 1e-14  # relative, absolute: ρ of a step is a sum of up to 512 terms in logarithms
 
 
@@ -51,6 +52,45 @@ class Event:
             raise LocalError(f"an event with q = {self.q!r}; give a decimal above 0, at most 1")
         if not 0 <= self.steps <= MOST_STEPS:
             raise LocalError(f"an event of {self.steps} steps; give 0 to {MOST_STEPS}")
+
+
+class Priced(Protocol):
+    """What has the numbers of an event, whatever else it says: what a job plans, what a budget has recorded."""
+
+    @property
+    def sigma(self) -> str:
+        """As an event's."""
+        ...
+
+    @property
+    def q(self) -> str:
+        """As an event's."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """As an event's."""
+        ...
+
+
+def cost(priced: Iterable[Priced], delta: float) -> float:
+    """The ε at δ of all of these together."""
+    return epsilon(spent([Event(one.sigma, one.q, one.steps) for one in priced]), delta)
+
+
+def group(value: float, delta: float, records: int) -> tuple[float, float]:
+    """ε and δ for as many records together, of a person say: k ε and k e^((k - 1) ε) δ, above 1 if nothing is kept.
+
+    Dwork, Roth, "The algorithmic foundations of differential privacy", 2014, theorem 2.2; Vadhan, "The complexity of
+    differential privacy", 2017, lemma 2.2.
+    """
+    exponent = (records - 1) * value
+    return records * value, records * delta * math.exp(exponent) if exponent < MOST_EXPONENT else math.inf
+
+
+def covers(most: str, value: float) -> bool:
+    """Whether an ε is at most this decimal."""
+    return Decimal(value) <= Decimal(most)
 
 
 def spent(events: Sequence[Event]) -> Reals:
@@ -78,29 +118,6 @@ def shown(value: float) -> str:
     if math.isinf(value):
         return "inf"
     return str(Decimal(value).quantize(DIGITS, ROUND_CEILING))
-
-
-def plan_sigma(target: float, delta: float, q: str, steps: int, others: Sequence[Event] = ()) -> str:
-    """The least σ, in steps of 0.001, with which ``steps`` more steps beside ``others`` cost no more than ``target``.
-
-    LocalError where no σ up to LARGEST_SIGMA does: then the others alone cost too much.
-    """
-    before = spent(others)
-
-    def enough(units: int) -> bool:
-        event = Event(str(units * STEP), q, steps)
-        return epsilon(before + spent([event]), delta) <= target
-
-    low, high = 0, int(LARGEST_SIGMA / STEP)  # of which low is never enough, and high is
-    if not enough(high):
-        raise LocalError(
-            f"no noise keeps {steps} steps within epsilon = {target:g} at delta = {delta:g}: what else is released "
-            f"costs {shown(epsilon(before, delta))} by itself; raise the target, or release less"
-        )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return str(high * STEP)
 
 
 @lru_cache(maxsize=4096)

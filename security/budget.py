@@ -46,6 +46,14 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What one job may cost by itself, whatever is left of the limit; decimals."""
+
+    epsilon: str
+    delta: str
+
+
+@dataclass(frozen=True, slots=True)
 class Spending:
     """What one job has cost a data set, and what of it is still open."""
 
@@ -53,6 +61,7 @@ class Spending:
     job_digest: str
     epsilon: str
     reserved: int  # reservations without a commit
+    events: tuple[Event, ...]
 
 
 @dataclass
@@ -75,6 +84,7 @@ class Budget:
         self._limit: Limit | None = None
         self._opened: Opened | None = None
         self._open: dict[int, Reserve] = {}  # reservations without a commit, by seq
+        self._reserved_by: dict[int, str] = {}  # seq of each reservation, committed or not → digest of its job
         self._jobs: dict[str, _Job] = {}
         self._mutex = threading.Lock()
         self._log: AppendLog
@@ -96,7 +106,7 @@ class Budget:
 
         def visit(line: Line) -> None:
             try:
-                budget._note(line)
+                budget.replay(line)
             except LocalError as error:
                 raise LocalError(f"{folder}: {error}; restore it from the newest backup") from None
 
@@ -132,21 +142,33 @@ class Budget:
     # Spending.
 
     def reserve(
-        self, job: str, job_digest: str, round_: int, purpose: str, events: Sequence[Steps], ceiling: str = ""
+        self,
+        job: str,
+        job_digest: str,
+        round_: int,
+        purpose: str,
+        events: Sequence[Steps],
+        ceiling: Ceiling | None = None,
     ) -> Reservation:
         """Set so much aside, durably.
 
-        ExhaustedError where the limit, or the job's own ``ceiling`` ε, does not cover it: then nothing is written.
+        ExhaustedError where the limit, or the job's own ``ceiling``, does not cover it: then nothing is written.
         """
         record = Reserve(job=job, job_digest=job_digest, round=round_, purpose=purpose, events=tuple(events))
         asked = [each.event(each.steps) for each in record.events]
         with self._mutex:
-            own = self._jobs[job_digest].events() if job_digest in self._jobs else []
             what = f"{purpose} of round {round_} of job {job!r}"
-            self._cover(what, "the policy's limit", self.limit.epsilon, self._events(), asked)
+            self._cover(what, "the policy's limit", self._limited, self._events(), asked)
             if ceiling:
+                own = self._jobs[job_digest].events() if job_digest in self._jobs else []
                 self._cover(what, "the job's own target", ceiling, own, asked)
             return Reservation(self._append(record), record.events)
+
+    def check_room(self, job: str, job_digest: str, planned: Sequence[Event]) -> None:
+        """ExhaustedError where the limit does not cover all that a job is to spend, beside what others have."""
+        with self._mutex:
+            others = [event for digest, own in self._jobs.items() if digest != job_digest for event in own.events()]
+            self._cover(f"all of job {job!r}", "the policy's limit", self._limited, others, planned)
 
     def commit(self, reservation: Reservation, taken: Sequence[int]) -> None:
         """So many steps of each event were taken, and no more are; the rest is free again, once that is durable."""
@@ -155,12 +177,17 @@ class Budget:
 
     # What it shows.
 
+    def paid(self, seq: int, job_digest: str) -> bool:
+        """Whether there is such a reservation, and it is of this job."""
+        with self._mutex:
+            return self._reserved_by.get(seq) == job_digest
+
     def jobs(self) -> list[Spending]:
         """What each job has cost, in the order in which they came."""
         with self._mutex:
             delta = float(self.limit.delta)
             return [
-                Spending(job.name, digest, shown(epsilon(spent(job.events()), delta)), job.open)
+                Spending(job.name, digest, shown(epsilon(spent(job.events()), delta)), job.open, tuple(job.events()))
                 for digest, job in self._jobs.items()
             ]
 
@@ -190,14 +217,18 @@ class Budget:
     def _events(self) -> list[Event]:
         return [event for job in self._jobs.values() for event in job.events()]
 
-    def _cover(self, what: str, whose: str, most: str, before: Sequence[Event], asked: Sequence[Event]) -> None:
+    @property
+    def _limited(self) -> Ceiling:
+        return Ceiling(self.limit.epsilon, self.limit.delta)
+
+    def _cover(self, what: str, whose: str, most: Ceiling, before: Sequence[Event], asked: Sequence[Event]) -> None:
         """ExhaustedError where these events together cost more."""
-        delta = float(self.limit.delta)
+        delta = float(most.delta)
         now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
-        if Decimal(then) > Decimal(most):
+        if Decimal(then) > Decimal(most.epsilon):
             raise ExhaustedError(
                 f"data set {self.dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to "
-                f"{shown(then)} at delta = {self.limit.delta}, over {whose} of {most}"
+                f"{shown(then)} at delta = {most.delta}, over {whose} of {most.epsilon}"
             )
 
     # Records, as they come and as they are read.
@@ -209,7 +240,8 @@ class Budget:
         self._accept(appended.seq, record)
         return appended.seq
 
-    def _note(self, line: Line) -> None:
+    def replay(self, line: Line) -> None:
+        """Take in the next record of the log, as it was read; LocalError for one that must not come next."""
         record = parse(line)
         if not isinstance(record, Recovery):
             self._check(record)
@@ -244,6 +276,7 @@ class Budget:
                 for each in record.events:
                     job.steps[each.sigma, each.q] += each.steps
                 self._open[seq] = record
+                self._reserved_by[seq] = record.job_digest
             case Commit(ref=ref, steps=steps):
                 reserved = self._open.pop(ref)
                 job = self._jobs[reserved.job_digest]

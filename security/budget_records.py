@@ -10,10 +10,10 @@ from ..files import MAX_SAFE_INTEGER, Strict
 from .accounting import Event
 from .chain import FRAME, Line
 from .identity import Hex32
+from .records import Number
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
-Number = Annotated[str, Field(pattern=r"^[0-9]{1,10}(\.[0-9]{1,40})?$")]
 Some = Field(min_length=1, max_length=64)
 
 

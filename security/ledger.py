@@ -43,9 +43,11 @@ from .records import (
     JobDecline,
     KeyRotate,
     Outcome,
+    Paid,
     Payload,
     Peer,
     PolicyChange,
+    PrivacyHead,
     Secagg,
     Size,
     Start,
@@ -80,6 +82,7 @@ class Ledger:
         self._contributed: set[str] = set()  # and of those to whose key something was given
         self._attempts: Counter[tuple[str, int, str]] = Counter()  # the last: the part of a message of its own
         self._unsettled: dict[int, list[Line]] = {}  # seq of an intent → it, and its digest if there is one
+        self._budgets: dict[str, PrivacyHead] = {}  # data set → the last head of its privacy budget
         self._past: list[VerifierKey] = []  # keys that signed before the one that does
         self._mutex = threading.Lock()
         self._log: AppendLog
@@ -143,12 +146,15 @@ class Ledger:
         cohort: Sequence[str] = (),
         secagg: Secagg | None = None,
         hidden: Hidden | None = None,
+        dataset: str = "",
     ) -> Appended:
         """A message is about to leave; its ``seq`` is the ``ref`` of what follows.
 
         ``message_bytes`` are those that go now: of the payload all but its first ``offset`` bytes. ``cohort`` are the
         ids of the round's silos, sorted; ``secagg`` is of a masked message, ``hidden`` of a padded or rotated one.
+        ``dataset`` is the one whose budget paid for releases that are dp.
         """
+        ids = sorted({paid for release in releases for paid in release.ledger_ids})
         tensors = tuple(
             Tensor(
                 part=r.part,
@@ -182,6 +188,7 @@ class Ledger:
                 cohort=tuple(cohort),
                 secagg=secagg,
                 hidden=hidden,
+                dp=Paid(dataset=dataset, ids=tuple(ids)) if ids else None,
             )
         )
 
@@ -279,6 +286,20 @@ class Ledger:
     ) -> Appended:
         """The policy held a message back; nothing left."""
         return self._append(Deny(job=job, round=round_number, purpose=purpose, policy=policy, reasons=tuple(reasons)))
+
+    def privacy_head(self, dataset: str, head: Checkpoint, *, epsilon: str, delta: str, limit: str) -> Appended:
+        """The privacy budget of a data set has come to this head, with so much spent and reserved of its limit."""
+        return self._append(
+            PrivacyHead(
+                dataset=dataset, size=head.size, root=head.root.hex(), epsilon=epsilon, delta=delta, limit=limit
+            )
+        )
+
+    @property
+    def privacy_heads(self) -> Mapping[str, PrivacyHead]:
+        """The last head of each data set's privacy budget; a data set that is not there was never spent on."""
+        with self._mutex:
+            return dict(self._budgets)
 
     def witness(self, by: str, held: Checkpoint) -> Appended:
         """A member says that it holds this head of this ledger; durable with the next record."""
@@ -400,6 +421,8 @@ class Ledger:
                 self._unsettled[record["ref"]].append(line)
             case "egress.outcome":
                 del self._unsettled[record["ref"]]
+            case "privacy.head":
+                self._budgets[record["dataset"]] = parse_record(line, PrivacyHead)
             case "key.rotate":
                 self._past.append(VerifierKey.parse(record["old"]))
 

@@ -9,7 +9,8 @@ leaf hash alone, and the hashes that prove it under that checkpoint, in base64. 
 
 A leaf hash tells nothing of its record, whose nonce nobody can guess. Without a job all records that the checkpoint
 covers are there; with one, those that name it, what became of its messages, and the policies that were in force between
-the first of these and the last: that none was left out, only an export without a job shows.
+the first of these and the last: that none was left out, only an export without a job shows. What a data set's privacy
+budget came to is of all jobs together, and no part of one's.
 """
 
 from collections.abc import Iterator

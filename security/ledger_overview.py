@@ -7,7 +7,7 @@ in finer rows: by who could read what, and by what became of it.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ..errors import LocalError
 from .chain import Line
@@ -26,14 +26,13 @@ from .records import (
     KeyRotate,
     Outcome,
     PolicyChange,
+    PrivacyHead,
     Recovery,
     Start,
     Stop,
     Witness,
 )
 from .records_secure import ProtocolMessage, SumEnd, SumOpened
-
-LATER = ("dp",)  # fields of an intent that some ledgers have, and how they are called there
 
 EventT = TypeVar("EventT", bound=Record)
 
@@ -83,7 +82,7 @@ class View:
     sums: list[At[SumEnd] | At[SumOpened]] = field(default_factory=list)  # how attempts at secure sums ended
     received: dict[str, Counter[int]] = field(default_factory=dict)  # by job: bytes delivered to the silo, by round
     witnesses: dict[str, At[Witness]] = field(default_factory=dict)  # by member: the last head that it said to hold
-    later: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by seq: fields of LATER that a message has
+    budgets: list[At[PrivacyHead]] = field(default_factory=list)  # heads of privacy budgets, of all jobs together
 
     @property
     def silo(self) -> str:
@@ -101,7 +100,7 @@ class View:
         return tuple(dict.fromkeys([*said, *gave, *summed, *self.received]))
 
     def of(self, job: str) -> "View":
-        """What the records say of one job; starts and sessions are of all jobs, and stay."""
+        """What the records say of one job; starts, sessions and budgets are of all jobs, and stay."""
         messages = [message for message in self.messages if message.intent.job == job]
         return replace(
             self,
@@ -143,6 +142,7 @@ _LISTS: Mapping[type[Record], tuple[str, ...]] = {  # records that stand for the
     ProtocolMessage: ("protocol",),
     SumEnd: ("sums",),
     SumOpened: ("sums",),
+    PrivacyHead: ("budgets",),
 }
 
 
@@ -156,7 +156,6 @@ def _take(found: View, messages: dict[int, Message], sessions: dict[int, Session
             found.witnesses[record.by] = At(seq, time, record)
         case Intent():
             messages[seq] = Message(seq, time, record, False, "no outcome", None)
-            found.later[seq] = {name: line.record[name] for name in LATER if line.record.get(name) is not None}
         case ControlOpen():
             sessions[seq] = Session(seq, time, record)
         case Ingress():

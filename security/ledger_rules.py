@@ -12,13 +12,16 @@ record                may come
                       a sum, version or use; a tensor's readers, where it names some, are among its own; its
                       cohort, if it has one, is sorted and has this silo; it is what its form asks for
                       (ledger_forms.py), and a padded one a version of its part that is newer than all before, or
-                      the last once more
+                      the last once more; with tensors that are dp it names what paid for them, reservations that
+                      the last head of that data set's budget covers, and without it names none
 ``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the whole payload; of a
                       masked, padded or rotated one without any tensor
 ``egress.outcome``    once for an intent; ``sent`` only after its digest and with all its bytes
 ``control.open``      when no control session is open; a ``start`` abandons one that a crash left open
 ``control.close``     for the open session, within its caps
 ``secagg.sum``        any time; its survivors are sorted and have this silo
+``privacy.head``      any time; of a data set's budget that has not shrunk since the last one, and of as many records
+                      is the same
 all others            any time
 ====================  ==========================================================================
 
@@ -29,7 +32,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from .ledger_forms import ASTRAY, UNHASHED, astray, form_fault, stream
 from .release import PADDED
@@ -45,6 +48,16 @@ class OpenIntent:
     digested: bool = False
 
 
+class _Read(NamedTuple):
+    """What the tensors of an intent say together."""
+
+    names: list[tuple[str, str]]
+    twice: str  # those that come twice
+    bytes: int
+    readers: set[str]  # that single tensors name
+    dp: bool  # whether one is
+
+
 class Rules:
     """Follows a ledger record by record; ``check`` before ``accept``. Both take records whose form is right."""
 
@@ -56,7 +69,8 @@ class Rules:
         # Job digest → round, or ctx of an attempt at a sum, of a version or of a use → bytes so far.
         self.declared: defaultdict[str, dict[int | str, int]] = defaultdict(dict)
         self.versions: dict[tuple[str, str], tuple[int, str]] = {}  # (job digest, padded part) → number and ctx
-        self._tensors: tuple[object, list[tuple[str, str]], str, int, set[str]] = (None, [], "", 0, set())
+        self.heads: dict[str, Mapping[str, Any]] = {}  # data set → the last head of its privacy budget
+        self._tensors: tuple[object, _Read] = (None, _Read([], "", 0, set(), False))
 
     def check(self, record: Mapping[str, Any]) -> str:
         """Why this record must not come next; empty if it may."""
@@ -75,6 +89,8 @@ class Rules:
                 return f"control session {self.control[1]['session']!r} (seq {self.control[0]}) is still open"
             case "control.close":
                 return self._check_close(record)
+            case "privacy.head":
+                return self._check_head(record)
             case "secagg.sum" if astray(record["survivors"], self.silo):
                 return f"sum has survivors {', '.join(record['survivors'])}, {ASTRAY}"
         return ""
@@ -89,13 +105,15 @@ class Rules:
                 self.policy = record["after"]
             case "egress.intent":
                 offset, size = record.get("offset", 0), record["message"]["bytes"]
-                named = self._read(record["tensors"])[0] if record["form"] not in UNHASHED else []
+                named = self._read(record["tensors"]).names if record["form"] not in UNHASHED else []
                 self.intents[seq] = OpenIntent(named, size, offset)
                 declared, own = self.declared[record["job_digest"]], stream(record)
                 declared[own] = max(offset + size, declared.get(own, 0))
                 if record["form"] == PADDED:
                     self.versions[_part(record)] = _version(record)
                 self.silo = self.silo or record["silo"]
+            case "privacy.head":
+                self.heads[record["dataset"]] = record
             case "egress.digest":
                 self.intents[record["ref"]].digested = True
             case "egress.outcome":
@@ -120,20 +138,20 @@ class Rules:
     def _check_intent(self, record: Mapping[str, Any]) -> str:
         if why := self._check_policy(record["policy"]["file"]):
             return why
-        _, twice, inside, readers = self._read(record["tensors"])
-        if twice:
-            return f"intent names a tensor twice: {twice}"
+        read = self._read(record["tensors"])
+        if read.twice:
+            return f"intent names a tensor twice: {read.twice}"
         offset, size = record.get("offset", 0), record["message"]["bytes"]
-        if inside > offset + size:
+        if read.bytes > offset + size:
             behind = f" behind {offset}" if offset else ""
-            return f"tensors of {inside} bytes do not fit into the intent's message of {size} bytes{behind}"
+            return f"tensors of {read.bytes} bytes do not fit into the intent's message of {size} bytes{behind}"
         if not record["readers"]:
             return "intent names no reader; name at least its recipient"
-        if strange := sorted(readers - set(record["readers"])):
+        if strange := sorted(read.readers - set(record["readers"])):
             return f"intent has readers {', '.join(record['readers'])}, and a tensor of it also {', '.join(strange)}"
         if (cohort := record.get("cohort")) and astray(cohort, record["silo"]):
             return f"intent has cohort {', '.join(cohort)}, {ASTRAY}"
-        if why := form_fault(record) or self._check_version(record):
+        if why := form_fault(record) or self._check_version(record) or self._check_paid(record, read.dp):
             return why
         before = self.declared[record["job_digest"]].get(stream(record), 0)
         if offset > before:
@@ -151,17 +169,42 @@ class Rules:
         part = _part(record)[1]
         return f"intent is version {number} of part {part!r} with ctx {ctx}, after version {last} with {before}"
 
-    def _read(self, tensors: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str, int, set[str]]:
-        """Names, those that come twice, bytes, and readers that single tensors name.
+    def _check_paid(self, record: Mapping[str, Any], dp: bool) -> str:
+        """What is differentially private was paid for before, out of a budget whose head stands here."""
+        paid = record.get("dp")
+        if (paid is not None) != dp:
+            named = "what" if paid else "nothing that"
+            return f"intent has {'a' if dp else 'no'} tensor that is dp, and names {named} paid for it"
+        if paid is None:
+            return ""
+        ids, head = paid["ids"], self.heads.get(paid["dataset"])
+        if not ids or ids != sorted(set(ids)):
+            return f"intent has tensors that are dp, paid by {ids or 'no reservation'}; name some, in order, each once"
+        size = head["size"] if head else 0
+        if ids[-1] >= size:
+            return f"intent is paid by {ids[-1]} of data set {paid['dataset']!r}, whose last head has {size} records"
+        return ""
 
-        Kept, since one list is read at least twice (record_form.py).
-        """
+    def _check_head(self, record: Mapping[str, Any]) -> str:
+        last = self.heads.get(record["dataset"])
+        if last is None or record["size"] > last["size"]:
+            return ""
+        if (record["size"], record["root"]) == (last["size"], last["root"]):
+            return ""
+        return (
+            f"budget of data set {record['dataset']!r} has head {record['size']} {record['root']}, after "
+            f"{last['size']} {last['root']}: it was rolled back or rewritten"
+        )
+
+    def _read(self, tensors: Sequence[Mapping[str, Any]]) -> "_Read":
+        """What one list says, kept, since it is read at least twice (record_form.py)."""
         if tensors is not self._tensors[0]:
             names = _named(tensors)
             twice = _listed(names) if len(set(names)) != len(names) else ""
             readers = {reader for tensor in tensors for reader in tensor.get("readers", ())}
-            self._tensors = (tensors, names, twice, sum(tensor["bytes"] for tensor in tensors), readers)
-        return self._tensors[1:]
+            dp = any(tensor["taint"] == "dp" for tensor in tensors)
+            self._tensors = (tensors, _Read(names, twice, sum(tensor["bytes"] for tensor in tensors), readers, dp))
+        return self._tensors[1]
 
     def _check_digest(self, record: Mapping[str, Any]) -> str:
         ref, size = record["ref"], record["message"]["bytes"]

@@ -15,7 +15,7 @@ from .chain import Line
 from .ledger_rules import Rules
 from .record_form import well_formed
 from .record_parsing import Record, checked, parse_any, parse_record
-from .records import ControlClose, ControlOpen, Deny, Intent, PolicyChange
+from .records import ControlClose, ControlOpen, Deny, Intent, PolicyChange, PrivacyHead
 from .records_secure import ProtocolMessage, SumEnd, SumOpened
 from .segments import Reading
 
@@ -23,7 +23,7 @@ MESSAGE = "(message)"  # bytes of a message that belong to no tensor, canaries o
 CONTROL = "(control)"  # polls and heartbeats
 PROTOCOL = "(protocol)"  # messages of the protocols of secure sums and mixes
 
-Group = Literal["job", "method", "part", "recipient"]
+Group = Literal["job", "method", "part", "taint", "recipient"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,11 @@ def policies(folder: Path) -> tuple[tuple[int, str, PolicyChange], ...]:
     )
 
 
+def budgets(folder: Path) -> tuple[tuple[Line, PrivacyHead], ...]:
+    """Each head of a data set's privacy budget; LocalError for a ledger that does not hold."""
+    return tuple((line, record) for line, record in records(folder) if isinstance(record, PrivacyHead))
+
+
 @dataclass(slots=True)
 class Totals:
     """What left under one key of a summary; ``assumed`` of the bytes are of intents without digest."""
@@ -104,23 +109,25 @@ def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[s
 
     Bytes of a message beyond its tensors stand under the part ``(message)``, messages of the protocol of a sum or mix
     under ``(protocol)`` as method and part, polls under ``(control)`` as job, method and part: an unclosed control
-    session counts with its cap.
+    session counts with its cap. What is of no tensor has no taint.
     """
+    tell = "taint" in by
     totals: dict[tuple[str, ...], Totals] = {}
 
     def add(group: Mapping[Group, str], more: Totals) -> None:
-        totals.setdefault(tuple(group[name] for name in by), Totals()).add(more)
+        totals.setdefault(tuple(group.get(name, "") for name in by), Totals()).add(more)
 
     for message in messages(folder):
         intent = message.intent
         rest = intent.message.bytes
         group: dict[Group, str] = {"job": intent.job, "method": intent.method, "recipient": intent.recipient.id}
-        for part in dict.fromkeys(tensor.part for tensor, _ in intent.leaving):
-            tensors = [(tensor, size) for tensor, size in intent.leaving if tensor.part == part]
-            size = sum(size for _, size in tensors)
+        pieces: dict[tuple[str, str], Totals] = {}
+        for tensor, size in intent.leaving:
+            piece = pieces.setdefault((tensor.part, tensor.taint if tell else ""), Totals(messages=1))
+            piece.add(Totals(0, 1, tensor.elements, size, 0 if message.digested else size))
             rest -= size
-            elements = sum(tensor.elements for tensor, _ in tensors)
-            add({**group, "part": part}, Totals(1, len(tensors), elements, size, 0 if message.digested else size))
+        for (part, taint), piece in pieces.items():
+            add({**group, "part": part, "taint": taint}, piece)
         if rest or not intent.tensors:
             add({**group, "part": MESSAGE}, Totals(1, 0, 0, rest, 0 if message.digested else rest))
     for job, part, recipient, more in _small(folder):

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 
 from ..errors import LocalError
 from ..files import parse_toml, read_bytes
-from .policy_file import PolicyFile, Rule
+from .policy_file import Dataset, PolicyFile, Rule
 from .release import ITEM_BYTES, PLAIN, Release
 
 if TYPE_CHECKING:
     from .round_spec import Terms
 
 MAX_FILE = 256 * 1024  # bytes; as a text in a record at most twice as many, which fit into its line (chain.py)
+DATASET = "data"  # name of a silo's data set where its configuration gives none
+SHOWN = 3  # tensors that a reason names one by one
 DEFAULT_DENY = "default-deny"  # the rule that stands where none matches
 
 
@@ -65,6 +67,7 @@ class Policy:
     file: PolicyFile
     digest: str
     text: str
+    dataset: str = DATASET  # whose records this silo's jobs are on
 
     def rule(self, method: str, part: str) -> Rule | None:
         """The first rule for a method and part, which alone decides."""
@@ -109,7 +112,15 @@ class Policy:
         # (7) Nothing is in the clear where sums have to be blind.
         if self.file.secure_aggregation.required:
             whole += self._in_the_clear(releases)
+        # (8) Nothing is computed without noise from records of a data set that has to be protected.
+        if self.budget is not None and self.budget.required:
+            whole += self._private(releases)
         return Decision(verdicts, tuple(whole))
+
+    @property
+    def budget(self) -> Dataset | None:
+        """What may be spent on this silo's data set; None where nothing is said of it."""
+        return self.file.dataset.get(self.dataset)
 
     @property
     def terms(self) -> "Terms":
@@ -141,6 +152,16 @@ class Policy:
                 'for a job with security.secure_aggregation = "required", or set it to false'
             )
 
+    def _private(self, releases: Sequence[Release]) -> Iterator[str]:
+        names = [f"{release.part}/{release.name}" for release in releases if release.taint == "private"]
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            yield (
+                f"{', '.join(names[:SHOWN])}{more} would leave as computed from records without noise, and "
+                f"[dataset.{self.dataset}] has required = true; ask for a job that is signed with [privacy] and gives "
+                "nothing else, or set it to false"
+            )
+
     def _verdict(self, method: str, release: Release, recipient: str, readers: Sequence[str]) -> Verdict:
         rule = self.rule(method, release.part)
         reasons = tuple(self._refusals(rule, method, release, recipient, readers))
@@ -157,14 +178,19 @@ class Policy:
             yield f"{name}: rule {rule.name!r}: {reason}"
 
 
-def load(path: Path) -> Policy:
-    """Read a policy file; the digest is of the very bytes that were parsed."""
-    return parse(read_bytes(path), str(path))
+def load(path: Path, dataset: str = DATASET) -> Policy:
+    """Read a policy file, for this data set; the digest is of the very bytes that were parsed."""
+    return parse(read_bytes(path), str(path), dataset)
 
 
-def parse(data: bytes, origin: str) -> Policy:
-    """Check the bytes of a policy file; LocalError for one that the ledger cannot hold, too."""
+def parse(data: bytes, origin: str, dataset: str = DATASET) -> Policy:
+    """Check the bytes of a policy file; LocalError for one that the ledger cannot hold, or of other data sets, too."""
     if len(data) > MAX_FILE:
         raise LocalError(f"{origin}: {len(data)} bytes, at most {MAX_FILE} fit into the ledger; use globs, fewer rules")
     file = parse_toml(data, PolicyFile, origin)
-    return Policy(file, hashlib.sha256(data).hexdigest(), data.decode())
+    if file.dataset and dataset not in file.dataset:  # or a name that is mistyped would protect nothing
+        raise LocalError(
+            f"{origin}: has [dataset.{'], [dataset.'.join(file.dataset)}], and this silo's data set is {dataset!r}; "
+            "name it alike here and in the silo's configuration (dataset = …)"
+        )
+    return Policy(file, hashlib.sha256(data).hexdigest(), data.decode(), dataset)

@@ -36,10 +36,19 @@
     trust = "none"                  # "non-colluding-coordinator": jobs may rely on a key of their silos, which holds
                                     # only while the coordinator is in league with no silo of the job
 
+    [dataset.cxr-2024]              # what jobs may cost a data set, all of them together; its name: the silo's
+    unit = "record"                 # configuration has dataset = "cxr-2024"
+    epsilon = 8.0
+    delta = 1e-5
+    required = true                 # nothing leaves that is computed from its records without noise; left out: false
+    min_sigma = 0.5                 # least noise of a job's steps, in clips; left out: what its epsilon asks
+    records_per_person = 1          # at most; for the report of what a person's records cost together
+
 Globs are those of globs.py: ``*`` within one dotted segment, ``**`` for any number of segments.
 """
 
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -51,7 +60,7 @@ from .release import Release
 UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 
 Dtype = Literal["float32", "float64", "int64", "uint32", "uint64"]
-Form = Literal["plain", "masked", "padded", "rotated", "dp"]
+Form = Literal["plain", "masked", "padded", "rotated"]
 KindName = Literal[  # exchange.Kind in lower case; a test compares the two
     "whole_model",
     "backbone",
@@ -80,8 +89,17 @@ def _bytes(value: object) -> object:
     raise ValueError("is no size; write bytes as an integer, or a whole number with B, KiB, MiB, GiB or TiB")
 
 
+def _decimal(value: object) -> object:
+    """A TOML number as the decimal that was written, or the next one to it that is a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("is no number; write it without quotes")  # noqa: TRY004 - pydantic reports ValueError only
+    return Decimal(repr(value))
+
+
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(strict=True, ge=0)]
+Real = Annotated[Decimal, BeforeValidator(_decimal)]
 Count = Annotated[int, Field(strict=True, ge=0)]
+DatasetName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 Glob = Annotated[str, AfterValidator(check_glob)]
 Some = Field(min_length=1)
 
@@ -110,6 +128,17 @@ class SecureAggregation(Strict):
     min_holders: Annotated[int, Field(strict=True, ge=2)] | None = None
     public_counts: Annotated[bool, Field(strict=True)] = False
     trust: Literal["none", "non-colluding-coordinator"] = "none"
+
+
+class Dataset(Strict):
+    """``[dataset.NAME]``: the privacy budget of a data set, which all jobs on it share, and whether each must spend."""
+
+    unit: Literal["record"]
+    epsilon: Annotated[Real, Field(gt=0, le=1000)]
+    delta: Annotated[Real, Field(ge=Decimal("1e-20"), lt=1)]
+    required: Annotated[bool, Field(strict=True)] = False
+    min_sigma: Annotated[Real, Field(gt=0, le=100_000)] | None = None
+    records_per_person: Annotated[int, Field(strict=True, ge=1)] = 1
 
 
 class Rule(Strict):
@@ -154,6 +183,7 @@ class PolicyFile(Strict):
     control: Control
     allow: tuple[Rule, ...] = ()
     secure_aggregation: SecureAggregation = SecureAggregation()
+    dataset: dict[DatasetName, Dataset] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _unique(self) -> Self:

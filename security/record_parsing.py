@@ -23,6 +23,7 @@ from .records import (
     KeyRotate,
     Outcome,
     PolicyChange,
+    PrivacyHead,
     Received,
     Recovery,
     Serving,
@@ -45,6 +46,7 @@ Record = (
     | Outcome
     | ControlOpen
     | ControlClose
+    | PrivacyHead
     | Witness
     | Ingress
     | Deny

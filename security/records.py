@@ -16,6 +16,7 @@ from .policy import MAX_FILE
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
 Text = Annotated[str, Field(max_length=1024)]
+Number = Annotated[str, Field(pattern=r"^[0-9]{1,10}(\.[0-9]{1,40})?$")]  # a decimal
 
 
 class Peer(Strict):
@@ -102,6 +103,16 @@ class Hidden(Strict):
     number: Count
 
 
+class Paid(Strict):
+    """What paid for the tensors of a message that are ``dp``: ``{"dataset":"cxr-2024","ids":[12,19]}``.
+
+    ``ids`` are reservations of the data set's privacy budget, by their seq in its log (budget.py).
+    """
+
+    dataset: Text
+    ids: tuple[Count, ...]  # in order, each once
+
+
 class Start(Strict):
     """``{"policy":"e3b0…","roster":"9f86…","silo":"hospital-a","software":"staddle 0.1.0","type":"start"}``."""
 
@@ -177,10 +188,11 @@ class Intent(Strict):
     those that are summed, in words on the wire, and the rest are canaries among them (masked_sum.py). A padded or
     rotated one is of one part, whose tensors are all of it.
 
-    ``{"attempt":0,"cohort":["hospital-a","hospital-b"],"form":"plain","hidden":null,"job":"lung-3","job_digest":"ab12…",
-    "message":{"bytes":1800},"method":"fedavg","offset":0,"policy":{"decision":"allow","file":"e3b0…",
-    "rule":"round-update"},"purpose":"update","readers":["coordinator"],"recipient":{"id":"coordinator","spki":"9f86…"},"round":17,
-    "rpc":"/staddle.Federation/Upload","secagg":null,"silo":"hospital-a","tensors":[{…}],"type":"egress.intent"}``
+    ``{"attempt":0,"cohort":["hospital-a","hospital-b"],"dp":null,"form":"plain","hidden":null,"job":"lung-3",
+    "job_digest":"ab12…","message":{"bytes":1800},"method":"fedavg","offset":0,"policy":{"decision":"allow",
+    "file":"e3b0…","rule":"round-update"},"purpose":"update","readers":["coordinator"],"recipient":{"id":"coordinator",
+    "spki":"9f86…"},"round":17,"rpc":"/staddle.Federation/Upload","secagg":null,"silo":"hospital-a","tensors":[{…}],
+    "type":"egress.intent"}``
     """
 
     type: Literal["egress.intent"] = "egress.intent"
@@ -202,6 +214,7 @@ class Intent(Strict):
     cohort: tuple[Text, ...] = ()  # silos of the round, sorted, as the recipient told it; older records have none
     secagg: Secagg | None = None  # of a masked message, and of no other; older records have none
     hidden: Hidden | None = None  # of a padded or rotated message, and of no other; older records have none
+    dp: Paid | None = None  # of a message with tensors that are dp, and of no other; older records have none
 
     @property
     def part(self) -> str:
@@ -270,6 +283,25 @@ class ControlClose(Strict):
     ref: Count
     messages: Count
     bytes: Count
+
+
+class PrivacyHead(Strict):
+    """Head of a data set's privacy budget, durable before anything is done with its records.
+
+    ``size`` and ``root`` are of the budget's own log; who puts an older copy of it back is found by them. ``epsilon``
+    is what was spent and reserved until then at ``delta``, rounded up, and ``limit`` what its owner lets be spent.
+
+    ``{"dataset":"cxr-2024","delta":"0.00001","epsilon":"3.4120","limit":"8","root":"4b2f…","size":13,
+    "type":"privacy.head"}``
+    """
+
+    type: Literal["privacy.head"] = "privacy.head"
+    dataset: Text
+    size: Count
+    root: Hex32
+    epsilon: Number
+    delta: Number
+    limit: Number
 
 
 class Witness(Strict):

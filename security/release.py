@@ -1,9 +1,9 @@
 """One tensor that would leave, in the words that policy, gate, ledger and budget share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ..errors import LocalError
 
@@ -19,13 +19,17 @@ MIX_READER = "mix"  # and a padded one as a part of a row; unless coordinator an
 GRAM_READER = "gram"  # of a rotated one the coordinator reads inner products; the same
 
 
+Paid: TypeAlias = Callable[[int, str], bool]  # whether a budget has such a reservation, and of the job of this digest
+
+
 @dataclass(frozen=True, slots=True)
 class Release:
     """What leaves, before it does.
 
     ``dtype`` is that on the wire. ``taint`` says what it was computed from; only software that has tracked it may say
-    less than ``private``. ``ledger_ids`` are the budget records that paid for it. ``readers`` are those who can open
-    this tensor, where they are not all who can open its message.
+    less than ``private``. ``ledger_ids`` are reservations of the data set's budget (budget.py) that paid for it, of
+    what is ``dp`` and of nothing else. ``readers`` are those who can open this tensor, where they are not all who can
+    open its message.
     """
 
     part: str
@@ -59,3 +63,18 @@ class Release:
 def own_part(releases: Sequence[Release]) -> str:
     """The part of a padded or rotated message, which is one of its own; empty for any other message."""
     return next((release.part for release in releases if release.form in (PADDED, ROTATED)), "")
+
+
+def nothing_paid(_: int, __: str) -> bool:
+    """Of a silo whose data set has no budget."""
+    return False
+
+
+def unpaid(releases: Sequence[Release], job_digest: str, paid: Paid) -> Iterator[str]:
+    """Why what is ``dp`` was not paid for by this very job, reservation by reservation."""
+    for release in releases:
+        if release.taint == "dp" and not release.ledger_ids:
+            yield f"tensor {release.part}/{release.name} is dp, and names no reservation that paid for it"
+    for number in sorted({number for release in releases for number in release.ledger_ids}):
+        if not paid(number, job_digest):
+            yield f"reservation {number} is said to have paid for it; the data set's budget has no such one of this job"

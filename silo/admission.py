@@ -26,6 +26,7 @@ from ..security.round_spec import Terms
 from .config import SiloConfig
 from .declared import Declared, Records
 from .payload import given_releases, readers_of_message
+from .private_jobs import check_signed, privacy_objections
 
 TRUSTED = "non-colluding-coordinator"  # secure_aggregation.trust
 
@@ -41,6 +42,7 @@ class Admitted:
     test: Dataset
     weights: Mapping[str, Tensors]  # by part
     digests: Mapping[str, str]  # of their files, SHA-256 in hex
+    public: frozenset[str] = frozenset()  # parts whose weights were trained on none of this silo's records
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,11 @@ def read_job(signed: bytes, roster: Roster, origin: str = "the offered job") -> 
         document = verify_document(envelope, roster, Role.OPERATOR, JOB)
     except (LocalError, PeerError) as error:
         raise RefusedError(coordinator, "JOB_SIGNATURE", str(error)) from error
-    # (2) Our code gives the same schema: same method, model and versions.
+    # (2) Our code gives the same schema: same method, model and versions; and what it spends is what it says.
     try:
-        return Job.from_document(document, origin), envelope["signer"]
+        job = Job.from_document(document, origin)
+        check_signed(job)
+        return job, envelope["signer"]
     except LocalError as error:
         raise RefusedError(coordinator, "JOB_INVALID", str(error)) from error
 
@@ -264,8 +268,8 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
     job, signer = read_job(signed, roster)
     # (3) We are one of its silos.
     check_member(job, silo, roster)
-    # (4) The policy agrees to how blind it is, and allows all that any of its rounds gives.
-    if objections := sum_objections(job, policy, roster):
+    # (4) The policy agrees to what it spends and to how blind it is, and allows all that any of its rounds gives.
+    if objections := (*privacy_objections(job, policy), *sum_objections(job, policy, roster)):
         raise RefusedError(coordinator, "POLICY", "; ".join(objections))
     for outflow in outflows(job, roster, policy):
         if not outflow.decision.allow:
@@ -279,14 +283,16 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
         train, test = split(records, key, config.data.test_fraction)
         check_training(job, train, silo, where)
         # (6) So do the weights that we bring along.
+        own_weights = {
+            own.part: own for own in config.weights if any(fnmatch.fnmatchcase(job.name, each) for each in own.jobs)
+        }
         loaded = {
-            own.part: load_weights(own.file, job.method(), silo, own.part, own.sha256)
-            for own in config.weights
-            if any(fnmatch.fnmatchcase(job.name, pattern) for pattern in own.jobs)
+            part: load_weights(own.file, job.method(), silo, part, own.sha256) for part, own in own_weights.items()
         }
     except LocalError as error:
         raise RefusedError(coordinator, "DATA", str(error)) from error
     weights = {part: tensors for part, (tensors, _) in loaded.items()}
     digests = {part: digest for part, (_, digest) in loaded.items()}
+    public = frozenset(part for part, own in own_weights.items() if own.public)
     declared = Declared.of(parse_json(signed, "the offered job")["document"], Records(len(train), len(test)))
-    return Admitted(job, declared, signer, train, test, weights, digests)
+    return Admitted(job, declared, signer, train, test, weights, digests, public)

@@ -7,17 +7,29 @@ import re
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from .. import log
 from ..algorithms.fit import counts_by_class
-from ..errors import CancelledError, LocalError, PeerError, RefusedError, StaddleError, UnwritableError
+from ..algorithms.job import Job
+from ..algorithms.privacy import job_spends, signed_sigma
+from ..errors import (
+    CancelledError,
+    ExhaustedError,
+    LocalError,
+    PeerError,
+    RefusedError,
+    StaddleError,
+    UnwritableError,
+)
 from ..proto import federation_pb2 as pb
 from ..security.identity import ID_PATTERN, Keys
 from ..security.policy import Policy
 from ..security.roster import Roster
 from .admission import Admitted, admit, checked_cohort
-from .blind import REFUSED, Payload
+from .blind import REFUSED
 from .blind_rounds import BlindRounds, Local
+from .bundle import Bundle
 from .config import SiloConfig
 from .delivery import Delivered
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
@@ -49,6 +61,10 @@ from .state import JobFolder, split_key
 from .trainer import Trainer
 from .work import Work
 
+if TYPE_CHECKING:
+    from ..algorithms.account import PrivateSilo
+    from .budgets import DatasetBudget
+
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
 BARRING = ("PROTOCOL_VERSION", "ROSTER", "IDENTITY")  # trying again does not cure these
@@ -60,13 +76,23 @@ PAUSE_SECONDS = 0.5  # after what led to nothing: a coordinator does not set our
 class Agent:
     """One silo at one coordinator."""
 
-    def __init__(self, config: SiloConfig, silo: str, roster: Roster, policy: Policy, gate: Gate, keys: Keys) -> None:
-        """``keys`` are the silo's own."""
+    def __init__(
+        self,
+        config: SiloConfig,
+        silo: str,
+        roster: Roster,
+        policy: Policy,
+        gate: Gate,
+        keys: Keys,
+        budget: "DatasetBudget | None" = None,
+    ) -> None:
+        """``keys`` are the silo's own; ``budget`` is of its data set, where the policy sets one."""
         self._config = config
         self._silo = silo
         self._roster = roster
         self._policy = policy
         self._gate = gate
+        self._budget = budget
         self._group_keys = GroupKeys(roster, keys, gate, config.directory / "jobs")
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._trainer = Trainer()
@@ -192,13 +218,21 @@ class Agent:
     def _admit(self, signed: bytes) -> Admitted:
         admitted = self._checked(signed)
         try:
+            self._check_room(admitted.job)
             self._folder(admitted.job.name).check_new(signed)
             if admitted.job.keyed:
                 self._group_keys.check_new(admitted.job)
                 self._mixed(admitted.job.name).check_begun(admitted.job, self._gate.contributed(admitted.job))
+        except ExhaustedError as error:
+            raise RefusedError(self._roster.coordinator.id, "POLICY", str(error)) from error
         except LocalError as error:
             raise RefusedError(self._roster.coordinator.id, "JOB_INVALID", str(error)) from error
         return admitted
+
+    def _check_room(self, job: Job) -> None:
+        """ExhaustedError unless what is left of the budget covers all of a new job, interrupted rounds included."""
+        if job.privacy is not None and self._budget is not None:
+            self._budget.check_room(job, job_spends(job, signed_sigma(job)))
 
     def _checked(self, signed: bytes) -> Admitted:
         key = split_key(self._config.directory)
@@ -235,6 +269,9 @@ class Agent:
                 raise
             except DeniedError as error:
                 await self._give_up(asked, "POLICY", error)
+            except ExhaustedError as error:  # nothing was trained, nothing leaves; what comes down is taken further
+                log.problem("budget.exhausted", job=asked.job, round=asked.round, why=str(error))
+                await self._give_up(asked, "BUDGET", error)
             except LocalError as error:
                 await self._give_up(asked, "TRAINING", error)
             except MemoryError as error:  # of what the gate makes of a round; training has its own (trainer.py)
@@ -254,8 +291,8 @@ class Agent:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
         goes_on = self._blind.goes_on(job.digest, round_)
-        payload: Payload | None = None if goes_on else await asyncio.to_thread(folder.outbox, round_)
-        over = payload is None and not goes_on and round_ < folder.rounds_done
+        bundle: Bundle | None = None if goes_on else await asyncio.to_thread(folder.outbox, round_)
+        over = bundle is None and not goes_on and round_ < folder.rounds_done
         if folder.finished or round_ >= job.length or over:
             raise RefusedError(
                 self._roster.coordinator.id,
@@ -265,32 +302,44 @@ class Agent:
             )
         if admitted.declared.bounds is not None:
 
-            async def trained(delivered: Delivered) -> Payload:
-                return payload if payload is not None else await self._train(admitted, asked, delivered)
+            async def trained(delivered: Delivered) -> Bundle:
+                return bundle if bundle is not None else await self._train(admitted, asked, delivered)
 
             local = Local(folder.path, trained, partial(self._work(admitted).own, asked.counted))
             await self._blind.take_part(admitted, round_, cohort, local, WAITING)
             log.event("round.given", job=job.name, round=round_)
             return
-        if payload is None:
+        if bundle is None:
             delivered = await self._gate.fetch(job, round_)
-            payload = await self._train(admitted, asked, delivered)
+            bundle = await self._train(admitted, asked, delivered)
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # told again: we set the pace
-        await self._gate.give(admitted.declared, round_, payload, cohort)
+        await self._gate.give(admitted.declared, round_, bundle, cohort)
         log.event("round.given", job=job.name, round=round_)
 
-    async def _train(self, admitted: Admitted, asked: Asked, delivered: Delivered) -> Payload:
+    async def _train(self, admitted: Admitted, asked: Asked, delivered: Delivered) -> Bundle:
         began = time.monotonic()
         train = self._work(admitted).train
-        payload = await self._trainer.run(train, asked.round, asked.counted, delivered.tensors)
+        bundle = await self._trainer.run(train, asked.round, asked.counted, delivered.tensors)
         seconds = round(time.monotonic() - began, 3)
         log.event("round.trained", job=admitted.job.name, round=asked.round, seconds=seconds)
-        return payload
+        return bundle
 
     def _work(self, admitted: Admitted) -> Work:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
-        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled)
+        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled, self._private(admitted.job))
+
+    def _private(self, job: Job) -> "PrivateSilo | None":
+        """What a private job takes beside a plain one."""
+        if job.privacy is None:
+            return None
+        from ..algorithms.account import PrivateSilo  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
+        from ..security.noise import Randomness  # noqa: PLC0415
+        from .account import JobAccount  # noqa: PLC0415
+
+        if self._budget is None:  # admission refuses it
+            raise LocalError(f"job {job.name!r} spends on a data set without a budget; this is a bug in Staddle")
+        return PrivateSilo(JobAccount(self._budget, job, self._folder(job.name)), Randomness)
 
     @contextlib.asynccontextmanager
     async def _beating(self, job: str, round_: int) -> AsyncIterator[None]:

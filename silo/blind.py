@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from .. import log
 from ..algorithms.job import Job
 from ..errors import RefusedError
@@ -43,12 +41,12 @@ from ..security.secagg_silo_events import (
     Streamed,
     Upload,
 )
+from .bundle import Bundle
 from .declared import Declared
 from .egress import DeniedError, TurnedAwayError
 from .outgoing import Masking, streamed_of
 from .secure_records import SecureRecords
 
-Payload = Mapping[str, Mapping[str, Tensor]]
 Pads = Callable[[RoundSpec], Mapping[int, Term]]
 PAUSE_SECONDS = 0.5  # after an answer without a message that came at once: a coordinator does not set our pace
 MOST_IDLE = 300  # messages of one round that lead to nothing, at our full pace
@@ -70,7 +68,7 @@ class Door(Protocol):
         """Give a message."""
         ...
 
-    async def give_masked(self, declared: Declared, round_: int, payload: Payload, masking: Masking) -> Streamed:
+    async def give_masked(self, declared: Declared, round_: int, bundle: Bundle, masking: Masking) -> Streamed:
         """Give the masked upload."""
         ...
 
@@ -78,7 +76,7 @@ class Door(Protocol):
 class Before(Protocol):
     """What leaves before the masked upload."""
 
-    async def give(self, payload: Payload) -> None:
+    async def give(self, bundle: Bundle) -> None:
         """Until the coordinator has all of it; what it has is not given again."""
         ...
 
@@ -97,7 +95,7 @@ class Doing:
 
 
 class BlindRound:
-    """The sums of one round; ``training`` gives what the round gives, part by part."""
+    """The sums of one round; ``training`` gives what the round gives."""
 
     def __init__(
         self,
@@ -107,7 +105,7 @@ class BlindRound:
         keeper: Keeper,
         job: Job,
         declared: Declared,
-        training: "asyncio.Task[Payload]",
+        training: "asyncio.Task[Bundle]",
         before: Before | None = None,
         key: bytes = b"",
         pads: Pads = no_pads,
@@ -306,17 +304,18 @@ class BlindRound:
         state = self._state
         if state is None or state.ctx != attempt.ctx or state.stage != "uploading":
             return  # it ended meanwhile
-        payload = await asyncio.shield(self._training)
+        bundle = await asyncio.shield(self._training)
         if self._before is not None:
-            await self._before.give(payload)
+            await self._before.give(bundle)
         members = tuple(dealing.dealer for dealing in state.dealings)
         pads = self._pads(state.spec)
-        masking = Masking(state.spec, state.silo, upload.terms, members, self._declared.records.train, self._key, pads)
+        records = self._declared.records.train if self._declared.records else None
+        masking = Masking(state.spec, state.silo, upload.terms, members, records, self._key, pads)
         if self._uploaded == attempt.ctx:
-            streamed = await asyncio.to_thread(streamed_of, self._declared, self.round, payload, masking)
+            streamed = await asyncio.to_thread(streamed_of, self._declared, self.round, bundle, masking)
         else:
             try:
-                streamed = await self._door.give_masked(self._declared, self.round, payload, masking)
+                streamed = await self._door.give_masked(self._declared, self.round, bundle, masking)
             except RefusedError as error:
                 if error.code not in (REFUSED, CLOSED):
                     raise

@@ -16,7 +16,8 @@ from ..security.roster import Roster
 from ..security.secagg_silo import Party
 from ..security.signers import Signers
 from .admission import Admitted, asked_of_rows
-from .blind import BlindRound, Pads, Payload, no_pads
+from .blind import BlindRound, Pads, no_pads
+from .bundle import Bundle
 from .delivery import Delivered
 from .directed_rows import AnyRows, DirectedRows
 from .egress import Gate, TurnedAwayError, UnreachableError
@@ -28,7 +29,7 @@ from .secure_memory import MemoryFiles
 from .sharing import Sharing
 from .sums import Sums
 
-Train = Callable[[Delivered], Coroutine[Any, Any, Payload]]
+Train = Callable[[Delivered], Coroutine[Any, Any, Bundle]]
 
 
 @dataclass(frozen=True)

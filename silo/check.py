@@ -73,7 +73,7 @@ def _config(path: Path) -> tuple[SiloConfig, str]:
 
 
 def _policy(config: SiloConfig) -> tuple[Policy, str]:
-    policy = policies.load(config.policy)
+    policy = policies.load(config.policy, config.dataset)
     rules = len(policy.file.allow)
     said = f"{rules} rules" if rules else "no rule, so nothing may leave and every job is declined"
     return policy, f"{config.policy}: {said}; sha256 {policy.digest[:12]}…"

@@ -8,6 +8,7 @@
     keys = "keys"
     roster = "roster.json"
     policy = "policy.toml"
+    dataset = "data"                  # whose [dataset.NAME] of the policy these data are, and whose privacy budget
     log = "text"                      # or "json"
 
     [trust]                           # pinned by hand: a swapped roster file is noticed
@@ -28,6 +29,7 @@
     part = "supervisor"
     file = "transformer.safetensors"
     sha256 = "..."                    # optional
+    public = false                    # true: trained on none of the records here; else a private job keeps it in
 
     [metrics]                         # optional: Prometheus metrics, on loopback only
     listen = "127.0.0.1:9465"
@@ -41,6 +43,8 @@ import pydantic
 from ..algorithms import sources
 from ..files import Strict, read_toml
 from ..metrics import MetricsConfig
+from ..security.policy import DATASET
+from ..security.policy_file import DatasetName
 from ..security.roster import Pins
 
 
@@ -57,6 +61,7 @@ class Weights(Strict):
     part: str
     file: Path
     sha256: str | None = pydantic.Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+    public: bool = pydantic.Field(default=False, strict=True)
 
 
 class SiloConfig(Strict):
@@ -68,6 +73,7 @@ class SiloConfig(Strict):
     keys: Path
     roster: Path
     policy: Path
+    dataset: DatasetName = DATASET
     log: Literal["text", "json"] = "text"
     trust: Pins
     data: sources.Source

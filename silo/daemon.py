@@ -1,24 +1,32 @@
 """Start and stop of the agent: configuration, roster, keys, policy, ledger, signals."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from .. import log, metrics
 from ..algorithms import sources
 from ..errors import LocalError
 from ..security import policy as policies
 from ..security import roster as rosters
-from ..security.identity import Role, load_keys
+from ..security.identity import Keys, Role, load_keys
 from ..security.ledger import Ledger
 from ..security.ledger_audit import LEDGER
 from ..security.lock import locked
+from ..security.policy import Policy
+from ..security.release import nothing_paid
+from ..security.roster import Roster
 from .agent import Agent
 from .config import SiloConfig
 from .egress import Gate, checked_address, open_client
 from .witness import HEADS, Witness
+
+if TYPE_CHECKING:
+    from .budgets import DatasetBudget
 
 
 async def serve(config: SiloConfig) -> None:
@@ -34,7 +42,7 @@ async def serve(config: SiloConfig) -> None:
             f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is no silo of roster version {roster.version}; "
             "have its entry.json added and the roster signed"
         )
-    policy = policies.load(config.policy)
+    policy = policies.load(config.policy, config.dataset)
     sources.check_present(config.data)
     ledger_folder = config.directory / LEDGER
     ledger_folder.mkdir(parents=True, exist_ok=True)
@@ -44,18 +52,34 @@ async def serve(config: SiloConfig) -> None:
         ledger.start(f"staddle {version('staddle')}", rosters.digest(roster), policy.digest)
         ledger.put_in_force(policy.digest, policy.text)
         witness = Witness(ledger, roster, keys, config.directory / HEADS)
-        gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness)
-        agent = Agent(config, entry.id, roster, policy, gate, keys)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, agent.stop)
-        log.event("started", silo=entry.id, roster=roster.version, policy=policy.digest)
-        with metrics.served(config.metrics, "silo", metrics.SILO, lambda: gauges(agent, ledger)):
-            barred = await agent.run()
+        with _budget(config, policy, ledger, roster, keys) as budget:
+            paid = budget.paid if budget else nothing_paid
+            gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness, paid)
+            agent = Agent(config, entry.id, roster, policy, gate, keys, budget)
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, agent.stop)
+            log.event("started", silo=entry.id, roster=roster.version, policy=policy.digest)
+            with metrics.served(config.metrics, "silo", metrics.SILO, lambda: gauges(agent, ledger)):
+                barred = await agent.run()
         ledger.stop("barred" if barred else "asked to stop")
     log.event("stopped")
     if barred:
         raise LocalError(f"the coordinator bars this silo: {barred}")
+
+
+@contextlib.contextmanager
+def _budget(
+    config: SiloConfig, policy: Policy, ledger: Ledger, roster: Roster, keys: Keys
+) -> Iterator["DatasetBudget | None"]:
+    """The privacy budget of the silo's data set; None where the policy sets none, so that private jobs are declined."""
+    if policy.budget is None:
+        yield None
+        return
+    from . import budgets  # noqa: PLC0415 opacus takes two seconds that silos of plain jobs need not
+
+    with budgets.opened(config.directory, policy, ledger, roster.federation, keys) as budget:
+        yield budget
 
 
 def gauges(agent: Agent, ledger: Ledger) -> Iterator[metrics.Gauge]:

@@ -22,7 +22,7 @@ from ..security.mix_line import mix_group
 
 @dataclass(frozen=True)
 class Records:
-    """How many records this silo has for a job."""
+    """How many records this silo has for a job in which this may show."""
 
     train: int
     test: int
@@ -36,7 +36,7 @@ class Declared:
     digest: str  # SHA-256 of the canonical document, hex
     method: str
     phases: tuple[tuple[int, tuple[Item, ...]], ...]  # (first round, what each of its rounds gives), the end among them
-    records: Records
+    records: Records | None  # None of a private job: nothing that is done in it depends on how many there are
     bounds: Bounds | None = None  # of the values of a blind job; None: what leaves, leaves in the clear
     parts: tuple[tuple[int, tuple[Part, ...]], ...] = ()  # the same phases, as the parts of a blind job
     silos: tuple[str, ...] = ()  # of a blind job
@@ -44,11 +44,12 @@ class Declared:
     @classmethod
     def of(cls, document: Mapping[str, Any], records: Records) -> Self:
         """Read a document that has been verified and is as our own code writes it."""
+        own = None if document["privacy"] else records
         starts, given = zip(*((phase["from_round"], phase["up"]) for phase in document["schema"]), strict=True)
         name, method, said = document["name"], document["method"]["name"], document["security"]
         digest = sha256(canonical_json(document)).hexdigest()
         if said["secure_aggregation"] == "off":
-            return cls(name, digest, method, tuple(zip(starts, map(_sent, given), strict=True)), records)
+            return cls(name, digest, method, tuple(zip(starts, map(_sent, given), strict=True)), own)
         parts = [tuple(map(_blind, up)) for up in given]
         phases = tuple(zip(starts, map(gift_items, parts), strict=True))
         hidden = for_silos(said["audience"], document["schema"])
@@ -58,11 +59,16 @@ class Declared:
             digest,
             method,
             phases,
-            records,
+            own,
             limits,
             tuple(zip(starts, parts, strict=True)),
             tuple(document["silos"]),
         )
+
+    @property
+    def private(self) -> bool:
+        """Whether the signed document has a [privacy] table."""
+        return self.records is None
 
     def items(self, round_: int) -> tuple[Item, ...]:
         """All that this round gives to the gate, in wire order; LocalError for a round that the job does not have.

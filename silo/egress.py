@@ -4,11 +4,13 @@ What a round gives passes numbered checks, each of which can stop it, and two re
 that they describe count for anything (SECURITY.md rule 27):
 
 (1) it is exactly what the signed document declares, and from here on the gate's own copy; (2) every value is finite and
-within its bounds; (3) weights and metrics count no more records than there are; (4) the policy allows every tensor, its
-readers, each part's norm, the round's bytes and its attempts; (5) INTENT is durable; (6) the bytes go, hashed as they
-go; (7) DIGEST is durable; (8) END makes the message count; (9) OUTCOME.
+within its bounds; (3) weights and metrics count no more records than there are, unless the job is private and they are
+noisy; (4) the policy allows every tensor, its readers, what it was computed from, each part's norm, the round's bytes
+and its attempts; (5) what is differentially private was paid for out of the data set's budget, by this very job;
+(6) INTENT is durable; (7) the bytes go, hashed as they go; (8) DIGEST is durable; (9) END makes the message count;
+(10) OUTCOME.
 
-Where the connection breaks between (5) and (9), the INTENT stays open until the coordinator was asked (outcomes.py).
+Where the connection breaks between (6) and (10), the INTENT stays open until the coordinator was asked (outcomes.py).
 The next attempt is an INTENT of its own, over the bytes that the coordinator does not have. So every byte on the wire
 is declared by the intent that it goes under, twice where it goes twice. The policy's limit of a round's bytes is of
 their sum; that of its attempts ends what could go on for ever in pieces of a few bytes.
@@ -24,7 +26,7 @@ a method can write anything into the tensors that it may give (docs/wire.md).
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 from google.protobuf.message import Message
@@ -51,10 +53,11 @@ from ..security.identity import Keys
 from ..security.ledger import Ledger
 from ..security.policy import Policy
 from ..security.records import Applied, Payload, Peer
-from ..security.release import own_part
+from ..security.release import Paid, nothing_paid, own_part, unpaid
 from ..security.sealing import Sealed
 from ..security.secagg_silo_events import Streamed
 from . import delivery
+from .bundle import Bundle, tainted
 from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
 from .control import Control
 from .declared import Declared
@@ -97,13 +100,21 @@ class Gate:
     """Holds the client; nobody else does."""
 
     def __init__(
-        self, client: Client, ledger: Ledger, policy: Policy, roster: rosters.Roster, witness: Witness
+        self,
+        client: Client,
+        ledger: Ledger,
+        policy: Policy,
+        roster: rosters.Roster,
+        witness: Witness,
+        paid: Paid = nothing_paid,
     ) -> None:
+        """``paid`` knows the reservations of the privacy budget of this silo's data set."""
         self._client = client
         self._witness = witness
         self._ledger = ledger
         self._policy = policy
         self._roster = roster
+        self._paid = paid
         self._session = b""
         self._attended = 0  # witness tasks of this session
         self._denied: tuple[str, int, tuple[str, ...]] | None = None  # job digest, round and reasons of the last denial
@@ -216,47 +227,43 @@ class Gate:
 
     # What a round gives.
 
-    async def give(
-        self, declared: Declared, round_: int, payload: Mapping[str, Mapping[str, Tensor]], cohort: Sequence[str]
-    ) -> None:
+    async def give(self, declared: Declared, round_: int, bundle: Bundle, cohort: Sequence[str]) -> None:
         """Let one round's bundle out; DeniedError, LocalError or PeerError say what held it back, or went wrong.
 
         ``cohort`` are the ids of the round's silos, sorted.
         """
         if declared.bounds is not None:
             raise LocalError(f"job {declared.job!r} wants secure aggregation; nothing of it leaves in the clear")
-        items, values = await self._checked(declared, round_, payload)
+        items, values = await self._checked(declared, round_, bundle)
         outgoing = plain(items, values, readers_of(self._roster))
-        await self._send(declared, round_, outgoing, self._norms(items, values), cohort)
+        await self._send(declared, round_, bundle, outgoing, self._norms(items, values), cohort)
 
-    async def give_masked(
-        self, declared: Declared, round_: int, payload: Mapping[str, Mapping[str, Tensor]], masking: Masking
-    ) -> Streamed:
+    async def give_masked(self, declared: Declared, round_: int, bundle: Bundle, masking: Masking) -> Streamed:
         """Let one round's bundle out as the masked words of a secure sum; what was streamed, for its header."""
         away = masking.away
         if come := [silo for silo in away if silo in masking.spec.cohort]:
             raise LocalError(f"rows for {', '.join(come)}, who are in the cohort themselves; nothing leaves")
         parts, own = declared.groups(round_, away)
-        items, values = await self._checked(declared, round_, payload, parts)
+        items, values = await self._checked(declared, round_, bundle, parts)
         # (3b) The sum is over what the signed document declares.
         if (asked := tuple(map(unscaled, masking.spec.groups))) != own:
             raise LocalError(f"a secure sum of groups {asked}, the signed job declares {own}; nothing leaves")
         outgoing = await asyncio.to_thread(masked, parts, items, values, masking)
         cohort = masking.spec.cohort
-        digests = await self._send(declared, round_, outgoing, self._norms(items, values), cohort)
+        digests = await self._send(declared, round_, bundle, outgoing, self._norms(items, values), cohort)
         return Streamed(outgoing.size, digests.tensors[0], outgoing.tags())
 
     async def give_padded(
         self,
         declared: Declared,
         round_: int,
-        payload: Mapping[str, Mapping[str, Tensor]],
+        bundle: Bundle,
         padding: Padding,
         cohort: Sequence[str],
     ) -> Sent:
         """Let one part of a round's bundle out as the padded words of a Mix; what left, to be signed."""
         part = _hidden(declared, round_, padding.line.group.name, Mix)
-        items, values = await self._checked(declared, round_, payload, (part,))
+        items, values = await self._checked(declared, round_, bundle, (part,))
         # (3b) The line is what the signed document declares, and the version is this silo's, of this round.
         line, version = padding.line, padding.version
         bound = (line.job, line.job_digest, line.group, version.silo, version.round)
@@ -264,35 +271,35 @@ class Gate:
         if bound != own:
             raise LocalError(f"a padded upload bound to {bound}, the signed job declares {own}; nothing leaves")
         made = await asyncio.to_thread(PaddedPart, part, values, padding)
-        return made.sent(await self._send(declared, round_, made.outgoing, self._norms(items, values), cohort))
+        return made.sent(await self._send(declared, round_, bundle, made.outgoing, self._norms(items, values), cohort))
 
     async def give_rotated(
         self,
         declared: Declared,
         round_: int,
-        payload: Mapping[str, Mapping[str, Tensor]],
+        bundle: Bundle,
         rotating: Rotating,
         cohort: Sequence[str],
     ) -> None:
         """Let one part of a round's bundle out as the rotated vectors of a Gram."""
         part = _hidden(declared, round_, rotating.use.group, Gram)
-        items, values = await self._checked(declared, round_, payload, (part,))
+        items, values = await self._checked(declared, round_, bundle, (part,))
         # (3b) The rotation is one for this part of this job and round.
         if (bound := (rotating.use.job, rotating.use.round)) != (own := (declared.digest, round_)):
             raise LocalError(f"vectors rotated for {bound}, the signed job declares {own}; nothing leaves")
         outgoing = await asyncio.to_thread(rotated, part, values, rotating)
-        await self._send(declared, round_, outgoing, self._norms(items, values), cohort)
+        await self._send(declared, round_, bundle, outgoing, self._norms(items, values), cohort)
 
     async def _checked(
         self,
         declared: Declared,
         round_: int,
-        payload: Mapping[str, Mapping[str, Tensor]],
+        bundle: Bundle,
         parts: Sequence[Part] | None = None,
     ) -> tuple[tuple[Item, ...], list[Tensor]]:
         """What is declared of these parts, all of the round's if there are none, and its values."""
         # (1) Exactly what the signed document declares; nobody else holds these copies.
-        items = declared.items(round_)
+        items, payload = declared.items(round_), bundle.tensors
         if parts is not None:
             own = {part.name for part in parts}
             others = {item.part for item in items} - own  # they leave in messages of their own
@@ -315,18 +322,24 @@ class Gate:
         self,
         declared: Declared,
         round_: int,
+        bundle: Bundle,
         outgoing: Outgoing,
         norms_of: Callable[[], dict[str, float] | None],
         cohort: Sequence[str],
     ) -> Digests:
+        if declared.private:  # what leaves of any other job is private, whatever is said of it
+            outgoing = replace(outgoing, releases=tainted(outgoing.releases, bundle))
         # (4) The policy allows it.
         offset = self._outcomes.offset(declared.digest, round_, outgoing.size, outgoing.context.hex())
         applied = await self._decide(declared, round_, outgoing, offset, await asyncio.to_thread(norms_of))
-        # (5) INTENT is durable.
+        # (5) What is differentially private was paid for, by this job.
+        if reasons := tuple(unpaid(outgoing.releases, declared.digest, self._paid)):
+            await self._deny(declared.job, declared.digest, round_, reasons)
+        # (6) INTENT is durable.
         intent = await asyncio.to_thread(self._intend, declared, round_, outgoing, offset, applied, cohort)
         for kind, left in bytes_by_kind(outgoing.releases, offset).items():
             log.event("leaving", job=declared.job, round=round_, kind=kind, bytes=left, intent=intent)
-        # (6) to (8): the bytes, the DIGEST record and the END frame.
+        # (7) to (9): the bytes, the DIGEST record and the END frame.
         sent = _Sent()
         manifest = tensor.Manifest(
             session=self._session,
@@ -355,7 +368,7 @@ class Gate:
             status = "open"
             raise
         finally:
-            # (9) OUTCOME; of what was on its way when the connection broke, once it is settled.
+            # (10) OUTCOME; of what was on its way when the connection broke, once it is settled.
             if status == "open":
                 self._outcomes.broke(intent, sent.size)
             else:
@@ -395,7 +408,7 @@ class Gate:
                 reasons=reasons,
             )
         self._denied = denied
-        raise DeniedError("the policy holds this round back: " + "; ".join(reasons))
+        raise DeniedError("this silo holds the round back: " + "; ".join(reasons))
 
     def _intend(
         self,
@@ -424,6 +437,7 @@ class Gate:
             cohort=cohort,
             secagg=outgoing.secagg,
             hidden=outgoing.hidden,
+            dataset=self._policy.dataset,
         ).seq
 
     async def _frames(

@@ -14,10 +14,8 @@ the same for the same vectors, and goes on after a restart too.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
-
-from torch import Tensor
 
 from .. import log
 from ..algorithms.exchange import Mix, Part
@@ -30,26 +28,25 @@ from ..security.one_upload import make_upload
 from ..security.pairwise import KEY_BYTES
 from ..security.rotation import digest_of
 from ..security.sealing import SECRET_BYTES
+from .bundle import Bundle
 from .declared import Declared
 from .mix_memory import Rotations
 from .outgoing_hidden import Padding, Rotating, Sent, sent_of, vectors_of
 from .payload import exactly
 from .sharing import Sharing
 
-Payload = Mapping[str, Mapping[str, Tensor]]
-
 
 class Door(Protocol):
     """What these uploads want of the gate."""
 
     async def give_padded(
-        self, declared: Declared, round_: int, payload: Payload, padding: Padding, cohort: Sequence[str]
+        self, declared: Declared, round_: int, bundle: Bundle, padding: Padding, cohort: Sequence[str]
     ) -> Sent:
         """Give the padded words of a part."""
         ...
 
     async def give_rotated(
-        self, declared: Declared, round_: int, payload: Payload, rotating: Rotating, cohort: Sequence[str]
+        self, declared: Declared, round_: int, bundle: Bundle, rotating: Rotating, cohort: Sequence[str]
     ) -> None:
         """Give the rotated vectors of a part."""
         ...
@@ -85,27 +82,27 @@ class HiddenUploads:
         self._begun: dict[str, Padding] = {}
         self._given: set[str] = set()
 
-    async def give(self, payload: Payload) -> None:
+    async def give(self, bundle: Bundle) -> None:
         """Until the coordinator has all of them, in the order of the job's parts."""
         for part in self._declared.hidden(self._round):
             if part.name in self._given:
                 continue
             if isinstance(part.exchange, Mix):
-                await self._give_padded(part, payload)
+                await self._give_padded(part, bundle)
             else:
-                await self._give_rotated(part, payload)
+                await self._give_rotated(part, bundle)
             self._given.add(part.name)
             log.event("round.part_given", job=self._sharing.job.name, round=self._round, part=part.name)
 
     # Padded.
 
-    async def _give_padded(self, part: Part, payload: Payload) -> None:
+    async def _give_padded(self, part: Part, bundle: Bundle) -> None:
         message = await asyncio.to_thread(self._signed, part)
         if message is None:
             if part.name not in self._begun:
                 self._begun[part.name] = await asyncio.to_thread(self._begin, part)
             padding = self._begun[part.name]
-            sent = await self._upload(part, payload, padding)
+            sent = await self._upload(part, bundle, padding)
             message = await asyncio.to_thread(self._sign, part, padding, sent)
         version = upload_from_wire(self._sharing.silo, message.upload).version
         await self._door.padded(version.context(self._sharing.line(part)), message)
@@ -137,17 +134,17 @@ class HiddenUploads:
         sharing.memory.save_versions(part.name, memory.began(version))
         return Padding(sharing.line(part), version, sharing.draw(SECRET_BYTES), sharing.key)
 
-    async def _upload(self, part: Part, payload: Payload, padding: Padding) -> Sent:
+    async def _upload(self, part: Part, bundle: Bundle, padding: Padding) -> Sent:
         ctx = padding.version.context(padding.line)
         if ctx in self._accepted:  # its receipt was lost with the connection
-            return await asyncio.to_thread(self._sent, part, payload, padding)
-        sent = await self._door.give_padded(self._declared, self._round, payload, padding, self._cohort)
+            return await asyncio.to_thread(self._sent, part, bundle, padding)
+        sent = await self._door.give_padded(self._declared, self._round, bundle, padding, self._cohort)
         self._accepted.add(ctx)
         return sent
 
-    def _sent(self, part: Part, payload: Payload, padding: Padding) -> Sent:
+    def _sent(self, part: Part, bundle: Bundle, padding: Padding) -> Sent:
         items = tuple(item for item in self._declared.items(self._round) if item.part == part.name)
-        return sent_of(part, exactly(items, {part.name: payload[part.name]}), padding)
+        return sent_of(part, exactly(items, {part.name: bundle.tensors[part.name]}), padding)
 
     def _sign(self, part: Part, padding: Padding, sent: Sent) -> pb.PaddedGiven:
         sharing, line, version = self._sharing, padding.line, padding.version
@@ -173,17 +170,17 @@ class HiddenUploads:
 
     # Rotated.
 
-    async def _give_rotated(self, part: Part, payload: Payload) -> None:
+    async def _give_rotated(self, part: Part, bundle: Bundle) -> None:
         ctx = self._sharing.rotation(part, self._round)
-        if await asyncio.to_thread(self._remember, part, payload, ctx):
+        if await asyncio.to_thread(self._remember, part, bundle, ctx):
             return
         if ctx not in self._accepted:
             use = use_of(self._sharing.job, part, self._round)
             rotating = Rotating(use, ctx, self._sharing.key)
-            await self._door.give_rotated(self._declared, self._round, payload, rotating, self._cohort)
+            await self._door.give_rotated(self._declared, self._round, bundle, rotating, self._cohort)
         await asyncio.to_thread(self._accept, part, ctx)
 
-    def _remember(self, part: Part, payload: Payload, ctx: bytes) -> bool:
+    def _remember(self, part: Part, bundle: Bundle, ctx: bytes) -> bool:
         """Remember these vectors before they leave; whether the coordinator has them.
 
         RefusedError or LocalError where others were rotated for this round.
@@ -191,7 +188,7 @@ class HiddenUploads:
         (spec,) = part.tensors
         kept = self._sharing.memory.rotations(part.name)
         self._check_kept(part, kept.memory.round)
-        memory = kept.memory.used(self._round, 0, digest_of(vectors_of(part, payload[part.name][spec.name])))
+        memory = kept.memory.used(self._round, 0, digest_of(vectors_of(part, bundle.tensors[part.name][spec.name])))
         if memory != kept.memory:
             self._sharing.memory.save_rotations(part.name, Rotations(memory=memory, given=kept.given))
         return kept.given == ctx.hex()

@@ -37,6 +37,7 @@ from ..security.round_spec import RoundSpec
 from ..security.secagg_silo_events import Streamed
 from ..security.silo_pads import silo_pads
 from ..security.tags import Tagger
+from .bundle import Bundle
 from .declared import Declared
 from .payload import exactly, masked_releases, readers_of_each, release_of
 
@@ -96,15 +97,15 @@ def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, .
 class Masking:
     """What a secure sum does to the values of a round.
 
-    Its specification, the masks of this silo, the members of U2, how many training records this silo has, and in a
-    keyed job the key that its silos share.
+    Its specification, the masks of this silo, the members of U2, how many training records this silo has, None in a
+    private job, and in a keyed job the key that its silos share.
     """
 
     spec: RoundSpec
     silo: str
     terms: tuple[Term, ...]
     members: tuple[str, ...]
-    records: int
+    records: int | None
     key: bytes = field(default=b"", repr=False)
     pads: Mapping[int, Term] = field(default_factory=dict)  # by group that the coordinator is not to read
 
@@ -150,7 +151,7 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
     gifts: list[Given] = []
     for part, own in zip(parts, spec.groups, strict=True):  # of a row a part comes again
         tensors = {each.name: by_name[part.name, each.name] for each in part.wire}
-        if own.weights == "public" and not is_row(own):
+        if own.weights == "public" and not is_row(own) and masking.records is not None:
             _check_declared(part.name, float(tensors[WEIGHT]), masking.records)
         gifts.append(given(part, own, tensors))
     clipped = check_given(spec, gifts)
@@ -184,7 +185,7 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
 def _check_declared(part: str, weight: float, records: int) -> None:
     """A sum by public weights takes the declared counts of records in place of the method's own: they are of one kind.
 
-    A count may be declared rounded, so it need not be the very number.
+    A count may be declared rounded, so it need not be the very number. The method of a private job knows a noisy one.
     """
     if weight != records:
         raise LocalError(
@@ -193,12 +194,10 @@ def _check_declared(part: str, weight: float, records: int) -> None:
         )
 
 
-def streamed_of(
-    declared: Declared, round_: int, payload: Mapping[str, Mapping[str, Tensor]], masking: Masking
-) -> Streamed:
+def streamed_of(declared: Declared, round_: int, bundle: Bundle, masking: Masking) -> Streamed:
     """What the masked upload of these values is, without sending it."""
     items = declared.items(round_)
-    outgoing = masked(declared.groups(round_, masking.away)[0], items, exactly(items, payload), masking)
+    outgoing = masked(declared.groups(round_, masking.away)[0], items, exactly(items, bundle.tensors), masking)
     digester = Digester(outgoing.sizes)
     for chunk in outgoing.chunks():
         digester.update(chunk.payload)

@@ -14,6 +14,7 @@ from ..algorithms.exchange import DTYPES, WEIGHT, Kind, Mix, Part, TensorSpec, a
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
+from ..files import MAX_SAFE_INTEGER
 from ..proto.blind import bounds, sum_groups, uploaded
 from ..proto.tensor_pb2 import Manifest
 from ..proto.wire import Item, check_manifest, delivered_items, given_items, tensor_from
@@ -94,8 +95,14 @@ def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str, reader: str) ->
 def given_releases(job: Job, round_: int) -> tuple[Release, ...]:
     """All that a silo gives in a round, in the form and the order in which it leaves.
 
-    Which silos are away is another matter in each round: rows are for any of the job's.
+    Which silos are away is another matter in each round: rows are for any of the job's. Of a private job it is as it is
+    meant to be, differentially private; what paid for it, and that it is so, is known in the round alone.
     """
+    releases = _given(job, round_)
+    return tuple(replace(each, taint="dp") for each in releases) if job.privacy else releases
+
+
+def _given(job: Job, round_: int) -> tuple[Release, ...]:
     parts = job.up(round_)
     if not job.security.required:
         return tuple(release_of(item) for item in given_items(parts))
@@ -177,23 +184,26 @@ def _shown(name: object) -> str:
     return text if text.isascii() and text.isprintable() else ascii(text)
 
 
-def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: Records) -> str:
+def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: Records | None) -> str:
     """Which value counts what this silo does not have; empty if none does.
 
-    A weight and an integer of kind COUNTS are whole numbers of training records; the metrics count test records.
+    A weight and an integer of kind COUNTS are whole numbers of training records; the metrics count test records. In a
+    private job, which has no ``records``, they are noisy: whole numbers that canonical JSON can hold.
     """
+    known = records or Records(MAX_SAFE_INTEGER, MAX_SAFE_INTEGER)
+    noisy = "" if records else " at most: the job is private, and its counts are noisy"
     metrics: dict[str, int] = {}
     for item, value in zip(items, values, strict=True):
         name = f"{item.part}/{item.spec.name}"
         if item.spec.name == WEIGHT or (item.kind is Kind.COUNTS and item.spec.dtype == "int64"):
             whole = value.double()
-            if not bool(((whole == whole.floor()) & ~torch.signbit(whole) & (whole <= records.train)).all()):
-                return f"{name} is no whole number from 0 to {records.train}, the training records of this silo"
+            if not bool(((whole == whole.floor()) & ~torch.signbit(whole) & (whole <= known.train)).all()):
+                return f"{name} is no whole number from 0 to {known.train}, the training records of this silo{noisy}"
         elif item.part == METRICS.name:
             metrics[item.spec.name] = int(value)
     tested = metrics.get("tested", 0)
-    if not 0 <= tested <= records.test:
-        return f"{METRICS.name}/tested is {tested}, this silo has {records.test} test records"
+    if not 0 <= tested <= known.test:
+        return f"{METRICS.name}/tested is {tested}, this silo has {known.test} test records{noisy}"
     for name, count in metrics.items():
         if not 0 <= count <= tested:
             return f"{METRICS.name}/{name} is {count}, of {tested} that were tested"

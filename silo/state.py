@@ -6,6 +6,7 @@
     <directory>/jobs/<job>/state-<n>.safetensors    personal parts after round n - 1: of the last round that was trained
                                                     here, and of the one before it that counted
     <directory>/jobs/<job>/outbox-<n>.safetensors   what the last of them gives; sent again, not trained again
+                                                    (bundle.py)
     <directory>/jobs/<job>/model.safetensors        the model that the silo keeps in the end
     <directory>/jobs/<job>/failed                   of a job that ended without its result; empty
     <directory>/jobs/<job>/report.json              accuracy by round, for the silo's own eyes
@@ -26,16 +27,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
-from torch import Tensor
-
 from ..algorithms.local_round import Report, state_from_bytes, state_to_bytes
 from ..algorithms.method import SiloState
 from ..errors import LocalError, UnwritableError
 from ..files import parse_json, read_bytes, unwritable, write_atomic, write_new
-
-Payload = Mapping[str, Mapping[str, Tensor]]
+from . import bundle
+from .bundle import Bundle
 
 
 @dataclass(frozen=True)
@@ -93,11 +90,10 @@ class JobFolder:
         kept = self.path / "job.json"
         return read_bytes(kept) if kept.exists() else None
 
-    def save_round(self, round_: int, counted: int, state: SiloState, payload: Payload) -> None:
+    def save_round(self, round_: int, counted: int, state: SiloState, given: Bundle) -> None:
         """Keep what a round trained and gives, and the state that it began from; all other states go."""
-        flat = {f"{part}/{name}": value for part, values in payload.items() for name, value in values.items()}
         outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
-        write_atomic(outbox, safetensors.torch.save(flat))
+        write_atomic(outbox, bundle.to_bytes(given))
         write_atomic(kept, state_to_bytes(state))
         for path in (*self.path.glob("outbox-*.safetensors"), *self.path.glob("state-*.safetensors")):
             if path not in (outbox, kept, self._state(counted)):
@@ -124,20 +120,12 @@ class JobFolder:
             )
         return state_from_bytes(path.read_bytes(), str(path))
 
-    def outbox(self, round_: int) -> dict[str, dict[str, Tensor]] | None:
+    def outbox(self, round_: int) -> Bundle | None:
         """What this round gives, if it is the one that was trained last."""
         path = self._outbox(round_ + 1)
         if not (path.exists() and self._state(round_ + 1).exists()):
             return None
-        payload: dict[str, dict[str, Tensor]] = {}
-        try:
-            tensors = safetensors.torch.load_file(path)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise LocalError(f"{path}: cannot read it: {error}; restore the silo's folder from a backup") from error
-        for flat, value in tensors.items():
-            part, _, name = flat.partition("/")
-            payload.setdefault(part, {})[name] = value
-        return payload
+        return bundle.read(path)
 
     def _state(self, rounds: int) -> Path:
         return self.path / f"state-{rounds}.safetensors"

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..algorithms.account import PrivateSilo
 from ..algorithms.exchange import PLAIN, Part, fits, laid_out
 from ..algorithms.local_round import final_round, local_round
 from ..algorithms.method import SiloState, initial_state
 from ..errors import LocalError
 from ..security.fixedpoint import Flat
 from .admission import Admitted
+from .bundle import Bundle
 from .outgoing_hidden import flat
 from .state import JobFolder
 
@@ -30,27 +32,48 @@ class Work:
     silo: str
     threads: int
     cancelled: Callable[[], bool]
+    private: PrivateSilo | None = None  # what pays for a private job
 
-    def train(self, round_: int, counted: int, delivered: Delivered) -> dict[str, dict[str, Tensor]]:
-        """Train a round and keep what came of it; what it gives, part by part."""
+    def train(self, round_: int, counted: int, delivered: Delivered) -> Bundle:
+        """Train a round and keep what came of it; what it gives."""
         torch.set_num_threads(self.threads)
         job, method = self.admitted.job, self.admitted.job.method()
         train, test = self.admitted.train, self.admitted.test
         state = self._state(counted)
-        outcome = local_round(method, job, state, round_, delivered, train, test, self.silo, cancelled=self.cancelled)
+        outcome = local_round(
+            method,
+            job,
+            state,
+            round_,
+            delivered,
+            train,
+            test,
+            self.silo,
+            cancelled=self.cancelled,
+            private=self.private,
+        )
         parts = {part.name: part for part in job.up(round_)}
         give = laid_out if job.security.required else PLAIN.give  # what the gate hides is given to it whole
-        payload = {name: give(parts[name], gift) for name, gift in outcome.gifts.items()}
-        self.folder.add_round(outcome.report, self._facts())  # first: if it cannot be kept, the round is trained again
-        self.folder.save_round(round_, counted, outcome.state, payload)
-        return payload
+        given = {name: give(parts[name], gift) for name, gift in outcome.gifts.items()}
+        bundle = Bundle(given, outcome.taints)
+        if self.private is None:
+            self.folder.add_round(outcome.report, self._facts())  # first: if it cannot be kept, it is trained again
+            self.folder.save_round(round_, counted, outcome.state, bundle)
+            return bundle
+        self.folder.save_round(round_, counted, outcome.state, bundle)  # first: what was paid for is not trained again
+        if outcome.spending is not None:
+            self.private.account.commit(outcome.spending)
+        self.folder.add_round(outcome.report, self._facts())
+        return bundle
 
     def finish(self, counted: int, delivered: Delivered) -> None:
         """Take the last results, evaluate, keep the model."""
         torch.set_num_threads(self.threads)
         job, train, test = self.admitted.job, self.admitted.train, self.admitted.test
         state = self._state(counted)
-        outcome = final_round(job.method(), job, state, delivered, train, test, self.silo, trained=counted > 0)
+        outcome = final_round(
+            job.method(), job, state, delivered, train, test, self.silo, trained=counted > 0, private=self.private
+        )
         self.folder.save_model(outcome.state)
         self.folder.finish(outcome.report, self._facts())
 
@@ -70,8 +93,10 @@ class Work:
         return flat(values)
 
     def _state(self, counted: int) -> SiloState:
-        method = self.admitted.job.method()
-        return self.folder.state(counted) or initial_state(method, self.silo, self.admitted.weights)
+        if (kept := self.folder.state(counted)) is not None:
+            return kept
+        public = None if self.private is None else self.admitted.public
+        return initial_state(self.admitted.job.method(), self.silo, self.admitted.weights, public)
 
     def _facts(self) -> dict[str, object]:
         """What the silo's own report says about the job and its data."""

@@ -1,11 +1,13 @@
 """Ledgers for tests: one key, one federation, and the folder's files by name."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from staddle.security.appendlog import AppendLog
+from staddle.security.checkpoint import Checkpoint
 from staddle.security.head import Signer
 from staddle.security.ledger import Ledger
 from staddle.security.records import Applied, Hidden, Payload, Peer, Secagg, TensorDigest
@@ -229,4 +231,33 @@ def keyed(path, key=KEY):
             protocol(ledger, "keys", 100, round_number=number, ctx=attempt)
             settle(ledger, intend_masked(ledger, secagg=secagg(ctx=attempt), round_number=number), MASKED_BYTES)
             open_sum(ledger, round_number=number, ctx=attempt)
+        return ledger.stop("asked to stop")
+
+
+# Private jobs.
+
+DP = (
+    replace(RELEASES[0], taint="dp", ledger_ids=(2, 4)),
+    replace(RELEASES[1], taint="dp", ledger_ids=(4,)),
+    replace(RELEASES[2], taint="public"),
+)
+
+
+def spend(ledger, size, epsilon, dataset="data", limit="8", root=None):
+    """A head of a data set's privacy budget."""
+    head = Checkpoint("staddle.example/lung/silo-a/privacy/data", size, root or bytes([size % 256]) * 32)
+    return ledger.privacy_head(dataset, head, epsilon=epsilon, delta="0.00001", limit=limit)
+
+
+def private(path, key=KEY):
+    """Two rounds of a private job, and what they cost; and another job of which all is private."""
+    with open_ledger(path, key=key) as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+        spend(ledger, 3, "0.2500")
+        spend(ledger, 5, "1.2500")
+        send(ledger, releases=DP, dataset="data")
+        spend(ledger, 7, "1.7500")
+        send(ledger, releases=(replace(DP[0], ledger_ids=(2, 6)), *DP[1:]), dataset="data", round_number=4)
+        spend(ledger, 3, "0.5000", "scans", limit="1.5")
+        send(ledger, job="j2", job_digest="cd" * 32)
         return ledger.stop("asked to stop")

@@ -142,6 +142,19 @@ def of_sum(name, /, **changes):
     return {**record, **fields[name], **changes}
 
 
+DP = [{**tensor, "taint": "dp"} for tensor in TENSORS[:2]] + TENSORS[2:]
+
+
+def head(size=9, root=HASH, dataset="data", **changes):
+    record = {"type": "privacy.head", "dataset": dataset, "size": size, "root": root}
+    return {**record, "epsilon": "3.4120", "delta": "0.00001", "limit": "8", **changes}
+
+
+def private(*ids, dataset="data", **changes):
+    """A message with tensors that are dp, paid by these reservations."""
+    return intent(**{"tensors": DP, "dp": {"dataset": dataset, "ids": list(ids)}, **changes})
+
+
 def digest(ref, **changes):
     tensors = [{"part": tensor["part"], "name": tensor["name"], "sha256": HASH} for tensor in TENSORS]
     return {

@@ -29,6 +29,7 @@ from staddle.security.identity import Keys, load_keys
 from staddle.security.ledger import Ledger
 from staddle.security.receipt import Receipt
 from staddle.security.roster import Roster
+from staddle.silo.bundle import Bundle
 from staddle.silo.declared import Declared, Records
 from staddle.silo.egress import Gate, UnreachableError
 from staddle.silo.witness import HEADS, Witness
@@ -78,7 +79,11 @@ class Made:
             text = text.replace(old, new)
         if added and "[secure_aggregation]" in text:  # in place of the one that was drafted
             text = text[: text.index("[secure_aggregation]")] + text[text.index("\n# '") :]
-        text += added
+        return self.parsed(text + added)
+
+    @staticmethod
+    def parsed(text):
+        """The policy of this text."""
         return policies.parse(text.encode(), "policy.toml")
 
 
@@ -265,7 +270,8 @@ class World:
         async def scenario():
             if not self.gate._session:
                 await self.gate.hello()
-            await self.gate.give(self.declared, round_, self.payload(round_) if payload is None else payload, SILOS)
+            given = self.payload(round_) if payload is None else payload
+            await self.gate.give(self.declared, round_, given if isinstance(given, Bundle) else Bundle(given), SILOS)
 
         asyncio.run(scenario())
 

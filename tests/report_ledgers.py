@@ -2,7 +2,7 @@
 
 import hashlib
 
-from ledgers import KEY, end_sum, open_ledger, protocol
+from ledgers import KEY, end_sum, open_ledger, protocol, spend
 
 from staddle.security.records import Applied, Payload, Peer, TensorDigest
 from staddle.security.release import Release
@@ -27,7 +27,7 @@ NASTY = (SCRIPT, QUOTES, CONTROL, LONG)
 RELEASES = (
     Release("model", "whole_model", "w", "float32", (10, 4), taint="private"),
     Release("model", "whole_model", "b", "float32", (4,), taint="public"),
-    Release("metrics", "metric", "correct", "int64", (), taint="dp"),
+    Release("metrics", "metric", "correct", "int64", ()),
 )
 BYTES = 160 + 16 + 8
 
@@ -109,6 +109,7 @@ def nasty(path):
         ledger.start(SCRIPT, HASH, HASH)
         for text in NASTY:
             peer = Peer(id=text, spki=HASH)
+            spend(ledger, 3, "1.5", text)
             control = ledger.control_open(text, peer, 100, 1000).seq
             ledger.job_accept(text, HASH, text)
             ledger.job_decline(text, HASH, text, [text, text])

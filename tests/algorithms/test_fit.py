@@ -9,6 +9,7 @@ from staddle.algorithms.data import Dataset
 from staddle.algorithms.exchange import all_finite
 from staddle.algorithms.fit import MOST_LISTED, check_records, check_training, counts_by_class
 from staddle.algorithms.models import ModelOptions, build
+from staddle.algorithms.privacy import PrivacyTable
 from staddle.algorithms.simulation import simulate
 from staddle.errors import LocalError
 
@@ -237,3 +238,5 @@ def test_records_of_other_classes_than_a_job_declares_are_refused(make_job, own)
     with pytest.raises(LocalError, match=said + r"most 5% may be; have the job signed with \[10, 20, 10\], or near it"):
         check_training(job, records, "a", "here")
     check_training(job, labelled([0] * 30 + [1] * 30), "b", "here")  # of another silo's records it says nothing
+    private = replace(job, privacy=PrivacyTable(epsilon=1.0, delta=1e-5, sample_rate=0.5, sigma="9"))
+    check_training(private, records, "a", "here")  # an answer would be a release of how many there are

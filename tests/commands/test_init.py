@@ -1,6 +1,7 @@
 import re
 import tomllib
 from itertools import pairwise
+from typing import get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -9,10 +10,12 @@ from typer.testing import CliRunner
 
 from staddle.algorithms.catalog import METHODS, method_class, method_options
 from staddle.algorithms.job import Job, JobFile
+from staddle.algorithms.privacy import signed_sigma
 from staddle.algorithms.sources import Npz
 from staddle.commands import examples
 from staddle.commands.main import app
 from staddle.commands.operations import OperatorConfig
+from staddle.commands.planning import planned
 from staddle.commands.settings import MODEL, SETTINGS
 from staddle.coordinator.config import CoordinatorConfig
 from staddle.errors import LocalError
@@ -27,6 +30,7 @@ FILES = [
     ("operator", (), OperatorConfig, 0o600),
     ("policy", (), PolicyFile, 0o644),
     *(("job", ("--method", method), JobFile, 0o644) for method in METHODS),
+    ("job", ("--method", "fedaims", "--private"), JobFile, 0o644),
 ]
 
 
@@ -58,14 +62,18 @@ def fields(model, path=()):
     for name, field in model.model_fields.items():
         inner = models(field.annotation)
         yield (*path, name), field, inner
+        named = ("*",) if get_origin(field.annotation) is dict else ()  # tables with names of their own
         for one in inner:
-            yield from fields(one, (*path, name))
+            yield from fields(one, (*path, name, *named))
 
 
 def at(document, path):
-    """What stands at a path; of repeated tables the first."""
+    """What stands at a path; of repeated tables the first, and of those with names of their own."""
     for key in path:
         document = document[0] if isinstance(document, list | tuple) else document
+        if key == "*" and isinstance(document, dict) and document:
+            document = next(iter(document.values()))
+            continue
         if not isinstance(document, dict) or key not in document:
             return PydanticUndefined
         document = document[key]
@@ -116,6 +124,13 @@ def test_a_job_example_can_be_signed_and_has_all_options_of_its_method(init, met
     checked = method_options(method, options)
     for name, field in model.model_fields.items():
         assert field.default is None or getattr(checked, name) == field.default
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_private_job_example_can_be_signed_too(init, method):
+    job = planned(Job.from_toml(init("job", "--method", method, "--private")), "f")
+    assert job.document()["privacy"]["epsilon"] == "8.0"
+    assert float(signed_sigma(job)) > 0.5
 
 
 def test_docstrings_are_read_from_the_options(init):

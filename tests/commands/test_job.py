@@ -1,9 +1,16 @@
+import json
+import re
+from decimal import Decimal
+
 import pytest
 from typer.testing import CliRunner
 
+from staddle.algorithms.job import Job
+from staddle.algorithms.privacy import job_spends
 from staddle.commands import local_federation
 from staddle.commands.job import app
 from staddle.errors import LocalError
+from staddle.security.accounting import cost
 
 JOB = """
 version = 1
@@ -101,4 +108,37 @@ def test_a_job_that_cannot_work_is_not_signed(sign, changes, said):
     result, out = sign(*changes)
     assert isinstance(result.exception, LocalError), (result.output, result.exception)
     assert said in str(result.exception)
+    assert not out.exists()
+
+
+PRIVATE = ("[training]", "[privacy]\nepsilon = 8\ndelta = 1e-5\nsample_rate = 0.1\n[training]")
+
+
+def test_the_noise_of_a_private_job_is_planned_where_it_is_signed(sign):
+    result, out = sign(PRIVATE)
+    assert result.exit_code == 0, result.exception
+    document = json.loads(out.read_text())["document"]
+    sigma = document["privacy"]["sigma"]
+    job = Job.from_document(document, "signed")
+    assert 7.9 < cost(job_spends(job, sigma), 1e-5) <= 8
+    assert cost(job_spends(job, str(Decimal(sigma) - Decimal("0.001"))), 1e-5) > 8
+    assert f"digest {job.digest}" in result.output
+    last = result.output.splitlines()[-1]
+    assert last.startswith(f"private: noise of {sigma} times the clip of 1, 50 steps at most, epsilon 7.9")
+    assert last.endswith(" of 8 at delta = 1e-05 of each silo's data set")
+    again, _ = sign((PRIVATE[0], PRIVATE[1].replace("[training]", f"sigma = '{sigma}'\n[training]")))
+    assert job.digest in again.output
+
+
+def test_noise_that_costs_more_than_the_job_may_is_not_signed(sign):
+    result, out = sign((PRIVATE[0], PRIVATE[1].replace("[training]", "sigma = '0.5'\n[training]")))
+    assert isinstance(result.exception, LocalError)
+    assert re.search(
+        r"job\.toml: \[privacy\] sigma = '0\.5' costs epsilon = [0-9.]+ at delta = 1e-05, and the job may cost 8.0; "
+        r"'0\.[0-9]{3}' would do, and left out it is planned",
+        str(result.exception),
+    )
+    result, out = sign((PRIVATE[0], PRIVATE[1].replace("epsilon = 8", "epsilon = 0.3")))
+    assert "job.toml: [privacy] no noise of its steps keeps the job within epsilon = 0.3" in str(result.exception)
+    assert "raise histogram_sigma, or epsilon" in str(result.exception)
     assert not out.exists()

@@ -4,7 +4,7 @@ from hashlib import sha256
 
 import pytest
 import typer
-from ledgers import first, keyed, open_ledger, summed
+from ledgers import first, keyed, open_ledger, private, summed
 from typer.testing import CliRunner
 
 from staddle.commands import keys, ledger, roster
@@ -215,6 +215,37 @@ def test_show_and_summary_tell_padded_and_rotated_parts(tmp_path):
         ("(message)", 2, 80, 0),
         ("(protocol)", 5, 1300, 0),
     ]
+
+
+def test_show_and_summary_tell_what_paid_and_what_it_cost(tmp_path):
+    private(tmp_path / "ledger")
+    shown = run("ledger", "show", tmp_path)
+    for cell in (
+        "sent; dp: model; public: metric; paid by 2, 4 of data set 'data'",
+        "sent; dp: model; public: metric; paid by 2, 4, 6 of data set 'data'",
+        "data set 'data': epsilon 1.7500 of 8 spent or reserved, at delta 0.00001",
+        "3 messages, 552 bytes",
+    ):
+        assert cell in shown
+    assert "private:" not in shown
+    assert "data set 'scans'" not in run("ledger", "show", tmp_path, "--job", "j2")
+    documents = json.loads(run("ledger", "show", tmp_path, "--json"))
+    assert [document["dp"] for document in documents if "dp" in document] == [
+        {"dataset": "data", "ids": [2, 4]},
+        {"dataset": "data", "ids": [2, 4, 6]},
+        None,
+    ]
+    assert [document["size"] for document in documents if document["type"] == "privacy.head"] == [3, 5, 7, 3]
+    told = run("ledger", "summary", tmp_path)
+    assert "data set 'data': epsilon 1.7500 of 8 spent or reserved, at delta 0.00001, as of record 6" in told
+    *rows, data, scans = json.loads(run("ledger", "summary", tmp_path, "--json"))
+    assert [(row["job"], row["part"], row["taint"], row["messages"], row["bytes"]) for row in rows] == [
+        ("j1", "model", "dp", 2, 352),
+        ("j1", "metric", "public", 2, 16),
+        ("j2", "model", "private", 1, 176),
+        ("j2", "metric", "private", 1, 8),
+    ]
+    assert (data["dataset"], data["epsilon"], scans["dataset"], scans["limit"]) == ("data", "1.7500", "scans", "1.5")
 
 
 def test_help_names_every_command():

@@ -147,8 +147,10 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     world.until(lambda: world.here.daemon.runs[0].state.round == 1)
     state = shown(world)
     assert [closed["members"] for closed in state["rounds"]] == [["north", "east"]]
-    world.here.run(south.answer("FAILED", 1, CODE))
-    assert shown(world)["failed"] == {"south": "DATA"}
+    world.here.run(south.answer("FAILED", 1, pb.ERROR_CODE_BUDGET))
+    assert shown(world)["failed"] == {"south": "BUDGET"}
+    failed = "failed     south BUDGET, its privacy budget is spent"
+    assert failed in world.call("show", "one").splitlines()
     for silo in (north, east):
         world.give(silo, 1, fill=3.0)
     world.until(lambda: world.here.daemon.runs[0].state.stage == "finishing")

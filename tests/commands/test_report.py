@@ -19,6 +19,7 @@ from ledgers import (
     intend_padded,
     keyed,
     open_ledger,
+    private,
     protocol,
     secagg,
     stored,
@@ -31,7 +32,6 @@ from staddle.commands import ledger as commands
 from staddle.commands import report, report_page, report_tables
 from staddle.commands.report_page import Sources
 from staddle.errors import LocalError
-from staddle.files import canonical_json
 from staddle.security import ledger_audit, ledger_overview, ledger_view
 from staddle.security import roster as rosters
 from staddle.security.checkpoint import Checkpoint
@@ -426,10 +426,9 @@ def test_policies_rules_denials_jobs_and_taints(path):
     assert "signed by operator-1" in jobs[2][1]
     assert "no rule has part 'labels'" in jobs[2][1]
     assert [row[:3] for row in page.section("8. Privacy")[1:]] == [
-        ["lung-1", "private", "7"],
+        ["lung-1", "private", "15"],
         ["lung-1", "public", "8"],
-        ["lung-1", "dp", "8"],
-        ["lung-3", "dp", "1"],
+        ["lung-3", "private", "1"],
     ]
     sessions = page.section("9. Sessions")
     assert [row[4:6] + row[8:] for row in sessions[1:3]] == [
@@ -520,21 +519,27 @@ def test_a_page_of_one_job_says_what_it_leaves_out(path):
         made(path, only="x")
 
 
-def test_fields_of_later_ledgers_are_shown(path):
-    verified = ledger_audit.verify(ledgers.full(path))
-
-    def later(line):
-        number = line.record.get("round", 0)
-        more = {"method": "fedavg", "dp": {"eps": f"{number}.5"}}
-        return replace(line, record={**line.record, **more})
-
-    records = [(later(line), record) for line, record in ledger_view.records(path)]
-    view = ledger_overview.view(verified, records)
-    page = Parsed(report.html(report_page.page(view, MADE, Sources())))
-    assert page.section("6. Jobs")[1][0] == "lung-1method fedavg"
-    said = words(page)
-    assert f"Job lung-1, by its last message: {canonical_json({'eps': '7.5'}).decode()}" in said
-    assert "No differential privacy is recorded" not in said
+def test_what_was_spent_is_shown_by_data_set_and_drawn_under_its_limit(path):
+    private(path)
+    page = parsed(path)
+    head, data, scans, taints, *rows = page.section("8. Privacy spent")
+    assert [row[0] for row in (head, data, scans, taints)] == ["Data set", "data", "scans", "Job"]
+    assert data[1:5] == ["1.7500", "8", "0.00001", "3"]
+    assert data[-1] == f"7 {'07' * 32}"
+    assert scans[1:5] == ["0.5000", "1.5", "0.00001", "1"]
+    assert [[row[0], row[1], row[2], row[-1]] for row in rows] == [
+        ["j1", "dp", "4", "data: 2, 4, 6"],
+        ["j1", "public", "2", "–"],
+        ["j2", "private", "3", "–"],
+    ]
+    pictures = [text(node) for node in page.all("desc")]
+    assert "Data set data: epsilon 1.7500 of 8 at delta 0.00001 after 3 heads" in pictures
+    assert "Data set scans: epsilon 0.5000 of 1.5 at delta 0.00001 after 1 heads" in pictures
+    first, second = (text(item) for item in page.all("li")[:2])
+    told = "it is 4 tensors differentially private, 2 public and 0 computed from records without noise (section 8)."
+    assert f"As the silo's software states, {told}" in first
+    assert "states" not in second
+    assert "No differential privacy is recorded" not in words(page)
 
 
 def test_cohorts_by_size_and_by_name(path, monkeypatch):

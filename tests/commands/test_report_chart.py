@@ -1,4 +1,5 @@
 from collections import Counter
+from decimal import Decimal
 from itertools import pairwise
 
 from hypothesis import given
@@ -7,6 +8,8 @@ from hypothesis import strategies as st
 from staddle.commands import report_chart as charts
 from staddle.commands.report_chart import ACROSS, LEFT, MAX_BARS, TOP, UP, by_date, by_round, patterns, stacked
 from staddle.commands.units import UNITS
+from staddle.security.ledger_overview import At
+from staddle.security.records import PrivacyHead
 
 LARGEST = 2**53 - 1
 names = st.sampled_from([f"part-{i}" for i in range(12)])
@@ -112,3 +115,34 @@ def test_labels_do_not_touch(count, length):
 def test_the_description_says_in_words_what_is_drawn():
     said = drawn([("0", {"a": 1000, "b": 24}), ("1", {"a": 2000})]).description
     assert said == "t: 3,024 bytes in 2 bars, at most 2,000 bytes in one; a 3,000 bytes, b 24 bytes"
+
+
+# What a privacy budget came to.
+
+
+def head(epsilon, limit="8", second=0):
+    record = PrivacyHead(dataset="data", size=3, root="ab" * 32, epsilon=epsilon, delta="0.00001", limit=limit)
+    return At(second, f"2026-11-20T21:30:{second % 60:02}.000000Z", record)
+
+
+@given(
+    st.lists(st.decimals(0, 9999, places=4), min_size=1, max_size=130),
+    st.decimals("0.0001", 1000, places=4),
+)
+def test_spending_is_drawn_on_the_scale_of_its_ticks_under_its_limit(spent, limit):
+    chart = charts.spending([head(format(each, "f"), format(limit, "f"), at) for at, each in enumerate(spent)])
+    *_, top = chart.ticks
+    end = Decimal(top.label)
+    assert top.at == TOP
+    assert end >= max(limit, *spent)
+    assert [tick.at for tick in chart.ticks] == sorted((tick.at for tick in chart.ticks), reverse=True)
+    assert len(chart.bars) <= MAX_BARS
+    assert abs((TOP + UP - chart.limit.at) - UP * float(limit / end)) < 0.02
+    assert abs(chart.bars[-1].height - UP * float(spent[-1] / end)) < 0.02  # the last is never left out
+    for bar in chart.bars:
+        assert abs(bar.y + bar.height - TOP - UP) < 0.02
+        assert bar.x >= LEFT
+        assert bar.x + bar.width <= LEFT + ACROSS + 0.02
+    assert int(chart.labels[-1].label) <= len(spent)
+    if len(spent) <= MAX_BARS:
+        assert len(chart.bars) == len(spent)

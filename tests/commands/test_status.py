@@ -101,6 +101,13 @@ def test_a_coordinators_jobs_stand_in_order_with_who_gave_and_who_is_missing(coo
     assert lines[5:] == [f"bad: {FAILED.reason}", "open: round, round 1: gave: a; missing: b; dropped: c (TRAINING)"]
 
 
+def test_who_has_no_privacy_budget_left_is_named_with_that(coordinator, database):
+    keep(database, replace(OPEN, failed={"c": "BUDGET"}))
+    said = "gave: a; missing: b; dropped: c (BUDGET, its privacy budget is spent)"
+    assert show(coordinator).splitlines()[-1].endswith(said)
+    assert read(coordinator)["jobs"][0]["dropped"] == {"c": "BUDGET"}
+
+
 def test_what_a_coordinator_passes_on_and_cannot_open_is_named(coordinator, database):
     keep(database, OPEN)
     words = {("words", part, ""): f"0.{part}.words" for part in ("model", "read", "coupling")}

@@ -853,6 +853,37 @@ def test_who_fails_drops_out_of_the_attempt_and_closes_nothing(event, code):
     assert task_for(state, "a") == RoundTask(0, SILOS, 0)
 
 
+def test_whose_privacy_budget_is_spent_is_out_of_all_attempts_of_the_round_and_asked_in_the_next():
+    state, _ = blind(*OPEN, Failed("a", 0, "BUDGET"))
+    assert (task_for(state, "a"), state.stage) == (None, "round")
+    for number in range(MOST_REFUSED + 1):  # another is away, and waited for
+        state, effects = run(state, Failed("c", 0, "lost"), SumFailed(0, number, "TOO_FEW"))
+        assert (state.failed, without_reports(effects)) == (
+            {"a": "BUDGET"},
+            (Gather(0, SILOS, number + 1, number + 1),),
+        )
+        assert [task_for(state, silo) for silo in SILOS] == [RoundTask(0, SILOS, 0), None, RoundTask(0, SILOS, 0)]
+    state, _ = run(state, Summed(0, SUM), Folded(0), Drawn(1, SILOS))
+    assert [task_for(state, silo) for silo in SILOS] == [
+        RoundTask(1, SILOS, counted) for counted in (1, 0, 1)
+    ]  # it goes on receiving
+
+
+def test_a_sum_that_needs_whose_privacy_budget_is_spent_is_not_tried_for_long():
+    state, _ = blind(*OPEN, Failed("a", 0, "BUDGET"))
+    for number in range(MOST_REFUSED):
+        assert (state.stage, task_for(state, "a")) == ("round", None)
+        state, _ = run(state, SumFailed(0, number, "TOO_FEW"))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert isinstance(task_for(state, "a"), FinishTask)
+
+
+def test_a_round_that_fails_for_a_privacy_budget_says_so():
+    state, _ = run(job(), *OPEN, *(Failed(silo, 0, "BUDGET") for silo in ("a", "b")), Given("c", 0, "dc"))
+    why = "BUDGET, its privacy budget is spent"
+    assert state.reason == f"round 0: 1 silos gave, min_cohort is 2 (a: {why}, b: {why})"
+
+
 def test_three_attempts_fail_and_then_the_job():
     state, effects = blind(*OPEN, SumFailed(0, 0, "x"), SumFailed(0, 1, "y"))
     assert reports(effects) == [("sum.failed", {"round": 0, "attempt": 1, "why": "y"})]

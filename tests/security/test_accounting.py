@@ -1,6 +1,8 @@
 """Costs against hand-worked numbers, a numerical integral and another library; every error is on the safe side."""
 
 import math
+from decimal import Decimal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,24 +87,25 @@ def test_what_is_shown_is_never_too_little():
     assert a.shown(0.0) == "0.0000"
 
 
-@settings(max_examples=5, deadline=None)
+def test_what_has_the_numbers_of_an_event_has_its_cost():
+    found = a.cost([SimpleNamespace(sigma="1", q="0.0128", steps=39_000, purpose="training")], DELTA)
+    assert found == cost(Event("1", "0.0128", 39_000))
+    assert a.covers("20.4", found)
+    assert not a.covers("20.3", found)
+    assert not a.covers("0.1", 0.1)  # the float is a little more
+    with pytest.raises(LocalError, match="give a decimal"):
+        a.cost([SimpleNamespace(sigma="x", q="1", steps=1)], DELTA)
+
+
+@settings(max_examples=8, deadline=None)
 @given(
-    target=st.floats(0.2, 20),
+    sigmas=st.tuples(st.integers(200, 20_000), st.integers(200, 20_000)),
     q=st.sampled_from(["0.001", "0.05", "0.5", "1"]),
     steps=st.integers(1, 20_000),
-    before=st.booleans(),
 )
-def test_planned_noise_keeps_the_target_and_a_step_less_does_not(target, q, steps, before):
-    others = [Event("40", "1", 2)] if before else []
-    sigma = a.plan_sigma(target, DELTA, q, steps, others)
-    assert cost(*others, Event(sigma, q, steps)) <= target
-    less = str(a.Decimal(sigma) - a.STEP)
-    assert cost(*others, Event(less, q, steps)) > target
-
-
-def test_a_target_that_others_have_spent_is_refused():
-    with pytest.raises(LocalError, match=r"costs 4\.7286 by itself"):
-        a.plan_sigma(3, DELTA, "0.1", 100, [Event("1", "1", 1)])
+def test_more_noise_never_costs_more(sigmas, q, steps):
+    less, more = (str(units * Decimal("0.001")) for units in sorted(sigmas))
+    assert (a.spent([Event(more, q, steps)]) <= a.spent([Event(less, q, steps)])).all()
 
 
 @pytest.mark.parametrize(

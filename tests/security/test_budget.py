@@ -15,7 +15,7 @@ from ledgers import KEY, OTHER_KEY
 
 from staddle.errors import ExhaustedError, LocalError, UnwritableError
 from staddle.security.accounting import Event, epsilon, spent
-from staddle.security.budget import Budget, Steppers
+from staddle.security.budget import Budget, Ceiling, Steppers
 from staddle.security.budget_records import Steps
 from staddle.security.head import Held
 from staddle.security.segments import segments
@@ -87,12 +87,38 @@ def test_a_new_job_a_restart_and_a_new_limit_reset_nothing(tmp_path):
         assert [job.job_digest for job in budget.jobs()] == [JOB, OTHER]
 
 
-def test_a_job_has_a_target_of_its_own(tmp_path):
+def test_a_job_has_a_target_of_its_own_at_its_own_delta(tmp_path):
     with opened(tmp_path) as budget:
         reserve(budget, job=OTHER)
-        reserve(budget, ceiling="1.6")
-        with pytest.raises(ExhaustedError, match=r"job 'lung-3' .* over the job's own target of 1\.6"):
-            reserve(budget, 1, Steps(sigma="1.1", q="0.02", steps=2000), ceiling="1.6")
+        reserve(budget, ceiling=Ceiling("1.8", "0.00001"))
+        over = Steps(sigma="1.1", q="0.02", steps=100)
+        with pytest.raises(
+            ExhaustedError, match=r"job 'lung-3' .* at delta = 0\.0000000001, over the job's own target of 1\.8"
+        ):
+            reserve(budget, 1, over, ceiling=Ceiling("1.8", "0.0000000001"))
+        reserve(budget, 1, over, ceiling=Ceiling("1.8", "0.00001"))
+
+
+def test_all_that_a_job_is_to_spend_must_fit_beside_what_others_have(tmp_path):
+    planned = [Event("1.1", "0.02", 400)]
+    with opened(tmp_path, limit="3") as budget:
+        budget.check_room("lung-3", JOB, planned)
+        reserve(budget, steps=Steps(sigma="1.1", q="0.02", steps=300))
+        budget.check_room("lung-3", JOB, planned)  # of which it has spent some itself
+        size = budget.head().size
+        with pytest.raises(ExhaustedError, match=r"all of job 'mri' would bring .* over the policy's limit of 3"):
+            budget.check_room("mri", OTHER, [*planned, *planned, *planned])
+        assert budget.head().size == size
+
+
+def test_a_reservation_is_known_as_that_of_its_job_for_ever(tmp_path):
+    with opened(tmp_path) as budget:
+        one, other = reserve(budget), reserve(budget, job=OTHER)
+        budget.commit(one, [0])
+        commit = budget.head().size - 1
+    with opened(tmp_path, known=True) as budget:
+        known = [(seq, job) for seq in range(-1, commit + 3) for job in (JOB, OTHER) if budget.paid(seq, job)]
+    assert known == [(one.seq, JOB), (other.seq, OTHER)]
 
 
 def test_steps_are_taken_one_by_one_and_none_beyond(tmp_path):

@@ -99,6 +99,7 @@ def test_intent_holds_what_the_rules_ask_for(path):
         "cohort": [],
         "secagg": None,
         "hidden": None,
+        "dp": None,
         "tensors": [
             {
                 "part": r.part,

@@ -53,7 +53,7 @@ def body(record):
 
 
 GOLDEN_PADDED = (
-    '{"attempt":0,"cohort":["silo-a","silo-b","silo-c","silo-d"],"form":"padded",'
+    '{"attempt":0,"cohort":["silo-a","silo-b","silo-c","silo-d"],"dp":null,"form":"padded",'
     f'"hidden":{{"ctx":"{"00" * 32}","number":0}},"job":"j1","job_digest":"{HASH}","message":{{"bytes":352}},'
     f'"method":"fedavg","offset":0,"policy":{{"decision":"allow","file":"{HASH}","rule":"update"}},"purpose":"update",'
     f'"readers":["mix"],"recipient":{{"id":"coordinator","spki":"{HASH}"}},"round":0,"rpc":"/staddle/Upload",'
@@ -62,7 +62,7 @@ GOLDEN_PADDED = (
     '"part":"extractor","readers":[],"shape":[4],"taint":"private"}],"type":"egress.intent"}'
 )
 GOLDEN_ROTATED = (
-    '{"attempt":0,"cohort":["silo-a","silo-b","silo-c","silo-d"],"form":"rotated",'
+    '{"attempt":0,"cohort":["silo-a","silo-b","silo-c","silo-d"],"dp":null,"form":"rotated",'
     f'"hidden":{{"ctx":"{"10" * 32}","number":0}},"job":"j1","job_digest":"{HASH}","message":{{"bytes":60}},'
     f'"method":"fedavg","offset":0,"policy":{{"decision":"allow","file":"{HASH}","rule":"update"}},"purpose":"update",'
     f'"readers":["gram"],"recipient":{{"id":"coordinator","spki":"{HASH}"}},"round":0,"rpc":"/staddle/Upload",'

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import report_ledgers as ledgers
-from ledgers import WORDS, first, intend_masked, open_ledger, stored
+from ledgers import WORDS, first, intend_masked, open_ledger, private, stored
 
 from staddle.errors import LocalError
 from staddle.security import ledger_audit, ledger_view
@@ -87,8 +87,7 @@ def test_the_view_has_what_every_record_says(path):
     assert found.received == {"lung-1": {0: 700, 1: 700, 2: 700, 3: 700}}
     assert found.first <= found.last
     assert parts(found.messages[6]) == Counter({"model": 176, "metrics": 8, MESSAGE: 30})
-    assert set(found.later) == {message.seq for message in found.messages}
-    assert not any(found.later.values())
+    assert found.budgets == []
 
 
 def test_of_one_job_keeps_what_is_of_all(path):
@@ -135,10 +134,13 @@ def test_an_empty_ledger_has_an_empty_view(path):
     assert flows(found) == {}
 
 
-def test_fields_of_later_ledgers_are_kept(path):
-    verified = ledger_audit.verify(ledgers.full(path))
-    later = {"method": "fedavg", "dp": {"eps_total": "3.4"}, "more": 1}
-    records = [(replace(line, record={**line.record, **later}), record) for line, record in ledger_view.records(path)]
-    found = view(verified, records)
-    assert set(found.later) == {message.seq for message in found.messages}
-    assert all(fields == {"dp": later["dp"]} for fields in found.later.values())
+def test_heads_of_privacy_budgets_are_of_all_jobs(path):
+    private(path)
+    found = seen(path)
+    assert [(at.seq, at.record.dataset, at.record.epsilon) for at in found.budgets] == [
+        (1, "data", "0.2500"),
+        (2, "data", "1.2500"),
+        (6, "data", "1.7500"),
+        (10, "scans", "0.5000"),
+    ]
+    assert found.of("j2").budgets == found.budgets

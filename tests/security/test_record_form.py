@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledgers import PEER, full, intend, intend_masked, keyed, open_ledger, payload, secagg, stored, summed
+from ledgers import PEER, full, intend, intend_masked, keyed, open_ledger, payload, private, secagg, stored, summed
 
 from staddle.errors import LocalError
 from staddle.files import canonical_json
@@ -43,11 +43,12 @@ def lines(tmp_path_factory):
         ledger.ingress(job="ø", round_number=1, purpose="", rpc="\n", sender=PEER, message=payload(0))
     found = stored(folder)
     keyed(folder / "keyed")
-    found += stored(folder / "keyed")[1:]
+    private(folder / "private")
+    found += stored(folder / "keyed")[1:] + stored(folder / "private")[1:]
     intents = [record for record in found if record["type"] == "egress.intent"]
     older = [
         {key: value for key, value in intents[0].items() if key not in lacking}
-        for lacking in (("secagg",), ("hidden",), ("secagg", "hidden"))
+        for lacking in (("secagg",), ("hidden",), ("dp",), ("secagg", "hidden", "dp"))
     ]
     return [canonical_json(record) for record in [*found, *older]]
 
@@ -116,6 +117,18 @@ def other_spellings(line):
     yield line.replace(b'"kind":"contribution"', b'"kind":"contributions"')
     yield line.replace(b'"kind":"padded"', b'"kind":"Padded"')
     yield line.replace(b'"clipped":2,', b"")
+    yield line.replace(b'"dp":null', b'"dp":{}')
+    yield line.replace(b'"dp":null', b'"dp":[]')
+    yield line.replace(b'"dp":{"dataset"', b'"dp":{"by":0,"dataset"')
+    yield line.replace(b'"ids":[2,', b'"ids":[-2,')
+    yield line.replace(b'"ids":[2,', b'"ids":["2",')
+    yield line.replace(b'"ids":[2,', b'"ids":[2.0,')
+    yield line.replace(b'"epsilon":"', b'"epsilon":"-')
+    yield line.replace(b'"epsilon":"', b'"epsilon":"1e')
+    yield line.replace(b'"epsilon":"0', b'"epsilon":"')
+    yield line.replace(b'"limit":"8"', b'"limit":"8\\n"')
+    yield line.replace(b'"limit":"8"', b'"limit":8')
+    yield line.replace(b'"delta":"0.', b'"delta":"0.' + b"0" * 40)
     yield line.replace(b'"threshold":3', b'"threshold":-3')
     yield line.replace(b'"code":"SURVIVORS"', b'"code":"SURVIVOR"')
     yield line.replace(b'"kind":"keys"', b'"kind":"key"')

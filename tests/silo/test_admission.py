@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from private_jobs import SIGMA, policy_for, private_job, without_budget
 from safetensors.torch import save
 
 from staddle.algorithms.data import _draw
@@ -540,6 +541,70 @@ def test_what_is_asked_of_rows_is_the_stricter_of_job_and_policy(keyed, blind, m
     assert (found.min_cohort, found.min_honest, found.colluders) == (9, 2, 2)
 
 
+# (4) again: what a job spends of the data set.
+
+
+@pytest.fixture
+def private(made):
+    """A signed private job, and a policy with this table for the data set; without numbers the policy has none."""
+
+    def call(name="spending", table=None, **changes):
+        job = private_job(made, name, **changes)
+        del made.jobs[name]
+        policy = without_budget(made, job) if table is None else policy_for(made, job, **table)
+        return {"signed": made.signed(job.name), "policy": policy}
+
+    return call
+
+
+def test_4_a_private_job_is_admitted_where_the_policy_sets_a_budget(ask, private):
+    for table in ({}, {"required": "true"}, {"min_sigma": SIGMA, "delta": 1e-5}):
+        assert ask(**private(table=table)).job.private.sigma == SIGMA
+
+
+def test_4_a_private_job_is_declined_without_a_budget_and_the_lines_to_add_are_named(refused, private, ask, made):
+    asked = private()
+    why = refused("POLICY", **asked)
+    assert why.startswith("the job spends on data set 'data', and this silo's policy sets no budget; add to it ")
+    lines = re.search(r"add to it (\[.*?\]), (.*): what all jobs", why)
+    text = "\n".join([asked["policy"].text, lines[1], *lines[2].split(", "), ""])
+    assert ask(signed=asked["signed"], policy=made.parsed(text)).job.name == "spending"
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"min_sigma": "2.001"}, "its steps have sigma = 2, min_sigma = 2.001 in [dataset.data]; have the job signed"),
+        ({"delta": 1e-6}, "promises its epsilon at delta = 0.00001, delta = 0.000001 in [dataset.data]; have the job"),
+    ],
+)
+def test_4_a_policy_bounds_the_noise_and_the_delta_of_a_job(refused, private, table, said):
+    assert said in refused("POLICY", **private(table=table))
+
+
+def test_4_a_plain_job_on_a_data_set_that_must_be_paid_for_is_declined(ask, refused, made):
+    job = made.jobs["simple"]
+    why = refused("POLICY", policy=policy_for(made, job, required="true"))
+    assert why.startswith(
+        "the job has no [privacy], and [dataset.data] of this silo's policy has required = true; have"
+    )
+    assert ask(policy=policy_for(made, job)).job == job
+
+
+def unplanned(made, signed_by, **table):
+    """A private job whose operator signed other numbers than the command would."""
+    document = private_job(made, "unplanned").document()
+    del made.jobs["unplanned"]
+    return signed_by({**document, "privacy": {**document["privacy"], **table}})
+
+
+def test_2_a_private_job_must_have_its_noise_and_cost_what_it_says(refused, made, signed_by):
+    assert "privacy.sigma is missing" in refused("JOB_INVALID", signed=unplanned(made, signed_by, sigma=None))
+    why = refused("JOB_INVALID", signed=unplanned(made, signed_by, sigma="0.5"))
+    assert re.search(r"privacy.sigma = '0.5' costs epsilon = \d+\.\d+ at delta = 1e-05, and the job may cost 6", why)
+    assert "the job may cost 1" in refused("JOB_INVALID", signed=unplanned(made, signed_by, epsilon="1.0"))
+
+
 # (5) Our data fit the model.
 
 
@@ -652,6 +717,9 @@ def test_6_our_own_weights_come_along_with_their_digest(made, ask, own_weights):
     }
     assert admitted.digests == {"supervisor": sha256(path.read_bytes()).hexdigest()}
     assert ask(made.signed("simple"), weights=(own,)).weights == {}  # for other jobs only
+    assert admitted.public == frozenset()  # it may have been trained on records of this silo
+    public = own.model_copy(update={"public": True})
+    assert ask(made.signed("sup-1"), weights=(public,)).public == {"supervisor"}
 
 
 @pytest.mark.parametrize(

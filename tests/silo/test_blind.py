@@ -25,6 +25,7 @@ from staddle.security.secagg_memory import Memory
 from staddle.security.secagg_silo import Party
 from staddle.security.secagg_silo_events import SendAbandon, SendHeader, Streamed
 from staddle.silo.blind import BlindRound
+from staddle.silo.bundle import Bundle
 from staddle.silo.client import TurnedAwayError, UnreachableError
 from staddle.silo.declared import Declared, Records
 from staddle.silo.egress import DeniedError
@@ -159,7 +160,7 @@ class Door:
     async def give_masked(self, declared, round_, gives, masking):
         self.calls += 1
         self._lost(after=False)
-        outgoing = masked(PARTS, ITEMS, exactly(ITEMS, gives), masking)
+        outgoing = masked(PARTS, ITEMS, exactly(ITEMS, gives.tensors), masking)
         data = b"".join(bytes(chunk.payload) for chunk in outgoing.chunks())
         self.uploads.append((outgoing.context, data))
         self.hall.summing.check_upload(self.silo, outgoing.context)
@@ -195,7 +196,7 @@ async def until(holds):
 
 async def trained(silo):
     await asyncio.sleep(0)
-    return payload(silo)
+    return Bundle(payload(silo))
 
 
 class Silos:
@@ -408,7 +409,7 @@ def test_values_beyond_the_declared_bounds_do_not_leave():
     async def large():
         gives = payload(SILOS[0])
         gives["model"]["w"][0, 0] = 8.5
-        return gives
+        return Bundle(gives)
 
     async def scenario():
         hall = Hall()
@@ -461,7 +462,7 @@ def test_masked_words_leave_after_the_parts_that_leave_one_by_one(breaks):
         await silos.close()
         check_sum(hall)
         assert first.given == 1
-        assert first.seen.keys() == payload(silo).keys()
+        assert first.seen.tensors.keys() == payload(silo).keys()
         assert len(silos.doors[silo].uploads) == 1
 
     asyncio.run(scenario())

@@ -1,15 +1,20 @@
 import asyncio
 import os
+import shutil
 from hashlib import sha256
 
 import pytest
 import torch
 from ledgers import stored
+from private_jobs import dataset
 
 from staddle.algorithms.data import Dataset
 from staddle.commands import local_federation
 from staddle.errors import LocalError
 from staddle.security import ledger_audit
+from staddle.security.checkpoint import Checkpoint
+from staddle.security.identity import load_keys
+from staddle.security.ledger import Ledger
 from staddle.security.policy import MAX_FILE
 from staddle.silo import config as configs
 from staddle.silo import daemon
@@ -29,11 +34,11 @@ def config(tmp_path):
 @pytest.fixture
 def serve(config, monkeypatch):
     """Start the daemon with an agent that ends at once; the records on the disk when it could begin to send."""
-    seen = []
+    seen, budgets = [], []
 
     class Agent:
-        def __init__(self, *_):
-            pass
+        def __init__(self, *given):
+            budgets.append(given[-1])
 
         def stop(self):
             pass
@@ -48,6 +53,7 @@ def serve(config, monkeypatch):
         asyncio.run(daemon.serve(config))
         return seen[-1]
 
+    run.budgets = budgets
     umask = os.umask(0o077)
     yield run
     os.umask(umask)  # the daemon sets its own
@@ -77,3 +83,33 @@ def test_a_policy_that_no_record_can_hold_is_refused_at_the_start(config, serve)
     ):
         serve()
     assert [record["type"] for record in stored(config.directory / "ledger")] == ["start", "policy.change", "stop"]
+
+
+def test_a_budget_is_opened_where_the_policy_sets_one_and_its_limit_follows_the_policy(config, serve):
+    serve()
+    assert serve.budgets == [None]
+    assert not (config.directory / "privacy").exists()
+    text = config.policy.read_text()
+    for epsilon in (8.0, 8.0, 6.0):
+        config.policy.write_text(text + dataset(epsilon=epsilon))
+        serve()
+        assert serve.budgets[-1].paid(0, "ab" * 32) is False
+    found = stored(config.directory / "privacy" / "data")
+    assert [record["type"] for record in found] == ["budget.opened", "budget.limit", "budget.limit"]
+    assert [record["epsilon"] for record in found[1:]] == ["8.0", "6.0"]
+    assert found[2]["policy"] == sha256(config.policy.read_bytes()).hexdigest()
+
+
+def test_a_silo_whose_budget_is_gone_does_not_start(config, serve):
+    config.policy.write_text(config.policy.read_text() + dataset())
+    serve()
+    keys = load_keys(config.keys)
+    with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
+        head = Checkpoint("staddle.example/local/silo-a/privacy/data", 3, bytes(32))
+        ledger.privacy_head("data", head, epsilon="1.0", delta="0.00001", limit="8.0")
+    with pytest.raises(LocalError, match=r"data: was rolled back or altered: .*restore the newest copy"):
+        serve()
+    shutil.rmtree(config.directory / "privacy")
+    with pytest.raises(LocalError, match="gone, and with it what was spent on data set 'data'; restore it"):
+        serve()
+    assert len(serve.budgets) == 1

@@ -22,6 +22,7 @@ from staddle.security import ledger_audit, ledger_view
 from staddle.security import roster as rosters
 from staddle.security.appendlog import AppendLog
 from staddle.silo import egress, outgoing
+from staddle.silo.bundle import Bundle
 from staddle.silo.control import MAX_CONTROL_BYTES
 from staddle.silo.egress import MAX_REASON, DeniedError, TurnedAwayError, UnreachableError
 
@@ -317,10 +318,10 @@ def test_4_nothing_leaves_when_the_denial_cannot_be_recorded(made, tmp_path, mon
     world.nothing_left()
 
 
-# (5) INTENT is durable.
+# (6) INTENT is durable.
 
 
-def test_5_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, monkeypatch):
+def test_6_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, monkeypatch):
     synced = []
     real = os.fdatasync
 
@@ -363,17 +364,17 @@ def test_5_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, mon
     ]
 
 
-def test_5_nothing_leaves_when_the_intent_cannot_be_recorded(world, monkeypatch):
+def test_6_nothing_leaves_when_the_intent_cannot_be_recorded(world, monkeypatch):
     failing(monkeypatch, "egress.intent")
     with pytest.raises(LocalError, match="no more records"):
         world.give()
     world.nothing_left()
 
 
-# (6) The bytes go.
+# (7) The bytes go.
 
 
-def test_6_what_leaves_is_what_was_checked_and_the_digest_is_of_it_though_the_payload_changes(world, small_chunks):
+def test_7_what_leaves_is_what_was_checked_and_the_digest_is_of_it_though_the_payload_changes(world, small_chunks):
     payload = world.payload()
     wanted = b"".join(world.wanted(payload))
 
@@ -395,7 +396,7 @@ def test_6_what_leaves_is_what_was_checked_and_the_digest_is_of_it_though_the_pa
     assert [t["sha256"] for t in recorded] == [sha256(piece).hexdigest() for piece in pieces]
 
 
-def test_6_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
+def test_7_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
     assert outgoing.chunks is stream.chunks
     assert stream.chunks.__defaults__ == (CHUNK_BYTES,)
     world = World(made, tmp_path)
@@ -403,10 +404,10 @@ def test_6_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
     assert [frame.WhichOneof("body") for frame in world.client.frames] == ["manifest", "chunk", "end"]
 
 
-# (7) DIGEST is durable.
+# (8) DIGEST is durable.
 
 
-def test_7_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
+def test_8_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
     payload = world.payload()
     world.give(payload)
     *before, last = world.client.at
@@ -421,7 +422,7 @@ def test_7_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
     assert digest["ref"] == last[-2]["seq"]
 
 
-def test_7_no_end_frame_leaves_when_the_digest_cannot_be_recorded(world, monkeypatch):
+def test_8_no_end_frame_leaves_when_the_digest_cannot_be_recorded(world, monkeypatch):
     failing(monkeypatch, "egress.digest")
     with pytest.raises(LocalError, match="no more records"):
         world.give()
@@ -430,10 +431,10 @@ def test_7_no_end_frame_leaves_when_the_digest_cannot_be_recorded(world, monkeyp
     assert world.audited().undigested
 
 
-# (8) END makes the message count.
+# (9) END makes the message count.
 
 
-def test_8_the_end_frame_names_its_place_in_the_ledger(world):
+def test_9_the_end_frame_names_its_place_in_the_ledger(world):
     world.give()
     line = first(world.path).read_bytes().splitlines()[2]
     assert json.loads(line)["type"] == "egress.digest"
@@ -443,11 +444,11 @@ def test_8_the_end_frame_names_its_place_in_the_ledger(world):
     assert world.client.end.sha256 == sha256(b"".join(tensors)).digest()
 
 
-# (9) OUTCOME.
+# (10) OUTCOME.
 
 
 @pytest.mark.parametrize("frames", [0, 1, 3])
-def test_9_a_connection_lost_midway_counts_as_left(world, small_chunks, frames):
+def test_10_a_connection_lost_midway_counts_as_left(world, small_chunks, frames):
     world.broken(frames)
     world.settle()
     outcome = world.outcome()
@@ -459,7 +460,7 @@ def test_9_a_connection_lost_midway_counts_as_left(world, small_chunks, frames):
     assert (totals.bytes, totals.assumed, totals.messages) == (size, size, 1)
 
 
-def test_9_a_connection_lost_after_the_end_is_unknown_and_digested(world):
+def test_10_a_connection_lost_after_the_end_is_unknown_and_digested(world):
     world.broken(3)
     (settled,) = world.settle()
     assert (settled.job, settled.round, settled.status) == ("simple", 0, "unknown")
@@ -468,7 +469,7 @@ def test_9_a_connection_lost_after_the_end_is_unknown_and_digested(world):
     assert world.audited().undigested == ()
 
 
-def test_9_a_refusal_is_a_failure_and_is_raised(world):
+def test_10_a_refusal_is_a_failure_and_is_raised(world):
     world.client.stop_after, world.client.error = 2, TurnedAwayError("coordinator", "ROUND_CLOSED", "too late")
     with pytest.raises(TurnedAwayError):
         world.give()
@@ -492,7 +493,7 @@ def test_9_a_refusal_is_a_failure_and_is_raised(world):
     ],
     ids=lambda c: next(iter(c)),
 )
-def test_9_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, changes):
+def test_10_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, changes):
     world.receipt_changes = changes
     with pytest.raises(PeerError, match="does not fit"):
         world.give()
@@ -501,14 +502,14 @@ def test_9_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, changes
 
 
 @pytest.mark.parametrize("signature", [b"", bytes(64), b"x" * 5000])
-def test_9_a_receipt_that_is_no_signature_leaves_the_outcome_unknown(world, signature):
+def test_10_a_receipt_that_is_no_signature_leaves_the_outcome_unknown(world, signature):
     world.client.receipt = lambda _: pb.Receipt(signature=signature)
     with pytest.raises(PeerError):
         world.give()
     assert world.outcome()["status"] == "unknown"
 
 
-def test_9_a_receipt_before_the_end_leaves_the_outcome_unknown(world):
+def test_10_a_receipt_before_the_end_leaves_the_outcome_unknown(world):
     async def hasty(frames, size):
         async with contextlib.aclosing(frames):
             await anext(frames)
@@ -520,7 +521,7 @@ def test_9_a_receipt_before_the_end_leaves_the_outcome_unknown(world):
     assert world.outcome()["status"] == "unknown"
 
 
-def test_9_a_cancelled_upload_is_unknown(world, small_chunks):
+def test_10_a_cancelled_upload_is_unknown(world, small_chunks):
     async def scenario():
         await world.gate.hello()
         reached, never = asyncio.Event(), asyncio.Event()
@@ -537,7 +538,7 @@ def test_9_a_cancelled_upload_is_unknown(world, small_chunks):
             return await real(slowed(), size)
 
         world.client.upload = stuck
-        task = asyncio.create_task(world.gate.give(world.declared, 0, world.payload(), SILOS))
+        task = asyncio.create_task(world.gate.give(world.declared, 0, Bundle(world.payload()), SILOS))
         await reached.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -689,7 +690,7 @@ def test_4_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, 
         assert world.audited().ok
 
 
-def test_9_an_outcome_that_cannot_be_written_counts_as_left(world, monkeypatch):
+def test_10_an_outcome_that_cannot_be_written_counts_as_left(world, monkeypatch):
     failing(monkeypatch, "egress.outcome")
     with pytest.raises(LocalError, match="no more records"):
         world.give()

@@ -23,6 +23,7 @@ from staddle.security.prekeys import Prekey
 from staddle.security.rotation import rotate
 from staddle.security.sketch import sketched
 from staddle.silo import outgoing_hidden
+from staddle.silo.bundle import Bundle
 from staddle.silo.egress import DeniedError, TurnedAwayError, UnreachableError
 from staddle.silo.outgoing_hidden import Padding, Rotating, Sent, flat, sent_of
 
@@ -69,12 +70,12 @@ class Keyed(World):
     def give_padded(self, payload=None, padding=None, round_=0):
         given = self.gives() if payload is None else payload
         own = padding or self.padding(round_)
-        return self.run(lambda: self.gate.give_padded(self.declared, round_, given, own, SILOS))
+        return self.run(lambda: self.gate.give_padded(self.declared, round_, Bundle(given), own, SILOS))
 
     def give_rotated(self, payload=None, rotating=None, round_=0):
         given = self.gives() if payload is None else payload
         own = rotating or self.rotating(round_)
-        return self.run(lambda: self.gate.give_rotated(self.declared, round_, given, own, SILOS))
+        return self.run(lambda: self.gate.give_rotated(self.declared, round_, Bundle(given), own, SILOS))
 
     def arrived(self):
         return b"".join(frame.chunk for frame in self.client.frames)

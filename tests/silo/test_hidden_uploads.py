@@ -17,6 +17,7 @@ from staddle.security.mix_line import Version
 from staddle.security.one_upload import check_upload, open_seed
 from staddle.security.sealing import letters
 from staddle.silo import mix_memory, prekeys
+from staddle.silo.bundle import Bundle
 from staddle.silo.client import TurnedAwayError, UnreachableError
 from staddle.silo.declared import Declared, Records
 from staddle.silo.hidden_uploads import HiddenUploads
@@ -100,7 +101,7 @@ class Door:
     async def give_padded(self, declared, round_, payload, padding, cohort):
         part = next(part for part in declared.hidden(round_) if part.name == padding.line.group.name)
         items = tuple(item for item in declared.items(round_) if item.part == part.name)
-        made = PaddedPart(part, exactly(items, {part.name: payload[part.name]}), padding)
+        made = PaddedPart(part, exactly(items, {part.name: payload.tensors[part.name]}), padding)
         self.desk.intend(round_, part.name)
         data = b"".join(bytes(chunk.payload) for chunk in made.outgoing.chunks())
         ctx = bytes.fromhex(made.outgoing.hidden.ctx)
@@ -111,7 +112,7 @@ class Door:
     async def give_rotated(self, declared, round_, payload, rotating, cohort):
         part = next(part for part in declared.hidden(round_) if part.name == rotating.use.group)
         items = tuple(item for item in declared.items(round_) if item.part == part.name)
-        outgoing = rotated(part, exactly(items, {part.name: payload[part.name]}), rotating)
+        outgoing = rotated(part, exactly(items, {part.name: payload.tensors[part.name]}), rotating)
         self.desk.intend(round_, part.name)
         data = b"".join(bytes(chunk.payload) for chunk in outgoing.chunks())
         self.crossing(part.name, lambda: self.desk.upload(part.name, rotating.context, data))
@@ -145,7 +146,7 @@ class World:
         return HiddenUploads(door, self.sharing, self.declared, round_, SILOS, self.accepted)
 
     def give(self, uploads, payload=None):
-        asyncio.run(uploads.give(payload or self.payload()))
+        asyncio.run(uploads.give(Bundle(payload or self.payload())))
 
     def settle(self):
         """What the coordinator says of uploads whose connection broke."""

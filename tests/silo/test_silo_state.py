@@ -7,6 +7,7 @@ import torch
 from staddle.algorithms.local_round import Report
 from staddle.algorithms.method import SiloState
 from staddle.errors import LocalError
+from staddle.silo.bundle import Bundle
 from staddle.silo.state import JobFolder, split_key
 
 
@@ -67,7 +68,7 @@ def test_a_job_that_was_accepted_and_not_begun_may_be_offered_again(folder, tmp_
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_a_job_that_was_run_here_is_not_new(folder, rounds):
-    folder.save_round(rounds - 1, rounds - 1, state(), payload())
+    folder.save_round(rounds - 1, rounds - 1, state(), Bundle(payload()))
     assert (folder.rounds_done, folder.finished) == (rounds, False)
     with pytest.raises(LocalError, match=f"run here before, {rounds} rounds"):
         folder.check_new(b'{"signed":1}')
@@ -93,7 +94,7 @@ def test_a_job_that_was_never_accepted_is_none(tmp_path):
 def test_a_round_leaves_its_state_its_outbox_and_the_state_that_it_began_from(folder):
     counted = 0
     for round_ in (0, 1, 5, 11):
-        folder.save_round(round_, counted, state(round_), payload(round_))
+        folder.save_round(round_, counted, state(round_), Bundle(payload(round_)))
         began = [f"state-{counted}.safetensors"] if counted else []
         written = ["job.json", f"outbox-{round_ + 1}.safetensors", f"state-{round_ + 1}.safetensors"]
         assert files(folder) == sorted(written + began)
@@ -102,74 +103,74 @@ def test_a_round_leaves_its_state_its_outbox_and_the_state_that_it_began_from(fo
         assert counted == round_ + 1
         same(kept.parts, state(round_).parts)
         assert torch.equal(kept.extra["momentum"], torch.full((1,), float(round_)))
-        same(folder.outbox(round_), payload(round_))
+        same(folder.outbox(round_).tensors, payload(round_))
 
 
 def test_a_round_that_did_not_count_leaves_no_trace(folder):
-    folder.save_round(0, 0, state(1.0), payload(1.0))
-    folder.save_round(1, 1, state(2.0), payload(2.0))  # lost on the way
+    folder.save_round(0, 0, state(1.0), Bundle(payload(1.0)))
+    folder.save_round(1, 1, state(2.0), Bundle(payload(2.0)))  # lost on the way
     same(folder.state(1).parts, state(1.0).parts)
-    folder.save_round(4, 1, state(5.0), payload(5.0))  # lost as well
+    folder.save_round(4, 1, state(5.0), Bundle(payload(5.0)))  # lost as well
     assert folder.rounds_done == 5
     same(folder.state(1).parts, state(1.0).parts)
-    folder.save_round(6, 5, state(7.0), payload(7.0))  # but it did count
+    folder.save_round(6, 5, state(7.0), Bundle(payload(7.0)))  # but it did count
     states = ["state-5.safetensors", "state-7.safetensors"]
     assert files(folder) == ["job.json", "outbox-7.safetensors", *states]
     same(folder.state(5).parts, state(5.0).parts)
 
 
 def test_a_first_round_that_did_not_count_leaves_the_initial_state(folder):
-    folder.save_round(0, 0, state(1.0), payload(1.0))
+    folder.save_round(0, 0, state(1.0), Bundle(payload(1.0)))
     assert folder.state(0) is None
-    folder.save_round(2, 0, state(3.0), payload(3.0))
+    folder.save_round(2, 0, state(3.0), Bundle(payload(3.0)))
     assert files(folder) == ["job.json", "outbox-3.safetensors", "state-3.safetensors"]
 
 
 def test_a_state_that_was_put_back_is_noticed(folder):
-    folder.save_round(2, 0, state(), payload())
+    folder.save_round(2, 0, state(), Bundle(payload()))
     with pytest.raises(LocalError, match=r"counts our round 3, .* here is 2: an old state was put back"):
         folder.state(4)
 
 
 def test_a_coordinator_that_takes_a_count_back_is_noticed(folder):
     for round_ in (0, 1, 2):
-        folder.save_round(round_, round_, state(), payload())
+        folder.save_round(round_, round_, state(), Bundle(payload()))
     assert folder.state(2) is not None
     with pytest.raises(LocalError, match=r"state-1\.safetensors: gone; .* it had counted a later one before"):
         folder.state(1)
 
 
 def test_only_the_last_round_has_an_outbox(folder):
-    folder.save_round(3, 3, state(), payload())
+    folder.save_round(3, 3, state(), Bundle(payload()))
     assert [folder.outbox(n) is not None for n in range(6)] == [False, False, False, True, False, False]
-    folder.save_round(4, 4, state(), payload())
+    folder.save_round(4, 4, state(), Bundle(payload()))
     assert folder.outbox(3) is None
 
 
 def test_a_crash_between_outbox_and_state_costs_a_training_and_no_state(folder):
-    folder.save_round(0, 0, state(1.0), payload(1.0))
+    folder.save_round(0, 0, state(1.0), Bundle(payload(1.0)))
     before = {p.name: p.read_bytes() for p in folder.path.iterdir()}
-    folder.save_round(1, 1, state(2.0), payload(2.0))
+    folder.save_round(1, 1, state(2.0), Bundle(payload(2.0)))
     (folder.path / "state-2.safetensors").unlink()  # as if the crash came before it
     for name in ("state-1.safetensors", "outbox-1.safetensors"):
         (folder.path / name).write_bytes(before[name])
     assert folder.outbox(1) is None
     assert folder.rounds_done == 1
     same(folder.state(1).parts, state(1.0).parts)
-    folder.save_round(1, 1, state(3.0), payload(3.0))
+    folder.save_round(1, 1, state(3.0), Bundle(payload(3.0)))
     assert files(folder) == ["job.json", "outbox-2.safetensors", "state-1.safetensors", "state-2.safetensors"]
-    same(folder.outbox(1), payload(3.0))
+    same(folder.outbox(1).tensors, payload(3.0))
 
 
 def test_a_crash_before_the_old_files_go_leaves_the_new_round(folder):
-    folder.save_round(0, 0, state(1.0), payload(1.0))
+    folder.save_round(0, 0, state(1.0), Bundle(payload(1.0)))
     before = {p.name: p.read_bytes() for p in folder.path.iterdir()}
-    folder.save_round(1, 1, state(2.0), payload(2.0))
+    folder.save_round(1, 1, state(2.0), Bundle(payload(2.0)))
     for name, data in before.items():
         (folder.path / name).write_bytes(data)
     assert folder.rounds_done == 2
-    same(folder.outbox(1), payload(2.0))
-    folder.save_round(2, 2, state(), payload())
+    same(folder.outbox(1).tensors, payload(2.0))
+    folder.save_round(2, 2, state(), Bundle(payload()))
     assert files(folder) == ["job.json", "outbox-3.safetensors", "state-2.safetensors", "state-3.safetensors"]
 
 
@@ -182,12 +183,12 @@ def test_the_outbox_is_written_before_the_state(folder, monkeypatch):
         real(path, data, *mode)
 
     monkeypatch.setitem(folder.save_round.__globals__, "write_atomic", noting)
-    folder.save_round(0, 0, state(), payload())
+    folder.save_round(0, 0, state(), Bundle(payload()))
     assert written == ["outbox-1.safetensors", "state-1.safetensors"]
 
 
 def test_rounds_are_counted_as_numbers(folder):
-    folder.save_round(9, 9, state(), payload())
+    folder.save_round(9, 9, state(), Bundle(payload()))
     (folder.path / "state-9.safetensors").write_bytes((folder.path / "state-10.safetensors").read_bytes())
     assert folder.rounds_done == 10
 
@@ -205,23 +206,23 @@ def test_a_broken_state_is_named(folder):
 
 
 def test_a_broken_outbox_is_named(folder):
-    folder.save_round(0, 0, state(), payload())
+    folder.save_round(0, 0, state(), Bundle(payload()))
     (folder.path / "outbox-1.safetensors").write_bytes(b"xx")
     with pytest.raises(LocalError, match=r"outbox-1\.safetensors"):
         folder.outbox(0)
 
 
 def test_the_last_model_is_kept_beside_the_state(folder):
-    folder.save_round(0, 0, state(1.0), payload())
+    folder.save_round(0, 0, state(1.0), Bundle(payload()))
     folder.save_model(state(2.0))
     assert "model.safetensors" in files(folder)
     assert folder.rounds_done == 1
-    folder.save_round(1, 1, state(3.0), payload())
+    folder.save_round(1, 1, state(3.0), Bundle(payload()))
     assert "model.safetensors" in files(folder)
 
 
 def test_what_is_kept_is_readable_by_its_owner_alone(folder):
-    folder.save_round(0, 0, state(), payload())
+    folder.save_round(0, 0, state(), Bundle(payload()))
     folder.save_model(state())
     folder.add_round(report(0), {})
     for path in folder.path.iterdir():

@@ -26,6 +26,7 @@ from lone_verifier import (
     change,
     closing,
     digest,
+    head,
     intent,
     leaf,
     masked,
@@ -33,6 +34,7 @@ from lone_verifier import (
     opening,
     outcome,
     padded,
+    private,
     root,
     rotated,
     signed,
@@ -428,6 +430,20 @@ BROKEN = [
     [rotated(), digest(1, tensors=digest(1)["tensors"][:2], message={"bytes": 176, "sha256": HASH})],
     [padded(), digest(1, tensors=[], message={"bytes": 351, "sha256": HASH})],
     [intent(tensors=[{**TENSORS[0], "readers": ["silos"]}, *TENSORS[1:]])],
+    [private(2)],
+    [private(2), head()],
+    [head(dataset="other"), private(2)],
+    [head(2), private(2)],
+    [head(2), private(1, dataset="other")],
+    [head(), private()],
+    [head(), private(3, 2)],
+    [head(), private(2, 2)],
+    [head(), private(dp=None)],
+    [head(), private(2, tensors=TENSORS)],
+    [head(), intent(tensors=private(2)["tensors"])],
+    [head(), head(8)],
+    [head(), head(root="cd" * 32)],
+    [head(), head(0)],
     [intent(readers=["coordinator", "x"]), intent(tensors=[{**TENSORS[0], "readers": ["x", "coordinator"]}])],
 ]
 SOUND = [
@@ -461,6 +477,8 @@ SOUND = [
     [intent(hidden=None), masked(hidden=None)],
     [intent(), intent(tensors=[{**tensor, "readers": []} for tensor in TENSORS])],
     [intent(readers=["coordinator", "silos"], tensors=[{**TENSORS[0], "readers": ["silos"]}, *TENSORS[1:]])],
+    [head(), private(2, 8), head(), head(10, "cd" * 32, epsilon="0", limit="8.25"), private(9), intent(dp=None)],
+    [head(0), head(3, dataset="other"), private(0, 1, 2, dataset="other"), start(), private(2, dataset="other")],
     [opening(), start(), opening(), closing(3)],
     [opening(), closing(1, messages=100, bytes=1000)],
 ]
@@ -477,6 +495,25 @@ def test_a_broken_rule_is_found(same, records):
 def test_a_rule_that_holds_is_no_fault(same, records):
     lines = chained([start(), *records])
     assert same([lines], signed(lines, KEY)), same.out
+
+
+def test_what_was_spent_of_each_budget_is_told(same, tool, tmp_path):
+    lines = chained([start(), head(3), head(dataset="b\n", epsilon="0.5", limit="1"), head(7, "cd" * 32, epsilon="4")])
+    assert same([lines], signed(lines, KEY))
+    assert "privacy: data set 'data': epsilon 4 at delta 0.00001, of 8; its budget had 7 records then" in same.out
+    assert "privacy: data set 'b\\n': epsilon 0.5 at delta 0.00001, of 1; its budget had 9 records then" in same.out
+    _, found = tool.json("ledger", tmp_path / "ledger", "--key", PUBLIC)
+    assert [(row["dataset"], row["epsilon"], row["root"]) for row in found["budgets"]] == [
+        ("b\n", "0.5", HASH),
+        ("data", "4", "cd" * 32),
+    ]
+
+
+@pytest.mark.parametrize("number", ["", "1.", ".5", "-1", "1e3", "inf", "12345678901", "1." + "0" * 41, "1 "])
+def test_what_is_no_decimal_is_no_head(same, number):
+    lines = chained([start(), head(epsilon=number)])
+    assert not same([lines], signed(lines, KEY))
+    assert "4 FAIL" in same.out
 
 
 def test_a_broken_rule_counts_for_nothing_and_all_are_counted(tool, tmp_path):

@@ -1,0 +1,158 @@
+"""What ``staddle privacy plan`` says of a job."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..algorithms.job import Job
+from ..algorithms.privacy import (
+    Spend,
+    decimal,
+    job_spends,
+    most_rounds,
+    round_spends,
+    signed_sigma,
+    slack,
+)
+from ..algorithms.private_round import PRESENT
+from ..errors import LocalError
+from ..files import parse_json, read_bytes, validate
+from ..security import roster as rosters
+from ..security.accounting import cost, shown
+from ..security.envelope import Envelope, verify_document
+from ..security.identity import Role
+from ..security.labels import JOB
+from ..security.plan import by_purpose
+from ..security.second_opinion import NONE, opinion
+from .planning import planned
+from .tables import print_table
+from .units import number
+
+UNSIGNED = "signature not checked (give --roster)"
+BATCH = 64  # records a step that are advised where there are too few
+
+
+def explained(
+    path: Path, roster: Path | None, delta: float | None, records: int | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The plan as plain values, and what is said below its table."""
+    job, given = _read(path, roster)
+    sigma, at = signed_sigma(job), job.private.delta if delta is None else delta
+    batch = {} if records is None else {"batch": _batch(job, sigma, records, at)}
+    spends = job_spends(job, sigma)
+    rounds = most_rounds(job)
+    document = {
+        "job": job.name,
+        "method": job.method_name,
+        "target": {"epsilon": decimal(job.private.epsilon), "delta": decimal(job.private.delta)},
+        "sigma": sigma,
+        "planned_here": not given,
+        "delta": decimal(at),
+        "releases": [_release(purpose, group, at) for purpose, group in by_purpose(spends).items()],
+        "epsilon": shown(cost(spends, at)),
+        "epsilon_prv": _opinion(spends, at),
+        "rounds": rounds,
+        "spare_rounds": slack(rounds),
+        "round_epsilon": shown(max(cost(each, at) for each in _rounds(job, sigma))),
+        "count_sigma": decimal(job.private.histogram_sigma),
+        "class_shows_from": decimal(PRESENT * job.private.histogram_sigma),
+    }
+    lines = [] if path.suffix != ".json" or roster is not None else [UNSIGNED]
+    return document | batch, lines
+
+
+def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
+    """The same as text."""
+    target = document["target"]
+    typer.echo(
+        f"job {document['job']!r} ({document['method']}): epsilon {target['epsilon']} at delta = {target['delta']} of "
+        f"each silo's data set; noise {document['sigma']} {'planned' if document['planned_here'] else 'as it names it'}"
+    )
+    columns = ("purpose", "noise (sigma)", "drawn with (q)", "steps", f"epsilon alone at delta = {document['delta']}")
+    print_table(columns, [[str(value) for value in release.values()] for release in document["releases"]])
+    typer.echo(f"all together: epsilon {document['epsilon']} by RDP, which is enforced")
+    typer.echo(
+        f"              epsilon {document['epsilon_prv'] or NONE} by PRV, a tighter bound, which is only reported"
+    )
+    typer.echo(
+        f"covers {number(document['rounds'], 'round')} of the silo that is drawn most often, and "
+        f"{document['spare_rounds']} more that crashes may interrupt; a round by itself costs at most epsilon "
+        f"{document['round_epsilon']}"
+    )
+    typer.echo(
+        f"counts by class leave once, with noise of standard deviation {document['count_sigma']}: a class shows from "
+        f"{document['class_shows_from']} on"
+    )
+    if batch := document.get("batch"):
+        typer.echo(
+            f"of {number(batch['records'], 'record')} a step draws {batch['expected']} on average; their mean "
+            f"gradient, of norm {batch['clip']} at most, gets noise of {batch['noise']} in each coordinate"
+        )
+    for line in lines:
+        typer.echo(line)
+
+
+def _read(path: Path, roster: Path | None) -> tuple[Job, bool]:
+    """The job with its noise, and whether the file has it."""
+    if path.suffix == ".json":
+        signed = parse_json(read_bytes(path), str(path))
+        if roster is not None:
+            document = verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB)
+        else:
+            document = validate(signed, Envelope, str(path)).document
+        job = Job.from_document(document, str(path))
+    else:
+        job = Job.from_toml(path)
+    if job.privacy is None:
+        raise LocalError(
+            f"{path}: job {job.name!r} has no [privacy] table, so it costs no budget and nothing of it has noise; "
+            "staddle job init --private writes an example of one"
+        )
+    return planned(job, str(path)), job.privacy.sigma is not None
+
+
+def _release(purpose: str, group: Sequence[Spend], delta: float) -> dict[str, Any]:
+    """One row: releases of one purpose have one noise."""
+    (one,) = group
+    return {
+        "purpose": purpose,
+        "sigma": one.sigma,
+        "q": one.q,
+        "steps": one.steps,
+        "epsilon": shown(cost(group, delta)),
+    }
+
+
+def _opinion(spends: Sequence[Spend], delta: float) -> str | None:
+    found = opinion(spends, delta)
+    return None if found is None else shown(found)
+
+
+def _rounds(job: Job, sigma: str) -> set[tuple[Spend, ...]]:
+    return {round_spends(job, round_, sigma) for round_ in range(job.length)}
+
+
+def _batch(job: Job, sigma: str, records: int, delta: float) -> dict[str, Any]:
+    """What a step on so many records looks like; LocalError for too few of them, and for more than δ is made for."""
+    table = job.private
+    expected = table.sample_rate * records
+    if expected < 1:
+        least, better = 1 / records, min(BATCH / records, 1)
+        raise LocalError(
+            f"--records {records}: a step would draw {expected:.3g} of them on average, and be noise alone as a rule; "
+            f"raise privacy.sample_rate from {table.sample_rate:g} to {least:.2g} at least, better to {better:.2g}, or "
+            "leave such a silo out"
+        )
+    if delta * records >= 1:
+        raise LocalError(
+            f"--records {records}: delta = {delta:g} would allow that one of so many records is shown as it is; lower "
+            f"it below {1 / records:.2g}"
+        )
+    return {
+        "records": records,
+        "expected": f"{expected:.4g}",
+        "noise": f"{float(sigma) * table.clip / expected:.3g}",
+        "clip": f"{table.clip:g}",
+    }

@@ -1,0 +1,93 @@
+"""What one private job spends of this silo's data set (algorithms/account.py), from the budget on disk.
+
+::
+
+    reserve        in the budget's log, then its head in the silo's ledger: both durable before the first step
+    keep_counts    <directory>/jobs/<job>/counts.json: the noisy counts, drawn once; sent again for nothing
+    commit         once what came of the steps is durable in the job's folder
+
+A process that dies between any two of them leaves a reservation open, and that is spent for ever. What a round gave is
+in the outbox then, or the round is trained anew out of another reservation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..algorithms.account import Counts, Spending
+from ..algorithms.job import Job
+from ..algorithms.privacy import Spend, decimal
+from ..errors import LocalError
+from ..files import Strict, canonical_json, parse_canonical, read_bytes, write_atomic
+from ..security.budget import Ceiling, Reservation, Steppers
+from ..security.budget_records import Count
+from .budgets import DatasetBudget
+from .state import JobFolder
+
+COUNTS = "counts.json"
+
+
+class KeptCounts(Strict):
+    """``counts.json``: ``{"counts":[12,0,31],"reservation":3}``."""
+
+    counts: tuple[Count, ...]
+    reservation: Count
+
+
+@dataclass
+class OpenSpending:
+    """Steps of a reservation without a commit."""
+
+    reservation: Reservation
+    purposes: Sequence[str]  # of its events
+    steppers: Steppers
+    over: bool = False
+
+    @property
+    def id(self) -> int:
+        """Its place in the budget's log."""
+        return self.reservation.seq
+
+    def take(self, purpose: str) -> None:
+        """One step for this purpose."""
+        if self.over or purpose not in self.purposes:
+            why = "is committed" if self.over else f"has none for {purpose}"
+            raise LocalError(f"a step is taken of reservation {self.id}, which {why}; this is a bug in Staddle")
+        self.steppers.take(self.purposes.index(purpose))
+
+
+class JobAccount:
+    """One job's, at this silo."""
+
+    def __init__(self, budget: DatasetBudget, job: Job, folder: JobFolder) -> None:
+        self._budget = budget
+        self._job = job
+        self._path = folder.path / COUNTS
+        self._ceiling = Ceiling(decimal(job.private.epsilon), decimal(job.private.delta))
+
+    def counts(self) -> Counts | None:
+        """The counts that were released before, after a restart too."""
+        if not self._path.exists():
+            return None
+        kept = parse_canonical(read_bytes(self._path), KeptCounts, str(self._path))
+        if len(kept.counts) != self._job.model.classes or not self._budget.paid(kept.reservation, self._job.digest):
+            raise LocalError(f"{self._path}: not the counts that this job released here; restore it from a backup")
+        return Counts(torch.tensor(kept.counts, dtype=torch.int64), kept.reservation)
+
+    def keep_counts(self, counts: Counts) -> None:
+        """Durable before they are used."""
+        kept = KeptCounts(counts=tuple(counts.counts.tolist()), reservation=counts.id)
+        write_atomic(self._path, canonical_json(kept.model_dump(mode="json")))
+
+    def reserve(self, round_: int, spends: Sequence[Spend]) -> OpenSpending:
+        """Set steps aside; ExhaustedError where the job's target or what is left of the budget does not cover them."""
+        reservation = self._budget.reserve(self._job, round_, spends, self._ceiling)
+        return OpenSpending(reservation, [spend.purpose for spend in spends], Steppers(reservation))
+
+    def commit(self, spending: Spending) -> None:
+        """What came of the steps that were taken is durable; the rest is free again."""
+        if not isinstance(spending, OpenSpending) or spending.over:
+            raise LocalError(f"commit of reservation {spending.id}, which is not open; this is a bug in Staddle")
+        spending.over = True  # whatever becomes of the record
+        self._budget.commit(spending.reservation, spending.steppers.taken)

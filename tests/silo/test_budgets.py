@@ -1,0 +1,130 @@
+"""The agent's budget: opened beside the ledger that keeps its head, and refused where the two do not agree."""
+
+import shutil
+import threading
+from decimal import Decimal
+
+import pytest
+from private_jobs import folder_of, opened, policy_for, private_job, steps_of
+from recording_gate import World, records
+
+from staddle.algorithms.privacy import Spend, job_spends
+from staddle.errors import ExhaustedError, LocalError
+from staddle.security import ledger_audit
+from staddle.security.budget import Ceiling
+
+SPEND = (Spend("training", "2", "0.25", 4),)
+CEILING = Ceiling("100", "0.00001")
+
+
+@pytest.fixture
+def job(made):
+    return private_job(made)
+
+
+@pytest.fixture
+def world(made, job, tmp_path):
+    return World(made, tmp_path, policy_for(made, job))
+
+
+def heads(world):
+    return [record for record in records(world.path) if record["type"] == "privacy.head"]
+
+
+def test_each_reservation_has_its_head_in_the_ledger_with_what_is_spent(world, job):
+    with opened(world) as budget:
+        assert heads(world) == []
+        one = budget.reserve(job, 0, SPEND, CEILING)
+        budget.reserve(job, 1, SPEND, CEILING)
+        budget.commit(one, [4])
+        assert [budget.paid(seq, job.digest) for seq in (one.seq, one.seq + 1, one.seq + 9)] == [True, True, False]
+        assert not budget.paid(one.seq, "ab" * 32)
+    first, second = heads(world)
+    assert (first["dataset"], first["delta"], first["limit"]) == ("data", "0.00001", "8.0")
+    assert first["size"] == one.seq + 1 < second["size"]
+    assert Decimal(0) < Decimal(first["epsilon"]) < Decimal(second["epsilon"]) < 8
+    world.ledger.close()
+    assert ledger_audit.verify(world.path).ok
+
+
+def test_a_restart_resets_nothing_and_a_crash_is_no_rollback(world, job):
+    with opened(world) as budget:
+        budget.commit(budget.reserve(job, 0, SPEND, CEILING), [3])
+        budget.reserve(job, 1, SPEND, CEILING)
+        budget._budget.reserve(job.name, job.digest, 2, "x", budget._budget._open.popitem()[1].events)  # died here
+    world.restart()
+    with opened(world) as budget:
+        assert steps_of(budget, job) == {("2", "0.25"): 11}
+
+
+def test_a_changed_policy_sets_another_limit_from_the_start_on(world, made, job):
+    planned = job_spends(job, "2")
+    with opened(world) as budget:
+        budget.check_room(job, planned)
+        budget.reserve(job, 0, SPEND, CEILING)
+    strict = policy_for(made, job, epsilon=1.7)
+    with opened(world, strict) as budget:
+        with pytest.raises(
+            ExhaustedError, match=r"all of job 'private' would bring .* over the policy's limit of 1\.7"
+        ):
+            budget.check_room(job, planned)
+        budget.reserve(job, 1, [Spend("training", "90", "0.25", 4)], CEILING)
+    assert [head["limit"] for head in heads(world)] == ["8.0", "1.7"]
+
+
+def test_two_threads_cannot_overdraw_and_their_heads_come_in_order(world, job):
+    with opened(world) as budget:
+        refused = []
+
+        def spend():
+            for round_ in range(30):
+                try:
+                    budget.reserve(job, round_, SPEND, CEILING)
+                except ExhaustedError:
+                    refused.append(round_)
+
+        threads = [threading.Thread(target=spend) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert refused
+        assert budget._budget.epsilon() <= 8
+    sizes = [head["size"] for head in heads(world)]
+    assert sizes == sorted(set(sizes))
+    assert len(sizes) == 60 - len(refused)
+
+
+def remove(folder, _):
+    shutil.rmtree(folder)
+
+
+def empty(folder, _):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def put_back(folder, copy):
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), [(remove, "gone, and with it"), (empty, "gone, and with it"), (put_back, "was rolled back")]
+)
+def test_a_budget_that_was_lost_or_rolled_back_is_refused(world, job, tmp_path, change, why):
+    with opened(world) as budget:
+        budget.reserve(job, 0, SPEND, CEILING)
+    shutil.copytree(folder_of(world), tmp_path / "copy")
+    with opened(world) as budget:
+        budget.reserve(job, 1, SPEND, CEILING)
+    change(folder_of(world), tmp_path / "copy")
+    with pytest.raises(LocalError, match=rf"{why}.*; .*restore"), opened(world):
+        pass
+
+
+def test_a_budget_whose_head_was_never_kept_may_be_new(world):
+    for _ in range(2):
+        with opened(world):
+            pass
+        shutil.rmtree(folder_of(world))
