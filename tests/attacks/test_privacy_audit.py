@@ -26,10 +26,12 @@ from torch import nn
 
 from staddle.algorithms.data import Dataset
 from staddle.algorithms.method import Optimiser, Stage
+from staddle.algorithms.privacy import TRAINING, Spend
 from staddle.algorithms.private import Mechanism, Private
 from staddle.algorithms.training import train
-from staddle.security.accounting import Event, epsilon, plan_sigma, spent
+from staddle.security.accounting import cost
 from staddle.security.noise import Randomness
+from staddle.security.plan import least_sigma
 
 CLAIMED, DELTA = 2.0, 1e-5
 CANARIES, GUESSES = 1000, 200
@@ -91,7 +93,11 @@ def right_guesses(rng, sigma, clip=1.0, fresh=Randomness):
     return int(placed.inside[order[-half:]].sum() + (~placed.inside[order[:half]]).sum())
 
 
-SIGMA = plan_sigma(CLAIMED, DELTA, str(Q), STEPS)
+def all_steps(sigma):
+    return [Spend(TRAINING, sigma, str(Q), STEPS)]
+
+
+SIGMA = least_sigma(all_steps, str(CLAIMED), DELTA)
 
 
 class Everybody(Randomness):
@@ -102,7 +108,7 @@ class Everybody(Randomness):
 
 
 def test_what_private_training_gives_away_stays_below_the_claim():
-    assert 0.99 * CLAIMED < epsilon(spent([Event(SIGMA, str(Q), STEPS)]), DELTA) <= CLAIMED
+    assert 0.99 * CLAIMED < cost(all_steps(SIGMA), DELTA) <= CLAIMED
     right = right_guesses(np.random.default_rng(0), float(SIGMA))
     assert lower_bound(right) < CLAIMED
     assert right > 110  # a guess in the dark is right in half of the cases
