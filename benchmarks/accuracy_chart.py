@@ -40,7 +40,8 @@ def table(cells: tuple[Cell, ...]) -> str:
 
 def told(cell: Cell) -> str:
     """One cell, for people."""
-    return f"{cell.mean * 100:.1f} ({min(cell.values) * 100:.1f} to {max(cell.values) * 100:.1f})"
+    spread = f" ({min(cell.values) * 100:.1f} to {max(cell.values) * 100:.1f})" if len(cell.values) > 1 else ""
+    return f"{cell.mean * 100:.1f}{spread}"
 
 
 def axes(cells: tuple[Cell, ...]) -> tuple[list[str], list[str]]:

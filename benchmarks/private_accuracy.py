@@ -6,7 +6,7 @@ first values and which silos take part; the noise is never seeded. Accuracy is o
 held-out quarter, over all silos' records together. All methods have the same settings, those of ``DATA``, and beside
 them only what the demo gives them (commands/settings.py). Nothing was tuned for one method.
 
-Writes OUT.csv (a row a run; rows that are there already are not run again), OUT.md (the table) and OUT.svg. "mnist"
+Writes OUT.csv (a row a run; rows that are there already are not run again) and OUT.svg, and prints the table. "mnist"
 reads the MNIST folder of torchvision's layout, and takes its first ``--records``.
 """
 
@@ -205,7 +205,7 @@ def records_of(name: str, folder: Path | None, count: int) -> Dataset:
 
 
 def main() -> None:
-    """Parse the arguments, run what is missing, write table and picture."""
+    """Parse the arguments, run what is missing, draw the picture, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", choices=DATA)
     parser.add_argument("out", type=Path, help="without ending, such as docs/private-accuracy")
@@ -231,8 +231,8 @@ def main() -> None:
                     rows.add(run(data, records, method, epsilon, seed))
                     print(rows.runs[-1], flush=True)  # noqa: T201 its progress
     found = tuple(cells(rows.runs, options.methods, options.epsilons))
-    options.out.with_suffix(".md").write_text(table(found))
     options.out.with_suffix(".svg").write_text(chart(found))
+    print(table(found))  # noqa: T201 likewise
 
 
 if __name__ == "__main__":
