@@ -58,7 +58,10 @@ block        down  "algorithm2" only: b_i                                       
 ===========  ====  =================================================================  =======================
 
 In the clear, the weights of ``prototypes`` tell the coordinator a silo's class counts, for "paper_p" its classes.
-A silo's model in the end is the one it trained last.
+A silo's model in the end is the one it trained last. Under differential privacy the backbone, the head and what belongs
+to the supervised blocks are cut and noised together, since the backbone's gradients pass through all of them. The sums
+of Eq. 3 have noise of their own in every round, and are divided by the noisy class counts of the job; a class that
+seems absent there gives no prototype.
 """
 
 from collections import OrderedDict

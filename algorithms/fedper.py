@@ -13,7 +13,8 @@ Where this differs from the paper:
 - personalization layers start from one common initial value, the paper leaves their start open;
 - batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``.
 
-Wire list: ``extractor`` (backbone, Sum weighted by samples) up and down in every round. The classifier never leaves.
+Wire list: ``extractor`` (backbone, Sum weighted by samples) up and down in every round. The classifier never leaves;
+under differential privacy it is noised with the extractor, whose gradients pass through it.
 """
 
 from ..files import Strict

@@ -52,6 +52,9 @@ both          down  ``header``: rows [C, d+1], status [C]               -
 Beside the sums of rows, the coordinator learns the number of holders of each class; in the clear also which classes
 each silo holds. A presence above 1 is refused, so no silo stands for several of ``min_holders``; stale-inclusive that
 holds for the change in one round, not for the sum over rounds. A silo's model in the end is the one it trained last.
+
+Under differential privacy S_k are the classes of which there seem to be records by the noisy counts of the job, and the
+extractor is noised with the header, though it never leaves: the header's gradients pass through it.
 """
 
 from collections.abc import Mapping

@@ -40,7 +40,8 @@ personalisation    down  ``extractor``: the silo's row of Eq. 4                 
 personalisation    down  ``model``: once, to a silo that has given no extractor yet      -
 =================  ====  ==============================================================  =======================
 
-A silo's model in the end is the one it trained last, as in the authors' evaluation.
+A silo's model in the end is the one it trained last, as in the authors' evaluation. Under differential privacy both
+parts are noised together in both phases, and the rows, computed of what was, have no noise of their own.
 """
 
 from fractions import Fraction

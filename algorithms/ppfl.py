@@ -50,6 +50,9 @@ out of a round of a job with all silos is missing in that round's sums all the s
 silo: ``min_cohort`` = the number of silos ends the job instead, λ = 0 has no such sums. Where the exchanges run in the
 clear, the coordinator sees h_i as it is. In a blind job a class that few silos have is in no class sum, as if nobody
 had it (counted.py): it pulls nobody.
+
+Under differential privacy θ and c_i are both noised, since each one's gradients pass through the other: a step of c_i
+on all records at once has noise of its own (privacy.py), and h_i is of the noisy class counts of the job.
 """
 
 from collections.abc import Mapping

@@ -6,8 +6,8 @@ cuts each drawn record's gradient, of all parameters that the step moves togethe
     (Σ min(1, C / ‖g_i‖) g_i + σ C z) / D,    z standard normal, D the divisor that stands for q times the records
 
 The draw and z come from a cryptographic generator that the caller gives, fresh for each step: no seed of a job reaches
-them. A step that draws nobody is taken too, on noise alone. What depends on parameters alone, a stage's penalty and the
-optimiser's rule, comes after the noise.
+them. A step that draws nobody is taken too, on noise alone, and a record whose gradient is no number adds nothing. What
+depends on parameters alone, a stage's penalty and the optimiser's rule, comes after the noise.
 
 Gradients by record come from Opacus's hooks where a stage trains modules that take a batch and whose layers Opacus
 knows, else from ``torch.func`` (PPFL's membership vector has no batch). Both are of the same loss of one record.
@@ -96,6 +96,7 @@ class Private:
                 optimiser.zero_grad()
                 total += gradients(xs, ys) if len(xs) else 0.0
                 _fill(parameters, len(xs))
+                _drop_unbounded(parameters)
                 optimiser.signal_skip_step(number < pieces)
                 optimiser.step()
             return total / how.divisor
@@ -110,11 +111,11 @@ class Private:
                 hooks.cleanup()
 
         def gradients(x: Tensor, y: Tensor) -> float:
-            loss = stage.loss(modules, x, y, stage.context).sum()
+            losses = stage.loss(modules, x, y, stage.context)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Full backward hook is firing")  # the first layer's input is data
-                torch.autograd.backward(loss)
-            return float(loss.detach())
+                torch.autograd.backward(losses.sum())
+            return _total(losses)
 
         self._release = release
         return gradients
@@ -194,9 +195,14 @@ def _by_function(modules: Modules, stage: Stage) -> Gradients:
         for part, named in parameters.items():
             for name, p in named.items():
                 p.grad_sample = found[part][name].detach()  # type: ignore[attr-defined]
-        return float(losses.detach().sum())
+        return _total(losses)
 
     return gradients
+
+
+def _total(losses: Tensor) -> float:
+    """Σ of the losses that are numbers."""
+    return float(losses.detach().nan_to_num(0.0, 0.0, 0.0).sum())
 
 
 def _called(module: nn.Module, values: dict[str, Tensor], *args: object) -> Tensor:
@@ -209,3 +215,12 @@ def _fill(parameters: list[nn.Parameter], records: int) -> None:
     for p in parameters:
         if getattr(p, "grad_sample", None) is None:
             p.grad_sample = torch.zeros(records, *p.shape, dtype=p.dtype)  # type: ignore[attr-defined]
+
+
+def _drop_unbounded(parameters: list[nn.Parameter]) -> None:
+    """A record whose gradient is no number adds nothing: it would end the training, and so be seen."""
+    samples: list[Tensor] = [p.grad_sample for p in parameters]  # type: ignore[attr-defined]
+    bounded = torch.stack([gradient.unsqueeze(-1).flatten(1).sum(1) for gradient in samples]).sum(0).isfinite()  # [B]
+    if not bounded.all():
+        for gradient in samples:
+            gradient[~bounded] = 0

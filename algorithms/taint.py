@@ -29,6 +29,7 @@ DESCRIBES = (  # what tells of a tensor its form alone, or the tensors within it
     *("is_same_size", "get_device", "result_type"),
 )
 SELECTS = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount")  # as many as values say
+SIZED = ("arange", "zeros", "ones", "full", "empty", "eye", "expand", "repeat", "tile", "view", "reshape", "narrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,8 @@ def _tells(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
             return len(args) + len(kwargs) == 1
         case "repeat_interleave":
             return any(isinstance(each, Tensor) for each in (*args[1:], *kwargs.values()))
+        case _ if name in SIZED:
+            return any(not each.ndim and not each.is_floating_point() for each in _tensors((args, kwargs)))
         case "__getitem__":
             return any(each.dtype in (torch.bool, torch.uint8) or not each.ndim for each in _tensors(args[1:]))
         case _:

@@ -1,7 +1,7 @@
 """Private steps against plain ones, by hand, and record by record; what bounds a record's influence holds exactly."""
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 
 import numpy as np
 import pytest
@@ -172,6 +172,20 @@ def test_clipped_sums_are_those_by_hand_however_few_records_fit_into_memory(phys
     stage = replace(BOTH, optimiser=Optimiser(1.0))
     train(parts, stage, data, 1, rng(), private(clip=0.3, physical_batch=physical))
     assert torch.allclose((before - values(parts)) * 8, expected, atol=1e-6, rtol=1e-5)  # Opacus adds 1e-6 to a norm
+
+
+@pytest.mark.parametrize("functional", [False, True])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e308])
+def test_a_record_whose_gradient_is_no_number_adds_nothing(functional, value):
+    """Nor does it end the training, which would show that it is there."""
+    one, other, data = linear(), linear(), records(9)
+    other["extractor"].functional = one["extractor"].functional = functional
+    stage = replace(BOTH, loss=lambda *given: cross_entropy(*given) * (1 + given[1].abs().sum(1)))
+    train(one, stage, data, 1, rng(), private([[0, 1, 3, 4], [5, 6]], q=0.5, clip=0.3))
+    data.x[2] = value
+    loss = train(other, stage, data, 1, rng(), private([[0, 1, 2, 3, 4], [5, 6, 2]], q=0.5, clip=0.3))
+    assert isfinite(loss)
+    assert (values(one) - values(other)).abs().max() < 1e-12
 
 
 def test_hooks_and_functions_give_the_same(monkeypatch):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from staddle.algorithms import local_round as rounds
@@ -18,7 +19,7 @@ from staddle.algorithms.fedper import FedPer
 from staddle.algorithms.local_round import final_round, local_round, state_from_bytes, state_to_bytes
 from staddle.algorithms.method import Effort, Stage, initial_state
 from staddle.algorithms.privacy import round_spends
-from staddle.algorithms.private_round import clipped_sums, release_counts
+from staddle.algorithms.private_round import PrivateRound, clipped_sums, noisy_facts, release_counts
 from staddle.algorithms.simulation import simulate
 from staddle.algorithms.taint import PRIVATE, PUBLIC, paid, worst
 from staddle.errors import ExhaustedError, LocalError
@@ -182,6 +183,22 @@ def test_all_that_leaves_is_paid_for_by_what_its_taint_says(make_private, make_s
         assert accounts[silo].spendings[now].taken == spent, "effort() is what the stages take"
 
 
+@pytest.mark.parametrize("schedule", ["alternating", "theta_then_c", "rbcd"])
+@pytest.mark.parametrize("batches", [False, True])
+def test_effort_is_known_before_the_rounds_of_any_schedule(make_private, schedule, batches):
+    options = {"schedule": schedule, "membership_batches": batches}
+    job = make_private("ppfl", options, rounds=12, training={"epochs": 3})
+    method, found = job.method(), set()
+    for round_ in range(job.length):
+        facts = noisy_facts(job, "a", round_, Counts(torch.tensor([4, 0, 9]), 0))
+        stages = method.stages(initial_state(method, "a"), facts)
+        whole = sum(stage.epochs for stage in stages if stage.full_batch)
+        effort = method.effort(round_)
+        assert effort == Effort(sum(stage.epochs for stage in stages) - whole, whole)
+        found.add(effort)
+    assert len(found) == 1 + (schedule == "theta_then_c" or (schedule == "rbcd" and not batches))
+
+
 def test_a_method_that_sums_by_class_is_told_noisy_presence(make_private, make_shards, recorded):
     """A blind job's count of holders (counted.py) is of the noisy counts as well."""
     blind = {"security": {"secure_aggregation": "required", "min_holders": 3}, "silos": SIX, "min_cohort": 4}
@@ -332,6 +349,32 @@ def test_pre_trained_weights_are_private_unless_they_are_said_to_be_public(make_
     assert outcome.taints["rows"]["rows"].private
 
 
+def test_a_buffer_that_training_changes_is_private(make_private, make_data):
+    """No noise reaches it; batch norm's are refused with the job."""
+
+    class Buffered(FedPer):
+        def modules(self, silo):
+            modules = super().modules(silo)
+            for name in ("seen", "fixed"):
+                modules["extractor"].register_buffer(name, torch.zeros(1))
+            return modules
+
+    job = make_private("fedper")
+    method = Buffered(job.setting())
+    private = PrivateRound(method, job, "a", 0, make_data(24), silo_of(job))
+    state = private.deliver(initial_state(method, "a", public=()), {})
+    modules = rounds.to_modules(method, "a", state)
+    before = {f"extractor.{name}": buffer.clone() for name, buffer in modules["extractor"].named_buffers()}
+    modules["extractor"].seen += 1
+    (stage,) = private.stages(state)
+    private.trained(stage, modules, before)
+    kept = private.keep(rounds.to_state(modules, state))
+    found = {name: kept.taints[f"part/extractor/{name}"] for name in ("seen", "fixed", "fc1.weight")}
+    assert found == {"seen": PRIVATE, "fixed": PUBLIC, "fc1.weight": paid(0, 1)}
+    with pytest.raises(ValidationError, match="batch"):
+        make_private("fedper", model={"norm": "batch"})
+
+
 def test_taints_are_kept_with_the_state(make_private, make_data, make_job):
     job = make_private("fedper", rounds=4)
     state = run(job, make_data, type("Right", (Heads,), {"reads": ()})(job.setting()), 1)[0].state
@@ -375,6 +418,8 @@ def test_counts_differ_by_one_record_by_one(make_private, record):
     other = release_counts(job, 0, with_counts(*counts), silo_of(job, Still(1.0)))
     assert (one.counts - other.counts).double().norm() == 1
     assert one.counts.tolist() == [5, 6, 7]
+    noisy = release_counts(job, 0, with_counts(5, 6, 7), silo_of(job, Still(8.0)))
+    assert noisy.counts.tolist() == [7, 8, 9]
 
 
 def test_a_class_is_absent_below_three_standard_deviations(make_private):
@@ -430,6 +475,20 @@ def test_nothing_but_the_noisy_counts_reaches_a_method(make_private, make_data):
     assert [name for name, *_ in heard[0]] == ["deliver", "stages", "give", "deliver"]
 
 
+def test_a_step_is_divided_by_the_noisy_counts(make_private, make_data):
+    """SECURITY.md rule 22: by q times their sum, whatever the number of records is."""
+    job, moved = make_private("fedavg", {}, {"sigma": "0", "sample_rate": 1.0}), []
+    method = job.method()
+    for counts in ([10, 2, 0], [20, 1, 3]):
+        account, state = Free(job), initial_state(method, "a", public=())
+        account.keep_counts(Counts(torch.tensor(counts), 0))
+        private = silo_of(job, Still(), account)
+        after = local_round(method, job, state, 0, {}, make_data(17), make_data(9), "a", private=private).state
+        moved.append(after.parts["classifier"]["weight"] - state.parts["classifier"]["weight"])
+    assert torch.allclose(moved[0], 2 * moved[1], atol=1e-7)
+    assert moved[0].abs().max() > 1e-3
+
+
 def test_a_silo_that_never_trained_spends_nothing_for_the_last_delivery(make_private, make_data):
     job = make_private("fedssa")
     method, account = job.method(), MemoryAccount(job)
@@ -464,9 +523,20 @@ def test_what_a_record_adds_to_a_statistic_is_cut(make_private, make_data):
         moved.append(float((whole["sums"] - less["sums"]).norm()))
     assert max(moved) <= bound * (1 + 1e-6)  # convolutions in float32, over batches of other sizes
     assert max(moved) > 0.99 * bound
-    strange = Dataset(data.x.clone(), data.y)
-    strange.x[0] = math.inf
-    assert clipped_sums(method, modules, strange, bound, 100)["sums"].isfinite().all()
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_record_whose_share_is_no_number_adds_nothing(make_private, make_data, value):
+    class Sums(FedPer):
+        def measure(self, parts, x, y):
+            return {"x": x.sum((0, 1)), "y": y.sum()}
+
+    method, data = Sums(make_private("fedper").setting()), make_data(5)
+    data.x[2, 0, 3, 3] = value
+    found = clipped_sums(method, {}, data, math.inf, 2)
+    others = data.take(np.array([0, 1, 3, 4]))
+    assert torch.allclose(found["x"], others.x.double().sum((0, 1)))
+    assert found["y"] == others.y.sum()
 
 
 def test_noise_of_statistics_and_metrics_has_the_size_that_is_said(make_private, make_data):
@@ -518,6 +588,7 @@ def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):
         ("pfedsim", {"rho": 0}),
         ("fedssa", {"stale_inclusive": True}),
         ("fedaims", {"sampling": "full"}),
+        ("fedsimsup", {"tau_theta": 1}),
         ("ppfl", {"lam": 0}),
     ],
 )

@@ -131,6 +131,8 @@ READS = {
     "bincount": lambda t: t.long().bincount().shape,
     "where": lambda t: torch.where(t > 2)[0].shape,
     "slice": lambda t: torch.ones(9)[: t.long()[1]].shape,
+    "zeros": lambda t: torch.zeros(t.long()[1]).shape,
+    "expand": lambda t: torch.ones(1).expand(t.long()[2]).shape,
     "repeat": lambda t: torch.ones(6).repeat_interleave(t.long()).shape,
     "sorted": sorted,
 }
