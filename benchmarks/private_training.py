@@ -7,9 +7,10 @@ at a time, in three ways that take turns, step by step, in one process:
 - *bare Opacus*: module and optimiser as ``PrivacyEngine.make_private`` gives them, with noise of torch's generator;
 - *private*: the step of a private job, with noise that no seed makes again.
 
-CPU milliseconds of the process, least and median of the repeats; what of them is noise, clipping and the optimiser's
-own rule (the rest is the loss and the gradients by record); ratios of the least. Then by how much the resident set
-grows at its peak while a step is taken, in a fresh process that holds the model already and has taken a step before.
+CPU milliseconds of the process, least and median of the repeats; what of them is noise, clipping, the guard against
+gradients that are no numbers, and the optimiser's own rule (the rest is the loss and the gradients by record); ratios
+of the least. Then by how much the resident set grows at its peak while a step is taken, in a fresh process that holds
+the model already and has taken a step before.
 """
 
 import argparse
@@ -41,6 +42,7 @@ CLASSES = 10
 PARTS = {  # what is measured within a step, and where it is called
     "noise": ((DPOptimizer, "add_noise"), (private._Optimiser, "add_noise")),  # noqa: SLF001 what is measured
     "clip": ((DPOptimizer, "clip_and_accumulate"),),
+    "guard": ((private, "_drop_unbounded"),),
     "rule": ((torch.optim.SGD, "step"), (private._Rule, "step"), (training, "apply")),  # noqa: SLF001 likewise
 }
 
