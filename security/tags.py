@@ -176,4 +176,5 @@ def _added(alpha: Words, near: Floats, numbers: Words, real: Floats) -> int:
 def _rows(alpha: Words, near: Floats, numbers: Words, real: Floats) -> int:
     wrapped = np.einsum("ij,ij->i", alpha, numbers)
     times = np.rint(np.vecdot(near, real) * 2.0 ** (_DROPPED - 64) - wrapped * 2.0**-64)
-    return sum(wrapped.tolist()) + (int(times.sum()) << 64)
+    total: int = sum(wrapped.tolist()) + (int(times.sum()) << 64)
+    return total
