@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import typer
-from ledgers import FEDERATION, HASH, WORDS, copied, full, intend, intend_masked, open_ledger, put_back, stored
+from ledgers import FEDERATION, HASH, WORDS, copied, full, intend, intend_masked, open_ledger, private, put_back, stored
 from report_ledgers import give
 from typer.testing import CliRunner
 
 from staddle.commands import ledger
 from staddle.errors import LocalError, PeerError, ProofError
 from staddle.files import canonical_json
-from staddle.security import head, ledger_audit
+from staddle.security import head, ledger_audit, ledger_export
 from staddle.security import roster as rosters
 from staddle.security.identity import Role, create_keys, load_keys
 from staddle.security.receipt import Receipt
@@ -264,6 +264,16 @@ def test_an_export_of_a_job_has_its_records_and_what_became_of_its_messages(worl
     shown = run("verify-export", path, "--roster", world.roster)
     assert "proven: 6 records, of job 'j1', of staddle.example/lung/silo-a/egress" in shown
     assert [json.loads(line)["record"] for line in lines] == [stored(world.ledger)[n] for n in (6, 9, 10, 11, 12, 13)]
+
+
+def test_an_export_of_a_job_has_what_paid_and_nothing_of_what_others_spent(tmp_path):
+    private(tmp_path / "ledger")
+    _, *lines = (json.loads(line) for line in ledger_export.export(tmp_path / "ledger", redact=False, job="j1"))
+    assert {line["type"] for line in lines} == {"egress.intent", "egress.digest", "egress.outcome"}
+    assert [line["record"]["dp"]["ids"] for line in lines if line["type"] == "egress.intent"] == [[2, 4], [2, 4, 6]]
+    _, *lines = (json.loads(line) for line in ledger_export.export(tmp_path / "ledger", redact=True))
+    assert [line["type"] for line in lines].count("privacy.head") == 4
+    assert not any("record" in line for line in lines)
 
 
 def test_what_is_changed_in_an_export_is_found(world):
