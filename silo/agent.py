@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 from .. import log
 from ..algorithms.counted import HOLDERS
 from ..algorithms.fit import counts_by_class, withheld_classes
-from ..algorithms.job import Job
-from ..algorithms.privacy import job_spends, signed_sigma
 from ..errors import (
     CancelledError,
     ExhaustedError,
@@ -36,7 +34,7 @@ from .delivery import Delivered
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
 from .group_keys import GroupKeys
 from .mix_memory import MixMemory
-from .private_jobs import advice
+from .private_jobs import advice, check_room, payer
 from .session import (
     Asked,
     Barred,
@@ -64,7 +62,6 @@ from .trainer import Trainer
 from .work import Work
 
 if TYPE_CHECKING:
-    from ..algorithms.account import PrivateSilo
     from .budgets import DatasetBudget
 
 FIRST_WAIT_SECONDS = 0.5
@@ -223,7 +220,7 @@ class Agent:
     def _admit(self, signed: bytes) -> Admitted:
         admitted = self._checked(signed)
         try:
-            self._check_room(admitted.job)
+            check_room(admitted.job, self._budget)
             self._folder(admitted.job.name).check_new(signed)
             if admitted.job.keyed:
                 self._group_keys.check_new(admitted.job)
@@ -233,11 +230,6 @@ class Agent:
         except LocalError as error:
             raise RefusedError(self._roster.coordinator.id, "JOB_INVALID", str(error)) from error
         return admitted
-
-    def _check_room(self, job: Job) -> None:
-        """ExhaustedError unless what is left of the budget covers all of a new job, interrupted rounds included."""
-        if job.privacy is not None and self._budget is not None:
-            self._budget.check_room(job, job_spends(job, signed_sigma(job)))
 
     def _checked(self, signed: bytes) -> Admitted:
         key = split_key(self._config.directory)
@@ -346,19 +338,8 @@ class Agent:
 
     def _work(self, admitted: Admitted) -> Work:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
-        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled, self._private(admitted.job))
-
-    def _private(self, job: Job) -> "PrivateSilo | None":
-        """What a private job takes beside a plain one."""
-        if job.privacy is None:
-            return None
-        from ..algorithms.account import PrivateSilo  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
-        from ..security.noise import Randomness  # noqa: PLC0415
-        from .account import JobAccount  # noqa: PLC0415
-
-        if self._budget is None:  # admission refuses it
-            raise LocalError(f"job {job.name!r} spends on a data set without a budget; this is a bug in Staddle")
-        return PrivateSilo(JobAccount(self._budget, job, self._folder(job.name)), Randomness)
+        private = payer(admitted.job, self._budget, folder)
+        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled, private)
 
     @contextlib.asynccontextmanager
     async def _beating(self, job: str, round_: int) -> AsyncIterator[None]:

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 import torch
+from private_jobs import undrafted
 from typer.testing import CliRunner
 
 from staddle.algorithms.data import Dataset
@@ -189,7 +190,7 @@ class Silo:
         shutil.copytree(federation.folder / "a", self.folder)
         shutil.copy(federation.folder / "roster.json", place)
         self.config, self.policy = self.folder / "silo.toml", self.folder / "policy.toml"
-        self.policy.write_text(self.policy.read_text() + TABLE)
+        self.policy.write_text(undrafted(self.policy.read_text()) + TABLE)
         self.keys = load_keys(self.folder / "keys")
         self.budgets = self.folder / "state" / "privacy"
 
