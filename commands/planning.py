@@ -4,8 +4,12 @@ from dataclasses import replace
 from math import ceil, log2
 
 from ..algorithms.job import Job
+<<<<<<< HEAD
 from ..algorithms.privacy import HISTOGRAM, decimal, spends_by_sigma
 from ..algorithms.private_round import PRESENT
+=======
+from ..algorithms.privacy import TRAINING, WHOLE, decimal, spends_by_sigma
+>>>>>>> demo
 from ..errors import LocalError
 from ..security.accounting import cost, shown
 from ..security.plan import least_sigma, overspent
@@ -60,7 +64,7 @@ def noise(job: Job) -> str:
         return ""
     table, sigma = job.privacy, job.privacy.sigma
     spends = spends_by_sigma(job)(sigma)
-    steps = sum(one.steps for one in spends if one.purpose != HISTOGRAM)
+    steps = sum(one.steps for one in spends if one.purpose in (TRAINING, WHOLE))
     return (
         f"private: noise of {sigma} times the clip of {table.clip:g}, {number(steps, 'step')} at most, epsilon "
         f"{shown(cost(spends, table.delta))} of {table.epsilon:g} at delta = {table.delta:g} of each silo's data set"

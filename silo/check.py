@@ -4,7 +4,6 @@ import secrets
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..algorithms.data import Dataset
 from ..algorithms.data_images import Images
@@ -18,16 +17,15 @@ from ..security import policy as policies
 from ..security import preflight
 from ..security.identity import Keys, Role
 from ..security.policy import Policy
+from ..security.policy_file import Dataset as DatasetTable
 from ..security.preflight import Report
 from ..security.roster import Roster
 from . import config as configs
 from . import reach
 from .admission import admit
 from .config import SiloConfig
+from .private_jobs import advice
 from .state import JobFolder, split_key
-
-if TYPE_CHECKING:
-    from .spent import Spent
 
 STATES = 3  # of a job: after the last round, after the one before that counted, and the model in the end
 
@@ -44,15 +42,14 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> Report:
     for own in config.weights:
         report.look("weights", partial(_weights, own))
     report.look("ledger", partial(preflight.ledger, config.directory, config.trust.federation, config.keys))
-    budget = None
     if policy is not None and policy.budget is not None:
-        budget = report.look("budget", partial(_budget, config, policy))
+        report.look("privacy", partial(_privacy, policy.dataset, policy.budget, config))
     largest = 0
     for job in jobs:
         if keys is None or roster is None or policy is None:
             report.skip("job", "keys, roster and policy")
             continue
-        found = report.look("job", partial(_job, job, keys, roster, policy, config, budget))
+        found = report.look("job", partial(_job, job, keys, roster, policy, config))
         largest = max(largest, footprint(found, keys.entry.id) if found else 0)
     report.look("disk", partial(preflight.disk, config.directory, largest, "the largest of the jobs"))
     _reach(report, config, keys, roster)
@@ -86,6 +83,17 @@ def _policy(config: SiloConfig) -> tuple[Policy, str]:
     return policy, f"{config.policy}: {said}; sha256 {policy.digest[:12]}…"
 
 
+def _privacy(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[bool, str]:
+    """What was spent of the data set's budget."""
+    from ..security.accounting import shown  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
+    from . import spent  # noqa: PLC0415 likewise
+
+    budget = next((found.budget for found in spent.read(config) if found.dataset == dataset), None)
+    cost, jobs = (shown(budget.spent), len(budget.jobs)) if budget else ("0", 0)
+    most = f"{asked.epsilon:f} at delta = {asked.delta:f}"
+    return True, f"data set {dataset!r}: epsilon = {cost} of {most} is spent; jobs that spent: {jobs}"
+
+
 def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
     """Counts and shapes; never a value."""
     check_present(config.data)
@@ -103,17 +111,7 @@ def _weights(own: configs.Weights) -> tuple[bool, str]:
         return True, f"{own.file}: for part {own.part!r} of jobs {', '.join(own.jobs)}"
 
 
-def _budget(config: SiloConfig, policy: Policy) -> tuple["Spent", str]:
-    """What was spent of the data set's budget, from its first record to its last, and what the policy leaves of it."""
-    from . import spent  # noqa: PLC0415 opacus takes two seconds that silos of plain jobs need not
-
-    found = next(each for each in spent.read(config) if each.dataset == policy.dataset)
-    return found, found.told()
-
-
-def _job(
-    path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloConfig, budget: "Spent | None"
-) -> tuple[Job, str]:
+def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloConfig) -> tuple[Job, str]:
     """What the agent would answer, were this job offered now."""
     signed = read_bytes(path)
     kept = config.directory / "split.key"
@@ -123,21 +121,22 @@ def _job(
     except RefusedError as error:
         raise LocalError(f"{path}: this silo would decline the job, {error.code}: {error.why}") from error
     job = admitted.job
+    if job.privacy is not None:
+        from .spent import check_room  # noqa: PLC0415 likewise
+
+        try:
+            check_room(job, policy, config)
+        except ExhaustedError as error:
+            raise LocalError(f"{path}: this silo would decline the job, POLICY: {error}") from error
     folder = JobFolder(config.directory / "jobs" / job.name)
     if folder.signed() == signed:
         return job, f"{path}: {job.name!r} was accepted here, {folder.rounds_done} of its rounds are over"
     folder.check_new(signed)
-    if job.privacy is not None:
-        if budget is None:
-            raise LocalError(f"{path}: not known whether the budget covers it: put budget right first")
-        try:
-            budget.check_room(job)
-        except ExhaustedError as error:
-            raise LocalError(f"{path}: this silo would decline the job, POLICY: {error}") from error
     counts = f"{len(admitted.train)} records to train on, {len(admitted.test)} to test on"
     if not kept.exists():
         counts = f"about {counts}: which ones is drawn at the first start"
-    return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {counts}"
+    said = "; ".join((counts, *advice(job, len(admitted.train))))
+    return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {said}"
 
 
 def footprint(job: Job, silo: str) -> int:

@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 
 from ..algorithms.job import Job
 from ..algorithms.privacy import job_spends, signed_sigma
 from ..errors import LocalError
 from ..security import budget_view, ledger_view
 from ..security import policy as policies
-from ..security.accounting import Event, cost, shown
-from ..security.budget import Ceiling, check_whole_job
+from ..security.accounting import Event
+from ..security.budget import Ceiling, check_covered
 from ..security.budget_view import View
 from ..security.checkpoint import Checkpoint
 from ..security.identity import ENTRY_FILE, Entry, load_entry
 from ..security.ledger_audit import LEDGER
+from ..security.policy import Policy
 from ..security.policy_file import Dataset
 from ..security.records import PrivacyHead
 from ..security.segments import segments
@@ -33,27 +33,6 @@ class Spent:
     policy: Dataset | None
     budget: View | None
 
-    def check_room(self, job: Job) -> None:
-        """ExhaustedError where the policy, as it is now, does not cover all of a job beside what others have spent."""
-        if self.policy is None:
-            return
-        limit = Ceiling(format(self.policy.epsilon, "f"), format(self.policy.delta, "f"))
-        planned = [Event(each.sigma, each.q, each.steps) for each in job_spends(job, signed_sigma(job))]
-        jobs = self.budget.jobs if self.budget else ()
-        others = [event for own in jobs if own.job_digest != job.digest for event in own.events]
-        check_whole_job(self.dataset, job.name, limit, others, planned)
-
-    def told(self) -> str:
-        """What was spent and what is left, in a line, by the limit that the policy has now."""
-        if self.policy is None:
-            return f"data set {self.dataset!r}: the policy has no table for it, so no private job runs on it"
-        most, delta = self.policy.epsilon, self.policy.delta
-        if self.budget is None:
-            return f"data set {self.dataset!r}: nothing spent of epsilon {most:f} at delta = {delta:f}"
-        now = Decimal(shown(cost(self.budget.events, float(delta))))
-        left = max(most - now, Decimal(0))
-        return f"data set {self.dataset!r}: epsilon {now} of {most:f} spent at delta = {delta:f}, {left} left"
-
 
 def read(config: SiloConfig) -> tuple[Spent, ...]:
     """All data sets that the policy, the ledger or the folder knows, by name.
@@ -69,6 +48,18 @@ def read(config: SiloConfig) -> tuple[Spent, ...]:
         Spent(dataset, policy.file.dataset.get(dataset), _budget(config, entry, dataset, heads.get(dataset)))
         for dataset in sorted({*policy.file.dataset, *heads, *there})
     )
+
+
+def check_room(job: Job, policy: Policy, config: SiloConfig) -> None:
+    """ExhaustedError where what the policy lets be spent does not cover all of a job that would be offered now."""
+    asked = policy.budget
+    if job.privacy is None or asked is None:  # which costs nothing, or is declined for another reason
+        return
+    budget = next((found.budget for found in read(config) if found.dataset == policy.dataset), None)
+    others = [event for one in (budget.jobs if budget else ()) if one.job_digest != job.digest for event in one.events]
+    planned = [Event(one.sigma, one.q, one.steps) for one in job_spends(job, signed_sigma(job))]
+    most = Ceiling(format(asked.epsilon, "f"), format(asked.delta, "f"))
+    check_covered(policy.dataset, f"all of job {job.name!r}", most, others, planned)
 
 
 def _heads(config: SiloConfig) -> Mapping[str, PrivacyHead]:
