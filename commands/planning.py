@@ -4,12 +4,8 @@ from dataclasses import replace
 from math import ceil, log2
 
 from ..algorithms.job import Job
-<<<<<<< HEAD
-from ..algorithms.privacy import HISTOGRAM, decimal, spends_by_sigma
-from ..algorithms.private_round import PRESENT
-=======
 from ..algorithms.privacy import TRAINING, WHOLE, decimal, spends_by_sigma
->>>>>>> demo
+from ..algorithms.private_round import PRESENT
 from ..errors import LocalError
 from ..security.accounting import cost, shown
 from ..security.plan import least_sigma, overspent

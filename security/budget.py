@@ -291,10 +291,11 @@ def check_covered(
     delta = float(most.delta)
     now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
     if not covers(most.epsilon, then):
+        over = whose or "the policy's limit"
         fix = "" if whose else f"; raise epsilon in its [dataset.{dataset}] and restart the agent, or let it be"
         raise ExhaustedError(
             f"data set {dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to {shown(then)} at "
-            f"delta = {most.delta}, over {whose or "the policy's limit"} of {most.epsilon}{fix}"
+            f"delta = {most.delta}, over {over} of {most.epsilon}{fix}"
         )
 
 

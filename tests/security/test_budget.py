@@ -63,7 +63,7 @@ def test_more_than_the_limit_is_refused_and_nothing_is_written(tmp_path):
         size = budget.head().size
         with pytest.raises(
             ExhaustedError,
-            match=r"training of round 1 of job 'lung-3' .* over the policy's limit of 2; raise epsilon in its \[dataset\.cxr\] and restart",
+            match=r"training of round 1 of job 'lung-3' .* limit of 2; raise epsilon in its \[dataset\.cxr\]",
         ):
             reserve(budget, 1, Steps(sigma="1.1", q="0.02", steps=5000))
         with pytest.raises(ExhaustedError, match="to inf"):
