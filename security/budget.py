@@ -292,7 +292,11 @@ def check_covered(
     now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
     if not covers(most.epsilon, then):
         over = whose or "the policy's limit"
-        fix = "" if whose else f"; raise epsilon in its [dataset.{dataset}] and restart the agent, or let it be"
+        fix = (
+            ""
+            if whose
+            else f"; raise epsilon in its [dataset.{dataset}] and restart the agent, or ask for cheaper jobs"
+        )
         raise ExhaustedError(
             f"data set {dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to {shown(then)} at "
             f"delta = {most.delta}, over {over} of {most.epsilon}{fix}"

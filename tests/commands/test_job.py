@@ -146,10 +146,10 @@ def test_noise_that_costs_more_than_the_job_may_is_not_signed(sign):
 
 def test_a_blind_job_must_have_room_for_the_noise_of_its_class_means(sign):
     aims = ('name = "fedper"', 'name = "fedaims"'), ('"cnn-digits"', '"convnet-digits"\nnorm = "group"')
-    blind = "[security]\nsecure_aggregation = 'required'\nclip_exponent = 5\n"
+    blind = "[security]\nsecure_aggregation = 'required'\nclip_exponent = 1\n"
     changes = (*aims, ("seed =", "min_cohort = 3\nseed ="), (PRIVATE[0], blind + PRIVATE[1]))
     result, out = sign(*changes)
     assert isinstance(result.exception, LocalError)
-    assert "security.clip_exponent = 5: with the noise of statistics_sigma, class means of" in str(result.exception)
-    assert str(result.exception).endswith("; set it to 6")
+    assert "security.clip_exponent = 1: with the noise of statistics_sigma, class means of" in str(result.exception)
+    assert str(result.exception).endswith("; set it to 2")
     assert not out.exists()
