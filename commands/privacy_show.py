@@ -108,7 +108,9 @@ def _tell(each: Mapping[str, Any]) -> None:
         )
     typer.echo("  unit: one record more or less")
     if person := each.get("person"):
-        delta = "no delta below 1" if person["delta"] is None else f"delta = {person['delta']}"
+        delta = (
+            "with no delta below 1, so nothing is promised" if person["delta"] is None else f"delta = {person['delta']}"
+        )
         typer.echo(
             f"  a person with up to {person['records']} records: epsilon {person['epsilon']}, {delta} (bound for a "
             "group, from the above)"

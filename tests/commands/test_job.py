@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from staddle.algorithms.job import Job
 from staddle.algorithms.privacy import job_spends
+from staddle.commands import job as job_command
 from staddle.commands import local_federation
 from staddle.commands.job import app
 from staddle.errors import LocalError
@@ -153,3 +154,9 @@ def test_a_blind_job_must_have_room_for_the_noise_of_its_class_means(sign):
     assert "security.clip_exponent = 1: with the noise of statistics_sigma, class means of" in str(result.exception)
     assert str(result.exception).endswith("; set it to 2")
     assert not out.exists()
+
+
+def test_counts_that_silos_keep_are_not_shown_as_zeros():
+    assert job_command._counts({"tested": 0, "correct.trained": 0}) == "the silos keep their test counts to themselves"
+    assert job_command._counts({"tested": 3, "correct.trained": 0}) == "correct.trained 0, tested 3"
+    assert job_command._counts({}) == "-"

@@ -113,7 +113,9 @@ def test_what_does_not_fit_is_named_before_anything_leaves():
     at_the_clip = np.array([8, -8, 0.0])
     assert fixedpoint.check_values(g, at_the_clip) == 0
     over = np.array([np.nextafter(8, 9), -9, 0.0])
-    with pytest.raises(LocalError, match="'g': its largest magnitude is 9, above its clip 8; raise clip_exponent"):
+    with pytest.raises(
+        LocalError, match="'g': its largest magnitude is 9, above its clip 8; have the job signed with a larger"
+    ):
         fixedpoint.check_values(g, over)
     assert fixedpoint.check_values(g, over, saturate=True) == 2
     with pytest.raises(LocalError, match="above its clip"):
