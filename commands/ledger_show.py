@@ -127,7 +127,7 @@ def _tell_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None
     print_table(columns, cells)
     typer.echo(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
     for line, head in _last_budgets(folder):
-        typer.echo(f"{_spent(head)}, as of record {line.seq}")
+        typer.echo(f"{spent(head)}, as of record {line.seq}")
     _tell_policies(folder)
 
 
@@ -140,7 +140,8 @@ def _last_budgets(folder: Path) -> list[tuple[Line, PrivacyHead]]:
     return list({head.dataset: (line, head) for line, head in ledger_view.budgets(folder)}.values())
 
 
-def _spent(head: PrivacyHead) -> str:
+def spent(head: PrivacyHead) -> str:
+    """How far the budget of a data set is spent, in a line."""
     return f"data set {head.dataset!r}: epsilon {head.epsilon} of {head.limit} spent or reserved, at delta {head.delta}"
 
 
@@ -209,7 +210,7 @@ def _document_beside(line: Line, record: Beside) -> dict[str, Any]:
 
 def _row_beside(line: Line, record: Beside) -> list[str]:
     if isinstance(record, PrivacyHead):
-        return [str(line.seq), line.record["time"], *[""] * 7, _spent(record)]
+        return [str(line.seq), line.record["time"], *[""] * 7, spent(record)]
     part, size, what = PROTOCOL, "", ""
     match record:
         case ProtocolMessage():

@@ -49,12 +49,14 @@ def show(
 ) -> None:
     """Show what jobs have spent of the budgets of this silo's data sets, and what is left.
 
-    Reads the disk, beside a running agent too, and checks it: exit code 1 for a budget that does not hold.
+    Reads the disk, beside a running agent too, and checks it: exit code 1 for a budget that does not hold or is gone.
     """
     from . import privacy_show  # noqa: PLC0415 likewise
 
     found = privacy_show.documents(config)
     if as_json:
         typer.echo(json.dumps(found))
-        return
-    privacy_show.tell(found)
+    else:
+        privacy_show.tell(found)
+    if any("lost" in each for each in found):
+        raise typer.Exit(1)

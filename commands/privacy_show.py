@@ -53,6 +53,8 @@ def _document(each: Spent, answers: Iterator[float | None]) -> dict[str, Any]:
         "unit": "record",
         "policy": None if policy is None else {"epsilon": f"{policy.epsilon:f}", "delta": f"{policy.delta:f}"},
     }
+    if each.lost:
+        document["lost"] = each.lost
     if view is None:
         return {**document, "limit": None, "jobs": []}
     limit = view.limit
@@ -89,6 +91,9 @@ def _opinion(found: float | None) -> str | None:
 
 def _tell(each: Mapping[str, Any]) -> None:
     name, limit, policy = each["dataset"], each["limit"], each["policy"]
+    if lost := each.get("lost"):
+        typer.echo(f"data set {name!r}: {lost}")
+        return
     if limit is None:
         typer.echo(f"data set {name!r}: nothing spent of epsilon {policy['epsilon']} at delta = {policy['delta']}")
         return

@@ -15,6 +15,7 @@ from rich.text import Text
 from ..coordinator.codes import in_words
 from ..errors import LocalError
 from ..files import Disk, read_bytes
+from . import ledger_show
 from .units import size
 
 if TYPE_CHECKING:
@@ -127,6 +128,10 @@ def _silo_document(found: "SiloStatus") -> dict[str, Any]:
         "disk": asdict(found.disk),
         "jobs": [asdict(job) for job in found.jobs],
         "ledger": {**verified, "totals": totals},
+        "privacy": [
+            {"dataset": name, "epsilon": head.epsilon, "limit": head.limit, "delta": head.delta}
+            for name, head in found.ledger.budgets.items()
+        ],
     }
 
 
@@ -157,7 +162,7 @@ def _ledger(ledger: "LedgerStatus") -> list[str | Table]:
     verified = ledger.verified
     if not verified.ok:
         return [f"ledger: DOES NOT HOLD: {problem}" for problem in verified.problems]
-    head = f"{verified.records - 1}:{verified.head}" if verified.head else "none"
+    top = f"{verified.records - 1}:{verified.head}" if verified.head else "none"
     total = sum(total.bytes for total in ledger.totals.values())
     assumed = sum(total.assumed for total in ledger.totals.values())
     left = f"{total:,} bytes left" + (f", {assumed:,} of these assumed" if assumed else "")
@@ -166,7 +171,8 @@ def _ledger(ledger: "LedgerStatus") -> list[str | Table]:
         for key, total in ledger.totals.items()
     ]
     table = _table(("job", "part", "messages", "tensors", "bytes that left"), rows, numbers=3)
-    return [f"ledger: holds, {verified.records} records, {left}", f"head {head}", table]
+    spent = map(ledger_show.spent, ledger.budgets.values())
+    return [f"ledger: holds, {verified.records} records, {left}", f"head {top}", *spent, table]
 
 
 # Both.

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..algorithms.job import Job
 from ..algorithms.privacy import job_spends, signed_sigma
-from ..errors import LocalError
 from ..security import budget_view, ledger_view
 from ..security import policy as policies
 from ..security.accounting import Event
@@ -26,28 +26,33 @@ from .config import SiloConfig
 class Spent:
     """One data set: what the policy says of it now, None for nothing, and its budget, None before anything was spent.
 
-    The budget has the limit that was in force when the agent ran last.
+    The budget has the limit that was in force when the agent ran last. ``lost`` says that there was one, which is gone.
     """
 
     dataset: str
     policy: Dataset | None
     budget: View | None
+    lost: str = ""
 
 
 def read(config: SiloConfig) -> tuple[Spent, ...]:
     """All data sets that the policy, the ledger or the folder knows, by name.
 
-    LocalError for a budget that is broken, or gone while the ledger knows of it.
+    LocalError for a budget that is broken.
     """
     policy = policies.load(config.policy, config.dataset)
     entry = load_entry(config.keys / ENTRY_FILE)
     heads = _heads(config)  # read first: what is spent meanwhile is in the budget before it is in the ledger
     folder = config.directory / FOLDER
     there = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set[str]()
-    return tuple(
-        Spent(dataset, policy.file.dataset.get(dataset), _budget(config, entry, dataset, heads.get(dataset)))
-        for dataset in sorted({*policy.file.dataset, *heads, *there})
-    )
+    found = []
+    for dataset in sorted({*policy.file.dataset, *heads, *there}):
+        head, asked = heads.get(dataset), policy.file.dataset.get(dataset)
+        if (path := folder / dataset).is_dir() and segments(path):
+            found.append(Spent(dataset, asked, _budget(path, config, entry, dataset, head)))
+        else:
+            found.append(Spent(dataset, asked, None, _lost(path, dataset, head) if head else ""))
+    return tuple(found)
 
 
 def check_room(job: Job, policy: Policy, config: SiloConfig) -> None:
@@ -71,14 +76,14 @@ def _heads(config: SiloConfig) -> Mapping[str, PrivacyHead]:
     return {record.dataset: record for record in found if isinstance(record, PrivacyHead)}
 
 
-def _budget(config: SiloConfig, entry: Entry, dataset: str, head: PrivacyHead | None) -> View | None:
-    folder, federation = config.directory / FOLDER / dataset, config.trust.federation
-    if not (folder.is_dir() and segments(folder)):
-        if head is None:
-            return None
-        raise LocalError(
-            f"{folder}: gone, and with it what was spent on data set {dataset!r}; restore it from the newest backup"
-        )
-    key = budget_view.key_of(federation, entry.id, dataset, entry.log_key)
+def _lost(folder: Path, dataset: str, head: PrivacyHead) -> str:
+    return (
+        f"{folder}: gone, and with it what was spent on data set {dataset!r}, epsilon {head.epsilon} of {head.limit} "
+        "by the ledger; restore it from the newest backup"
+    )
+
+
+def _budget(folder: Path, config: SiloConfig, entry: Entry, dataset: str, head: PrivacyHead | None) -> View:
+    key = budget_view.key_of(config.trust.federation, entry.id, dataset, entry.log_key)
     known = Checkpoint(key.name, head.size, bytes.fromhex(head.root)) if head else None
     return budget_view.read(folder, dataset, key, known)

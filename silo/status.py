@@ -1,7 +1,7 @@
 """What stands in a silo's folder, read beside a running agent or without one; for the silo's own eyes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ from ..errors import LocalError
 from ..files import Disk, disk, parse_json, read_bytes
 from ..security.head import own_log_key
 from ..security.ledger_audit import LEDGER, Verified, verify
-from ..security.ledger_view import Totals, summary
+from ..security.ledger_view import Totals, budgets, summary
 from ..security.lock import held
+from ..security.records import PrivacyHead
 from .config import SiloConfig
 from .state import JobFolder
 
@@ -37,6 +38,7 @@ class LedgerStatus:
 
     verified: Verified
     totals: Mapping[tuple[str, ...], Totals]  # (job, part) → what left; empty where the ledger does not hold
+    budgets: Mapping[str, PrivacyHead] = field(default_factory=dict)  # by data set, what its last head says was spent
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,10 @@ def read(config: SiloConfig) -> SiloStatus:
     if not folder.is_dir():
         raise LocalError(f"{folder}: no such folder; the agent makes it when it is run for the first time")
     verified = verify(folder, key=own_log_key(config.trust.federation, config.keys))
-    ledger = LedgerStatus(verified, summary(folder) if verified.ok else {})
+    ledger = LedgerStatus(verified, {})
+    if verified.ok:
+        spent = {head.dataset: head for _, head in budgets(folder)}
+        ledger = LedgerStatus(verified, summary(folder), spent)
     kept = sorted((config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns)
     jobs = tuple(_job(JobFolder(path.parent)) for path in kept)
     return SiloStatus(config.directory, held(config.directory), disk(config.directory), jobs, ledger)

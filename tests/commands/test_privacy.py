@@ -310,11 +310,10 @@ def rolled_back(silo):
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (gone, "privacy/data: gone, and with it what was spent on data set 'data'; restore it"),
         (cut, "records were cut off: there are 2, and the folder itself holds"),
         (altered, "records were rewritten: the folder itself holds a signed checkpoint of 3"),
         (unsigned, "checkpoint: is missing; restore"),
-        (of_another, "privacy/data: gone"),
+        (of_another, "privacy/other/checkpoint: "),
         (rolled_back, "was rolled back or altered: records were cut off: there are 2, and the silo's ledger holds"),
     ],
 )
@@ -329,6 +328,26 @@ def test_a_budget_that_does_not_hold_is_not_shown(silo, harm, said):
     harm(silo)
     with pytest.raises(LocalError, match=said):
         silo.shown()
+
+
+def test_a_budget_that_is_gone_is_told_beside_those_that_are_not(silo):
+    with silo.open() as budget, silo.ledger() as ledger:
+        budget.set_limit("8", "0.00001", "e3" * 32)
+        spend(budget)
+        ledger.privacy_head("data", budget.head(), epsilon="1.0000", delta="0.00001", limit="8")
+    with silo.open("older") as budget:
+        budget.set_limit("2", "0.00001", "e3" * 32)
+    gone(silo)
+    lost, there = silo.shown()
+    said = (
+        "privacy/data: gone, and with it what was spent on data set 'data', epsilon 1.0000 of 8 by the ledger; restore"
+    )
+    assert said in lost["lost"]
+    assert (there["dataset"], there["spent"]) == ("older", "0.0000")
+    result = CliRunner().invoke(app, ["show", "--config", str(silo.config)])
+    assert result.exit_code == 1
+    assert said in " ".join(result.output.split())
+    assert "data set 'older': " in result.output
 
 
 def test_a_key_of_another_silo_signs_no_budget(silo, federation):

@@ -18,6 +18,7 @@ from staddle.coordinator.database import Database
 from staddle.coordinator.round import JobState
 from staddle.errors import LocalError
 from staddle.files import canonical_json
+from staddle.security.checkpoint import Checkpoint
 from staddle.security.identity import load_keys
 from staddle.security.ledger import Ledger
 from staddle.security.lock import locked
@@ -207,6 +208,18 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     assert lines[2].split() == ["first", "fedavg", "4", "of", "4", "finished", "6", "of", "10", "right", "(60.0%)"]
     assert lines[3] == "ledger: holds, 3 records, 120 bytes left"
     assert lines[4].startswith("head 2:")
+    assert not any("epsilon" in line for line in lines)
+
+
+def test_a_silo_sees_what_its_jobs_have_cost_a_data_set(made, silo):
+    head = Checkpoint("staddle.example/local/a/privacy/data", 3, bytes(32))
+    with Ledger.open(made.state("a") / "ledger", "a", made.name, load_keys(made.keys("a")).log) as opened:
+        for spent in ("1.0000", "2.5000"):
+            opened.privacy_head("data", head, epsilon=spent, delta="0.00001", limit="8")
+    shown = show(made.silo_config("a"))
+    assert "data set 'data': epsilon 2.5000 of 8 spent or reserved, at delta 0.00001" in " ".join(shown.split())
+    (told,) = read(made.silo_config("a"))["privacy"]
+    assert told == {"dataset": "data", "epsilon": "2.5000", "limit": "8", "delta": "0.00001"}
 
 
 def test_a_job_that_ended_without_its_result_is_not_open_for_ever(made, silo):
