@@ -88,8 +88,6 @@ class Tracker(TorchFunctionMode):
         versions = [tensor._version for tensor in given]  # noqa: SLF001 - torch has no other name
         taint = worst(map(self._own, given))
         name = getattr(func, "__name__", "")
-        if taint.private and _tells(name, args, kwargs):
-            self._refuse(name)
         result = func(*args, **kwargs)
         made = list(_tensors((result,)))
         written = (one for one, before in zip(given, versions, strict=True) if one._version != before)  # noqa: SLF001
@@ -97,15 +95,12 @@ class Tracker(TorchFunctionMode):
             self._add(tensor, taint)
         if _tells(name, args, kwargs) or not (made or result is None or name in DESCRIBES):
             if taint.private:
-                self._refuse(name)
+                raise LocalError(
+                    f"the method takes a value out of a tensor in which records show unprotected ({name}), and what it "
+                    "does by it would show them too; compute with tensors, or train that part with noise"
+                )
             self._told = worst((self._told, taint))
         return result
-
-    def _refuse(self, name: str) -> None:
-        raise LocalError(
-            f"the method takes a value out of a tensor in which records show unprotected ({name}), and what it does by "
-            "it would show them too; compute with tensors, or train that part with noise"
-        )
 
     def _own(self, tensor: Tensor) -> Taint:
         found = self._taints.get(self._key(tensor))
@@ -170,7 +165,9 @@ def taints_to_text(taints: Mapping[str, Taint]) -> str:
 def taints_from_text(text: str) -> dict[str, Taint]:
     """Read what ``taints_to_text`` wrote; ValueError for anything else."""
     taints: dict[str, Taint] = {}
-    for entry in json.loads(text):
+    if not isinstance(entries := json.loads(text), list):
+        raise ValueError(f"no taints: {entries!r}")  # noqa: TRY004 - as of text that is no JSON
+    for entry in entries:
         match entry:
             case [None | list() as ids, list() as names] if all(type(each) is int for each in ids or ()):
                 taint = PRIVATE if ids is None else paid(*ids)

@@ -18,7 +18,6 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,7 +25,7 @@ from typing import Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ..errors import ExhaustedError, LocalError
-from .accounting import Event, epsilon, shown, spent
+from .accounting import Event, covers, epsilon, shown, spent
 from .appendlog import AppendLog
 from .budget_records import Commit, Limit, Opened, Recovery, Reserve, Steps, parse
 from .chain import Line
@@ -158,17 +157,17 @@ class Budget:
         asked = [each.event(each.steps) for each in record.events]
         with self._mutex:
             what = f"{purpose} of round {round_} of job {job!r}"
-            self._cover(what, "the policy's limit", self._limited, self._events(), asked)
+            check_covered(self.dataset, what, self._limited, self._events(), asked)
             if ceiling:
                 own = self._jobs[job_digest].events() if job_digest in self._jobs else []
-                self._cover(what, "the job's own target", ceiling, own, asked)
+                check_covered(self.dataset, what, ceiling, own, asked, "the job's own target")
             return Reservation(self._append(record), record.events)
 
     def check_room(self, job: str, job_digest: str, planned: Sequence[Event]) -> None:
         """ExhaustedError where the limit does not cover all that a job is to spend, beside what others have."""
         with self._mutex:
             others = [event for digest, own in self._jobs.items() if digest != job_digest for event in own.events()]
-            self._cover(f"all of job {job!r}", "the policy's limit", self._limited, others, planned)
+            check_covered(self.dataset, f"all of job {job!r}", self._limited, others, planned)
 
     def commit(self, reservation: Reservation, taken: Sequence[int]) -> None:
         """So many steps of each event were taken, and no more are; the rest is free again, once that is durable."""
@@ -220,16 +219,6 @@ class Budget:
     @property
     def _limited(self) -> Ceiling:
         return Ceiling(self.limit.epsilon, self.limit.delta)
-
-    def _cover(self, what: str, whose: str, most: Ceiling, before: Sequence[Event], asked: Sequence[Event]) -> None:
-        """ExhaustedError where these events together cost more."""
-        delta = float(most.delta)
-        now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
-        if Decimal(then) > Decimal(most.epsilon):
-            raise ExhaustedError(
-                f"data set {self.dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to "
-                f"{shown(then)} at delta = {most.delta}, over {whose} of {most.epsilon}"
-            )
 
     # Records, as they come and as they are read.
 
@@ -285,16 +274,46 @@ class Budget:
                     job.steps[each.sigma, each.q] -= each.steps - taken
 
 
+def check_covered(
+    dataset: str,
+    what: str,
+    most: Ceiling,
+    before: Sequence[Event],
+    asked: Sequence[Event],
+    whose: str = "the policy's limit",
+) -> None:
+    """ExhaustedError where these events together cost more."""
+    delta = float(most.delta)
+    now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
+    if not covers(most.epsilon, then):
+        raise ExhaustedError(
+            f"data set {dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to {shown(then)} at "
+            f"delta = {most.delta}, over {whose} of {most.epsilon}"
+        )
+
+
 class Steppers:
     """The steps of a reservation, taken one by one: what training asks before each (algorithms/private.py)."""
 
     def __init__(self, reservation: Reservation) -> None:
-        self._events = reservation.events
-        self.taken = [0] * len(reservation.events)
+        self.reservation = reservation
+        self._taken = [0] * len(reservation.events)
+        self._over = False
+        self._mutex = threading.Lock()
 
     def take(self, event: int) -> None:
-        """One step of the event of this index; ExhaustedError where all of its steps were taken."""
-        most = self._events[event].steps
-        if self.taken[event] >= most:
-            raise ExhaustedError(f"all {most} steps that were reserved are taken; this is a bug in Staddle")
-        self.taken[event] += 1
+        """One step of the event of this index; ExhaustedError where all of its steps were taken, or none may be."""
+        most = self.reservation.events[event].steps
+        with self._mutex:
+            if self._over or self._taken[event] >= most:
+                why = "is committed" if self._over else f"had {most} of these, which are taken"
+                raise ExhaustedError(
+                    f"one more step of reservation {self.reservation.seq}, which {why}; this is a bug in Staddle"
+                )
+            self._taken[event] += 1
+
+    def end(self) -> tuple[int, ...]:
+        """No more steps are taken from now on; how many were, event by event."""
+        with self._mutex:
+            self._over = True
+            return tuple(self._taken)

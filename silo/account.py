@@ -7,7 +7,8 @@
     commit         once what came of the steps is durable in the job's folder
 
 A process that dies between any two of them leaves a reservation open, and that is spent for ever. What a round gave is
-in the outbox then, or the round is trained anew out of another reservation.
+in the outbox then, or the round is trained anew out of another reservation. Where training was stopped in the middle,
+the steps that it had taken are spent.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from ..algorithms.job import Job
 from ..algorithms.privacy import Spend, decimal
 from ..errors import LocalError
 from ..files import Strict, canonical_json, parse_canonical, read_bytes, write_atomic
-from ..security.budget import Ceiling, Reservation, Steppers
+from ..security.budget import Ceiling, Steppers
 from ..security.budget_records import Count
 from .budgets import DatasetBudget
 from .state import JobFolder
@@ -35,25 +36,22 @@ class KeptCounts(Strict):
     reservation: Count
 
 
-@dataclass
+@dataclass(frozen=True)
 class OpenSpending:
-    """Steps of a reservation without a commit."""
+    """Steps that were set aside, by purpose."""
 
-    reservation: Reservation
-    purposes: Sequence[str]  # of its events
     steppers: Steppers
-    over: bool = False
+    purposes: Sequence[str]  # of the events of the reservation
 
     @property
     def id(self) -> int:
         """Its place in the budget's log."""
-        return self.reservation.seq
+        return self.steppers.reservation.seq
 
     def take(self, purpose: str) -> None:
         """One step for this purpose."""
-        if self.over or purpose not in self.purposes:
-            why = "is committed" if self.over else f"has none for {purpose}"
-            raise LocalError(f"a step is taken of reservation {self.id}, which {why}; this is a bug in Staddle")
+        if purpose not in self.purposes:
+            raise LocalError(f"reservation {self.id} has no step for {purpose!r}; this is a bug in Staddle")
         self.steppers.take(self.purposes.index(purpose))
 
 
@@ -82,12 +80,9 @@ class JobAccount:
 
     def reserve(self, round_: int, spends: Sequence[Spend]) -> OpenSpending:
         """Set steps aside; ExhaustedError where the job's target or what is left of the budget does not cover them."""
-        reservation = self._budget.reserve(self._job, round_, spends, self._ceiling)
-        return OpenSpending(reservation, [spend.purpose for spend in spends], Steppers(reservation))
+        steppers = self._budget.reserve(self._job, round_, spends, self._ceiling)
+        return OpenSpending(steppers, [spend.purpose for spend in spends])
 
     def commit(self, spending: Spending) -> None:
         """What came of the steps that were taken is durable; the rest is free again."""
-        if not isinstance(spending, OpenSpending) or spending.over:
-            raise LocalError(f"commit of reservation {spending.id}, which is not open; this is a bug in Staddle")
-        spending.over = True  # whatever becomes of the record
-        self._budget.commit(spending.reservation, spending.steppers.taken)
+        self._budget.commit(self._job, spending.id)

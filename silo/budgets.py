@@ -15,7 +15,7 @@ from ..algorithms.job import Job
 from ..algorithms.privacy import Spend
 from ..errors import LocalError
 from ..security.accounting import Event, shown
-from ..security.budget import ORIGIN, Budget, Ceiling, Reservation
+from ..security.budget import ORIGIN, Budget, Ceiling, Steppers
 from ..security.budget_records import Steps
 from ..security.checkpoint import Checkpoint
 from ..security.head import Held
@@ -32,28 +32,48 @@ class DatasetBudget:
     def __init__(self, budget: Budget, ledger: Ledger) -> None:
         self._budget = budget
         self._ledger = ledger
+        self._open: dict[str, Steppers] = {}  # by job, of this process: one is trained at a time
         self._mutex = threading.Lock()  # heads come into the ledger in their order
 
     def check_room(self, job: Job, planned: Sequence[Spend]) -> None:
         """ExhaustedError, with the numbers, where what is left does not cover all that a job is to spend."""
         self._budget.check_room(job.name, job.digest, [Event(each.sigma, each.q, each.steps) for each in planned])
 
-    def reserve(self, job: Job, round_: int, spends: Sequence[Spend], ceiling: Ceiling) -> Reservation:
-        """Set steps aside, durably in the budget and then in the ledger; ExhaustedError where they are not covered."""
+    def reserve(self, job: Job, round_: int, spends: Sequence[Spend], ceiling: Ceiling) -> Steppers:
+        """Set steps aside, durably in the budget and then in the ledger; ExhaustedError where they are not covered.
+
+        A try of the job that this process began before is over: what it had not taken is free again.
+        """
         events = [Steps(sigma=each.sigma, q=each.q, steps=each.steps) for each in spends]
-        purpose = ", ".join(each.purpose for each in spends)
-        budget = self._budget
+        purpose, budget = ", ".join(each.purpose for each in spends), self._budget
         with self._mutex:
+            self._let_go(job.digest)
             reservation = budget.reserve(job.name, job.digest, round_, purpose, events, ceiling)
             limit, spent = budget.limit, shown(budget.epsilon())
             self._ledger.privacy_head(
                 budget.dataset, budget.head(), epsilon=spent, delta=limit.delta, limit=limit.epsilon
             )
-        return reservation
+            self._open[job.digest] = Steppers(reservation)
+            return self._open[job.digest]
 
-    def commit(self, reservation: Reservation, taken: Sequence[int]) -> None:
-        """So many steps of each event were taken, and no more are."""
-        self._budget.commit(reservation, taken)
+    def commit(self, job: Job, reservation: int) -> None:
+        """What came of the job's reservation is durable, and no more of its steps are taken."""
+        with self._mutex:
+            steppers = self._open.get(job.digest)
+            if steppers is None or steppers.reservation.seq != reservation:
+                raise LocalError(f"commit of reservation {reservation}, which is not open; this is a bug in Staddle")
+            self._let_go(job.digest)
+
+    def close(self) -> None:
+        """Nothing trains any more: steps that were not taken are free again."""
+        with self._mutex:
+            for digest in tuple(self._open):
+                self._let_go(digest)
+
+    def _let_go(self, job_digest: str) -> None:
+        steppers = self._open.pop(job_digest, None)
+        if steppers is not None:
+            self._budget.commit(steppers.reservation, steppers.end())
 
     def paid(self, reservation: int, job_digest: str) -> bool:
         """Whether there is such a reservation, and it is of this job: the gate asks before anything leaves."""
@@ -76,4 +96,6 @@ def opened(directory: Path, policy: Policy, ledger: Ledger, federation: str, key
             origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
             budget.check_held(Held("the silo's ledger", Checkpoint(origin, head.size, bytes.fromhex(head.root))))
         budget.set_limit(format(asked.epsilon, "f"), format(asked.delta, "f"), policy.digest)
-        yield DatasetBudget(budget, ledger)
+        ours = DatasetBudget(budget, ledger)
+        yield ours
+        ours.close()

@@ -8,21 +8,19 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from ..algorithms.job import Job
-from ..algorithms.privacy import decimal, job_spends
+from ..algorithms.privacy import decimal, signed_sigma, spends_by_sigma
 from ..errors import LocalError
 from ..security.policy import Policy
 
 
 def check_signed(job: Job) -> None:
-    """LocalError unless a private job has its noise, with which it costs no more than it says itself."""
+    """LocalError where a private job costs more, with the noise that it was signed with, than it says itself."""
     if job.privacy is None:
         return
     from ..security.plan import overspent  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
 
     table = job.privacy
-    if table.sigma is None:
-        raise LocalError("privacy.sigma is missing; have the job signed by `staddle job sign`, which plans it")
-    if why := overspent(lambda sigma: job_spends(job, sigma), table.sigma, decimal(table.epsilon), table.delta):
+    if why := overspent(spends_by_sigma(job), signed_sigma(job), decimal(table.epsilon), table.delta):
         raise LocalError(f"privacy.{why}")
 
 
@@ -46,9 +44,9 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
         )
         return
     # (3) Its steps have noise enough.
-    if asked.min_sigma is not None and Decimal(table.sigma or 0) < asked.min_sigma:
+    if asked.min_sigma is not None and Decimal(sigma := signed_sigma(job)) < asked.min_sigma:
         yield (
-            f"its steps have sigma = {table.sigma}, min_sigma = {asked.min_sigma} in {named}; have the job signed "
+            f"its steps have sigma = {sigma}, min_sigma = {asked.min_sigma} in {named}; have the job signed "
             "with a lower privacy.epsilon or fewer rounds, or lower min_sigma"
         )
     # (4) It promises its epsilon at no larger a delta.

@@ -25,7 +25,12 @@ def dataset(epsilon=8.0, delta=1e-5, **more):
 
 def without_budget(made, *jobs):
     """What allows these jobs, as if none of them spent anything."""
-    return made.parsed(re.sub(r"\[dataset\.data\]\n(.+\n)*", "", made.policy(*jobs).text))
+    return made.parsed(undrafted(made.policy(*jobs).text))
+
+
+def undrafted(text):
+    """The text of a drafted policy without the budget that its jobs take."""
+    return re.sub(r"\[dataset\.data\]\n(.+\n)*", "", text)
 
 
 def policy_for(made, *jobs, **table):
@@ -51,4 +56,14 @@ def steps_of(budget, job):
     return dict(budget._budget._jobs[job.digest].steps) if job.digest in budget._budget._jobs else {}
 
 
-__all__ = ["SILO", "dataset", "folder_of", "opened", "policy_for", "private_job", "steps_of", "without_budget"]
+__all__ = [
+    "SILO",
+    "dataset",
+    "folder_of",
+    "opened",
+    "policy_for",
+    "private_job",
+    "steps_of",
+    "undrafted",
+    "without_budget",
+]

@@ -181,6 +181,7 @@ def test_all_that_leaves_is_paid_for_by_what_its_taint_says(make_private, make_s
         assert set(outcome.state.taints) == set(outcome.state.flat)
         spent = {spend.purpose: spend.steps for spend in round_spends(job, round_, "1.0")}
         assert accounts[silo].spendings[now].taken == spent, "effort() is what the stages take"
+        assert not accounts[silo].spendings[now].left.keys(), "it is committed"
 
 
 @pytest.mark.parametrize("schedule", ["alternating", "theta_then_c", "rbcd"])
@@ -553,6 +554,16 @@ def test_noise_of_statistics_and_metrics_has_the_size_that_is_said(make_private,
     assert made[0].gifts["metrics"].tensors["tested"] == 50
     assert made[1].gifts["metrics"].tensors["tested"] == 50 + round(4 * 3**0.5)
     assert made[1].report.tested == 50
+
+
+def test_a_class_that_seems_absent_gives_no_prototype(make_private, make_data):
+    job = make_private("fedaims")
+    method, account = job.method(), MemoryAccount(job)
+    account.keep_counts(Counts(torch.tensor([4, 0, 9]), 0))
+    private, state = silo_of(job, account=account), initial_state(method, "a", public=())
+    gift = local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private).gifts["prototypes"]
+    assert gift.tensors["mean"].any(1).tolist() == [True, False, True]
+    assert gift.weight.tolist() == [4.0, 0.0, 9.0]
 
 
 def test_noisy_metrics_are_counts_still(make_private, make_data):

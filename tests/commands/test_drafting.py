@@ -14,6 +14,7 @@ from staddle.files import parse_json
 from staddle.security import policy as policies
 from staddle.security import roster as rosters
 from staddle.silo.admission import outflows, sum_objections
+from staddle.silo.private_jobs import privacy_objections
 
 SILOS = ["a", "b", "c"]
 
@@ -251,3 +252,48 @@ def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(federati
     assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), tuple("abcd"), ("uint32",))
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())
     assert "masked and padded once for each silo that is away, which alone can read its own weighted mean" in flowing
+
+
+# Private jobs.
+
+PRIVACY = {"epsilon": 3.5, "delta": 1e-6, "sample_rate": 0.25, "sigma": "4"}
+
+
+def test_a_draft_lets_private_jobs_spend_what_they_cost_together_and_no_more(federation, signed):
+    roster = rosters.load(federation.folder / "roster.json")
+    first = signed("first", privacy=PRIVACY)
+    second = signed(
+        "second", privacy={**PRIVACY, "epsilon": 0.7, "delta": 1e-5, "sigma": "40", "histogram_sigma": 90.0}
+    )
+    policy = policies.parse(draft([first]).encode(), "policy.toml")
+    assert policy.budget.model_dump(exclude_defaults=True, mode="json") == {
+        "unit": "record",
+        "epsilon": "3.5",
+        "delta": "0.000001",
+        "required": True,
+    }
+    both = policies.parse(draft([first, second]).encode(), "policy.toml")
+    assert (str(both.budget.epsilon), float(both.budget.delta)) == ("4.2", 1e-5)
+    for job in (first, second):
+        assert list(privacy_objections(job, both)) == []
+        assert all(outflow.decision.allow for outflow in outflows(job, roster, both))
+    plain = signed("plain")
+    assert not any(outflow.decision.allow for outflow in outflows(plain, roster, both))
+    mixed = policies.parse(draft([plain, first]).encode(), "policy.toml")
+    assert not mixed.budget.required
+    assert all(flow.decision.allow for job in (plain, first) for flow in outflows(job, roster, mixed))
+    assert policies.parse(draft([plain]).encode(), "policy.toml").file.dataset == {}
+
+
+def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(signed):
+    text = draft([signed("first", privacy=PRIVACY)], dataset="cxr-2024")
+    assert "[dataset.cxr-2024]" in text
+    flowing = " ".join(text.replace("\n# ", " ").split())
+    assert "What all jobs together may cost data set 'cxr-2024', for ever: so much that these can run" in flowing
+    assert "They cost epsilon = 'first' 3.5 at delta = 0.000001, at most." in flowing
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_draft_of_jobs_that_cost_more_than_a_policy_may_let_them_is_one_all_the_same(signed):
+    jobs = [signed(f"much-{n}", privacy={**PRIVACY, "epsilon": 600.0, "sigma": "1"}) for n in range(2)]
+    assert policies.parse(draft(jobs).encode(), "policy.toml").budget.epsilon == 1000

@@ -266,3 +266,74 @@ def test_the_roster_is_held_against_the_pins_of_the_configuration(federation, tm
         app, ["check", str(federation.folder / "jobs/one.json"), "--config", str(tmp_path / "silo.toml")]
     )
     assert "roster is of federation 'local', ours is 'other'" in str(run.exception)
+
+
+# Private jobs.
+
+PRIVACY = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25, "sigma": "2"}
+
+
+@pytest.fixture
+def private(federation):
+    local_federation.sign_job(federation, job("costly", "fedavg") | {"rounds": 3, "privacy": PRIVACY})
+
+
+def test_a_private_job_says_what_it_costs_and_what_the_policy_lets_it(check, private):
+    shown = check("costly", drafted=True)
+    flowing = " ".join(shown.split())
+    for said in (
+        "private: noise of 2 times the clip of 1, ",
+        " of 6 at delta = 1e-05 of each silo's data set",
+        "[dataset.data] lets all jobs together cost epsilon = 6.0 at delta = 0.00001; jobs without [privacy] are",
+        "what it gives is meant to be differentially private; tensor by tensor the gate asks what was paid for it",
+        "This silo would ACCEPT the job",
+    ):
+        assert said in flowing
+    assert max(map(len, shown.splitlines())) <= 100
+    document = json.loads(check("costly", "--json", drafted=True))
+    assert {tensor["taint"] for tensor in document["phases"][0]["tensors"]} == {"dp"}
+    told = document["privacy"]
+    assert 0 < float(told.pop("epsilon")) <= 6
+    limit = {"epsilon": "6.0", "delta": "0.00001"}
+    asked = {"dataset": "data", "sigma": "2", "target": "6.0", "delta": "0.00001", "limit": limit, "required": True}
+    assert told == asked
+    plain = json.loads(check("one", "--json"))
+    assert plain["privacy"] is None
+    assert {tensor["taint"] for tensor in plain["phases"][0]["tensors"]} == {"private"}
+    assert "private" not in check("one")
+
+
+def test_a_private_job_is_declined_without_a_budget_or_with_one_for_less_noise(check, private):
+    without = " ".join(check("costly", replace=[('methods = ["fedper"]', 'methods = ["fedavg"]')], code=1).split())
+    assert "DECLINED: the job spends on data set 'data', and this silo's policy sets no budget; add to it" in without
+    strict = [("# min_sigma = 0.5", "min_sigma = 2.5")]
+    shown = " ".join(check("costly", replace=strict, drafted=True, code=1).split())
+    assert "DECLINED: its steps have sigma = 2, min_sigma = 2.5 in [dataset.data]" in shown
+
+
+def test_a_plain_job_is_declined_where_the_data_set_has_to_be_protected(check):
+    table = '\n[dataset.data]\nunit = "record"\nepsilon = 1\ndelta = 1e-5\nrequired = true\n\n[control]'
+    shown = " ".join(check("one", replace=[("\n[control]", table)], code=1).split())
+    assert "DECLINED: the job has no [privacy], and [dataset.data] of this silo's policy has required = true" in shown
+    assert "would leave as computed from records without noise" in shown
+
+
+def test_the_data_set_is_that_of_the_configuration_or_named(federation, private, tmp_path):
+    folder = federation.folder
+    text = draft([Job.from_toml(folder / "jobs" / "costly.toml")], dataset="cxr")
+    (tmp_path / "policy.toml").write_text(text)
+    own = ["check", folder / "jobs" / "costly.json", "--policy", tmp_path / "policy.toml"]
+    options = ["--roster", folder / "roster.json"]
+
+    def run(*more):
+        return CliRunner().invoke(app, [str(word) for word in (*own, *options, *more)])
+
+    assert "[dataset.cxr] lets all jobs together" in run("--dataset", "cxr").output
+    refused = run()
+    assert isinstance(refused.exception, LocalError)
+    assert "has [dataset.cxr], and this silo's data set is 'data'" in str(refused.exception)
+    made = CliRunner().invoke(
+        app, ["new", str(own[1]), "--dataset", "cxr", "--out", str(tmp_path / "new.toml"), *map(str, options)]
+    )
+    assert made.exit_code == 0, made.exception
+    assert policies.load(tmp_path / "new.toml", "cxr").budget.required

@@ -33,6 +33,8 @@ PRELOADED = (  # what the daemons import, and what their libraries import late
     "staddle.coordinator.server",
     "staddle.silo.config",
     "staddle.silo.daemon",
+    "staddle.silo.account",
+    "staddle.algorithms.private_round",
     "torch.fx.experimental.symbolic_shapes",
     "torch._dynamo",
     "cryptography.hazmat.backends",

@@ -128,9 +128,11 @@ def test_steps_are_taken_one_by_one_and_none_beyond(tmp_path):
         steps = Steppers(reservation)
         steps.take(0)
         steps.take(0)
-        with pytest.raises(ExhaustedError, match="all 2 steps that were reserved are taken"):
+        with pytest.raises(ExhaustedError, match="had 2 of these, which are taken"):
             steps.take(0)
-        budget.commit(reservation, steps.taken)
+        budget.commit(reservation, steps.end())
+        with pytest.raises(ExhaustedError, match="which is committed"):
+            steps.take(1)
         assert budget.epsilon() == cost(Event("2", "0.5", 2))
 
 

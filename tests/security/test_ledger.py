@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -6,6 +7,7 @@ import pytest
 from ledgers import (
     BYTES,
     DIGESTS,
+    DP,
     HASH,
     OTHER_KEY,
     PEER,
@@ -17,10 +19,12 @@ from ledgers import (
     open_ledger,
     open_log,
     payload,
+    private,
     public,
     put_back,
     send,
     signer,
+    spend,
     stored,
 )
 
@@ -232,6 +236,56 @@ def test_a_payload_goes_on_behind_its_offset(path):
     assert (totals["j1", "model"].bytes, totals["j1", "metric"].bytes) == (176 + 6, 8 + 8)
     assert (totals["j1", "model"].tensors, totals["j1", "model"].elements) == (2 + 1, 44 + 4)
     assert (totals["j1", "model"].assumed, totals["j1", "metric"].assumed) == (176, 8)
+
+
+def test_heads_of_privacy_budgets_are_known_after_a_restart_too(path):
+    with open_ledger(path) as ledger:
+        assert ledger.privacy_heads == {}
+    private(path)
+    with open_ledger(path) as ledger:
+        found = ledger.privacy_heads
+        assert {name: (head.size, head.epsilon, head.limit) for name, head in found.items()} == {
+            "data": (7, "1.7500", "8"),
+            "scans": (3, "0.5000", "1.5"),
+        }
+        assert bytes.fromhex(found["data"].root) == bytes([7]) * 32
+        spend(ledger, 9, "2")
+        assert ledger.privacy_heads["data"].size == 9
+        assert found["data"].size == 7
+    assert ledger_audit.verify(path).ok
+
+
+@pytest.mark.parametrize(
+    ("size", "root", "words"),
+    [(6, None, "has head 6 0606"), (7, b"x" * 32, "has head 7 7878.*rolled back or rewritten")],
+)
+def test_a_privacy_budget_that_shrank_or_changed_has_no_head_here(path, size, root, words):
+    private(path)
+    with open_ledger(path) as ledger:
+        with pytest.raises(LocalError, match=words):
+            spend(ledger, size, "0.1", root=root)
+        spend(ledger, 7, "0.1")
+        assert ledger.privacy_heads["data"].epsilon == "0.1"  # steps that were not taken came back
+
+
+def test_what_is_dp_names_what_paid_and_nothing_else_does(path):
+    wrong = {
+        "has a tensor that is dp, and names nothing that paid for it": [replace(DP[0], ledger_ids=())],
+        "has no tensor that is dp, and names what paid for it": [replace(DP[2], ledger_ids=(2,))],
+        "is paid by 7 of data set 'data', whose last head has 7 records": [replace(DP[0], ledger_ids=(2, 7))],
+    }
+    private(path)
+    with open_ledger(path) as ledger:
+        for words, releases in wrong.items():
+            with pytest.raises(LocalError, match=words):
+                intend(ledger, releases=releases, dataset="data")
+        with pytest.raises(LocalError, match="is paid by 4 of data set 'scans', whose last head has 3 records"):
+            intend(ledger, releases=DP, dataset="scans")
+        with pytest.raises(LocalError, match="data set '', whose last head has 0 records"):
+            intend(ledger, releases=DP)
+        ref = intend(ledger, releases=DP, dataset="data")
+    found = next(message for message in ledger_view.messages(path) if message.seq == ref)
+    assert (found.intent.dp.dataset, found.intent.dp.ids) == ("data", (2, 4))
 
 
 def test_what_is_unsettled_is_known_after_a_restart_too(path):

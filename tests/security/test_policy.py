@@ -1,5 +1,6 @@
 import hashlib
 import re
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from staddle.errors import LocalError
 from staddle.security import policy as policies
+from staddle.security.budget_records import Limit
 from staddle.security.globs import check_glob, matches
 from staddle.security.policy_file import KindName
 from staddle.security.release import ITEM_BYTES, MASKED, SUM_READER, Release
@@ -297,6 +299,114 @@ def test_words_are_those_of_the_exchanges():
     exchange = pytest.importorskip("staddle.algorithms.exchange")
     assert [kind.name.lower() for kind in exchange.Kind] == list(KindName.__args__)
     assert {name: dtype.itemsize for name, dtype in exchange.DTYPES.items()}.items() <= ITEM_BYTES.items()
+
+
+# Data sets.
+
+DATASET = """
+[dataset.cxr-2024]
+unit = "record"
+epsilon = 8.0
+delta = 1e-5
+"""
+DP = Release(**GOOD, taint="dp", ledger_ids=(3,))
+PRIVATE, PUBLIC = Release(**GOOD), Release(**GOOD, taint="public")
+
+
+def governed(more="required = true\n", dataset="cxr-2024"):
+    return policies.parse((TEXT + DATASET + more).encode(), "policy.toml", dataset)
+
+
+@pytest.mark.parametrize(
+    ("release", "more", "may"),
+    [
+        (DP, "required = true\n", True),
+        (PUBLIC, "required = true\n", True),
+        (PRIVATE, "required = true\n", False),
+        (PRIVATE, "required = false\n", True),
+        (PRIVATE, "", True),
+    ],
+)
+def test_8_what_is_computed_without_noise_is_held_back_where_that_is_required(release, more, may):
+    decision = governed(more).decide("fedavg", [release], "coordinator", ["coordinator"])
+    assert decision.allow == may
+    why = (
+        "model/features.0.weight would leave as computed from records without noise, and [dataset.cxr-2024] has "
+        "required = true; ask for a job that is signed with [privacy] and gives nothing else, or set it to false"
+    )
+    assert decision.whole == (() if may else (why,))
+
+
+def test_8_it_is_held_back_beside_what_is_protected_and_where_no_rule_has_it_too():
+    names = [f"features.{number}.weight" for number in range(5)]
+    releases = [Release(**{**GOOD, "name": name}, taint="private") for name in names]
+    (reason,) = governed().decide("fedavg", [DP, *releases[1:]], "coordinator", ["coordinator"]).whole
+    named = "model/features.1.weight, model/features.2.weight, model/features.3.weight and 1 more would leave"
+    assert reason.startswith(named)
+    decision = governed().decide("local", [PRIVATE], "coordinator", ["coordinator"])
+    assert (len(decision.tensors[0].reasons), len(decision.whole)) == (1, 1)
+
+
+def test_a_data_set_has_its_table_by_name():
+    found = governed("required = true\nmin_sigma = 0.5\nrecords_per_person = 3\n").budget
+    assert (found.epsilon, found.delta, found.required) == (Decimal(8), Decimal("0.00001"), True)
+    assert (found.min_sigma, found.records_per_person) == (Decimal("0.5"), 3)
+    assert (governed("").budget.required, governed("").budget.min_sigma, governed("").budget.records_per_person) == (
+        *(False, None),
+        1,
+    )
+    two = DATASET.replace("cxr-2024", "data").replace("8.0", "2")
+    assert governed(two).budget.epsilon == 8
+    assert governed(two, "data").budget.epsilon == 2
+    assert policy().budget is None
+
+
+@pytest.mark.parametrize("dataset", ["data", "cxr-2023", "", "CXR-2024"])
+def test_a_data_set_that_the_policy_does_not_name_is_refused_where_it_names_others(dataset):
+    with pytest.raises(LocalError, match=r"has \[dataset\.cxr-2024\], and this silo's data set is '.*'; name it alike"):
+        governed(dataset=dataset)
+    assert policies.parse(TEXT.encode(), "policy.toml", dataset).budget is None  # nothing is said of any
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('unit = "record"', 'unit = "person"', "unit = 'person'"),
+        ('unit = "record"\n', "", r"missing key 'dataset\.cxr-2024\.unit'"),
+        ("epsilon = 8.0", 'epsilon = "8.0"', "epsilon = '8.0'.*write it without quotes"),
+        ("epsilon = 8.0", "epsilon = true", "epsilon = True"),
+        ("epsilon = 8.0", "epsilon = inf", "epsilon = "),
+        ("epsilon = 8.0", "epsilon = nan", "epsilon = "),
+        ("epsilon = 8.0", "epsilon = 0", "epsilon = 0"),
+        ("epsilon = 8.0", "epsilon = 1001", "epsilon = 1001"),
+        ("epsilon = 8.0\n", "", r"missing key 'dataset\.cxr-2024\.epsilon'"),
+        ("delta = 1e-5", "delta = 1", "delta = 1"),
+        ("delta = 1e-5", "delta = 0", "delta = 0"),
+        ("delta = 1e-5", "delta = 1e-21", "delta = 1e-21"),
+        ("delta = 1e-5", "delta = 1e-5\nmin_sigma = 0", "min_sigma = 0"),
+        ("delta = 1e-5", "delta = 1e-5\nrequired = 1", "required = 1"),
+        ("delta = 1e-5", "delta = 1e-5\nrecords_per_person = 0", "records_per_person = 0"),
+        ("delta = 1e-5", "delta = 1e-5\nrequire = true", "require"),
+        ("cxr-2024", "Cxr_2024", "dataset"),
+    ],
+)
+def test_a_table_of_a_data_set_that_is_none_is_refused(old, new, words):
+    assert old in DATASET
+    with pytest.raises(LocalError, match=words):
+        policies.parse((TEXT + DATASET.replace(old, new)).encode(), "policy.toml", "cxr-2024")
+
+
+@given(st.floats(1e-20, 1, exclude_max=True), st.floats(1e-9, 1000))
+def test_decimals_are_those_that_a_budget_can_hold(delta, epsilon):
+    text = DATASET.replace("1e-5", repr(delta)).replace("8.0", repr(epsilon))
+    found = policies.parse((TEXT + text).encode(), "policy.toml", "cxr-2024").budget
+    assert (float(found.delta), float(found.epsilon)) == (delta, epsilon)
+    Limit(epsilon=format(found.epsilon, "f"), delta=format(found.delta, "f"), policy="ab" * 32)
+
+
+def test_a_form_is_none_that_only_says_what_a_tensor_was_computed_from():
+    with pytest.raises(LocalError, match="forms"):
+        policy(TEXT.replace('forms = ["plain", "masked"]', 'forms = ["dp"]'))
 
 
 def slowly(glob, name):

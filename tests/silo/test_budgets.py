@@ -34,10 +34,11 @@ def heads(world):
 def test_each_reservation_has_its_head_in_the_ledger_with_what_is_spent(world, job):
     with opened(world) as budget:
         assert heads(world) == []
-        one = budget.reserve(job, 0, SPEND, CEILING)
+        steppers = budget.reserve(job, 0, SPEND, CEILING)
+        one = steppers.reservation
+        steppers.take(0)
         budget.reserve(job, 1, SPEND, CEILING)
-        budget.commit(one, [4])
-        assert [budget.paid(seq, job.digest) for seq in (one.seq, one.seq + 1, one.seq + 9)] == [True, True, False]
+        assert [budget.paid(seq, job.digest) for seq in (one.seq, one.seq + 1, one.seq + 2)] == [True, False, True]
         assert not budget.paid(one.seq, "ab" * 32)
     first, second = heads(world)
     assert (first["dataset"], first["delta"], first["limit"]) == ("data", "0.00001", "8.0")
@@ -49,12 +50,30 @@ def test_each_reservation_has_its_head_in_the_ledger_with_what_is_spent(world, j
 
 def test_a_restart_resets_nothing_and_a_crash_is_no_rollback(world, job):
     with opened(world) as budget:
-        budget.commit(budget.reserve(job, 0, SPEND, CEILING), [3])
-        budget.reserve(job, 1, SPEND, CEILING)
-        budget._budget.reserve(job.name, job.digest, 2, "x", budget._budget._open.popitem()[1].events)  # died here
+        taken = budget.reserve(job, 0, SPEND, CEILING)
+        for _ in range(3):
+            taken.take(0)
+        budget.commit(job, taken.reservation.seq)
+        budget._budget.reserve(job.name, job.digest, 2, "x", taken.reservation.events)  # died before the head was kept
     world.restart()
     with opened(world) as budget:
-        assert steps_of(budget, job) == {("2", "0.25"): 11}
+        assert steps_of(budget, job) == {("2", "0.25"): 7}
+
+
+def test_training_that_was_stopped_has_spent_the_steps_that_it_took(world, job):
+    with opened(world) as budget:
+        first = budget.reserve(job, 0, SPEND, CEILING)
+        first.take(0)
+        second = budget.reserve(job, 0, SPEND, CEILING)
+        assert steps_of(budget, job) == {("2", "0.25"): 5}
+        with pytest.raises(ExhaustedError, match="which is committed"):
+            first.take(0)  # nothing of it goes on
+        with pytest.raises(LocalError, match="is not open"):
+            budget.commit(job, first.reservation.seq)
+        second.take(0)
+        second.take(0)
+    with opened(world) as budget:  # it was closed in good order
+        assert steps_of(budget, job) == {("2", "0.25"): 3}
 
 
 def test_a_changed_policy_sets_another_limit_from_the_start_on(world, made, job):
@@ -72,24 +91,30 @@ def test_a_changed_policy_sets_another_limit_from_the_start_on(world, made, job)
     assert [head["limit"] for head in heads(world)] == ["8.0", "1.7"]
 
 
-def test_two_threads_cannot_overdraw_and_their_heads_come_in_order(world, job):
+def test_two_jobs_at_once_cannot_overdraw_and_their_heads_come_in_order(world, made, job):
+    jobs = (job, private_job(made, "other"))
     with opened(world) as budget:
         refused = []
 
-        def spend():
+        def spend(job):
             for round_ in range(30):
                 try:
-                    budget.reserve(job, round_, SPEND, CEILING)
+                    steppers = budget.reserve(job, round_, SPEND, CEILING)
                 except ExhaustedError:
-                    refused.append(round_)
+                    refused.append(job.name)
+                    continue
+                for _ in range(4):
+                    steppers.take(0)
+                budget.commit(job, steppers.reservation.seq)
 
-        threads = [threading.Thread(target=spend) for _ in range(2)]
+        threads = [threading.Thread(target=spend, args=(job,)) for job in jobs]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert refused
-        assert budget._budget.epsilon() <= 8
+        assert set(refused) == {each.name for each in jobs}
+        assert 7 < budget._budget.epsilon() <= 8
+        assert sum(steps_of(budget, each)["2", "0.25"] for each in jobs) == 4 * (60 - len(refused))
     sizes = [head["size"] for head in heads(world)]
     assert sizes == sorted(set(sizes))
     assert len(sizes) == 60 - len(refused)

@@ -6,6 +6,7 @@ import torch
 
 from staddle.algorithms.local_round import Report
 from staddle.algorithms.method import SiloState
+from staddle.algorithms.taint import PUBLIC, paid
 from staddle.errors import LocalError
 from staddle.silo.bundle import Bundle
 from staddle.silo.state import JobFolder, split_key
@@ -210,6 +211,14 @@ def test_a_broken_outbox_is_named(folder):
     (folder.path / "outbox-1.safetensors").write_bytes(b"xx")
     with pytest.raises(LocalError, match=r"outbox-1\.safetensors"):
         folder.outbox(0)
+
+
+def test_the_outbox_keeps_what_its_tensors_were_computed_from(folder):
+    taints = {"model": {"a.w": paid(3, 5), "@weight": paid(3)}, "counts": {"n": PUBLIC}}
+    folder.save_round(0, 0, state(), Bundle(payload(), taints))
+    assert folder.outbox(0).taints == taints
+    folder.save_round(1, 1, state(), Bundle(payload()))
+    assert folder.outbox(1).taints == {}
 
 
 def test_the_last_model_is_kept_beside_the_state(folder):

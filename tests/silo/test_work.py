@@ -2,10 +2,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from private_jobs import opened, policy_for, private_job, steps_of
+from recording_gate import World
 
+from staddle.algorithms.account import PrivateSilo
 from staddle.algorithms.local_round import state_from_bytes, state_to_bytes
 from staddle.algorithms.method import initial_state
-from staddle.errors import LocalError
+from staddle.errors import LocalError, UnwritableError
+from staddle.security.noise import Randomness
+from staddle.silo.account import JobAccount
 from staddle.silo.admission import Admitted
 from staddle.silo.declared import Declared, Records
 from staddle.silo.state import JobFolder
@@ -132,3 +137,80 @@ def test_a_part_that_is_not_named_by_the_state_cannot_be_mixed_in(work, made):
         work("one").own(0, odd)
     with pytest.raises(LocalError, match="is none of this silo's state"):
         work("two").own(0, replace(part, tensors=(replace(part.tensors[0], shape=(1, 2)),)))
+
+
+# A private job: what a round takes is paid for before, and what it gives is kept before that is committed.
+
+
+@pytest.fixture
+def paid(made, tmp_path):
+    """The work of a private fedper job at silo-a, its budget, and what was spent of it so far."""
+    job = private_job(made, "paid", method="fedper", privacy={"histogram_sigma": 1.0})
+    world = World(made, tmp_path, policy_for(made, job))
+    shard = records()
+    train, test = shard.take(torch.arange(30).numpy()), shard.take(torch.arange(30, 40).numpy())
+    folder = JobFolder(tmp_path / "jobs" / "paid")
+    folder.accept(b"{}")
+    with opened(world) as budget:
+
+        def make(weights=None, public=frozenset()):
+            declared = Declared.of(job.document(), Records(len(train), len(test)))
+            admitted = Admitted(job, declared, "operator", train, test, weights or {}, {}, public)
+            private = PrivateSilo(JobAccount(budget, job, folder), Randomness)
+            return Work(admitted, folder, "silo-a", 1, lambda: False, private)
+
+        make.spent = lambda: steps_of(budget, job).get(("2", "0.25"), 0)
+        make.open = lambda: len(budget._budget._open)
+        make.paid = lambda ids: all(budget.paid(number, job.digest) for number in ids)
+        yield make
+
+
+def test_what_a_private_round_gives_says_what_paid_for_it_and_is_sent_again_for_nothing(paid):
+    bundle = paid().train(0, 0, {})
+    assert (paid.spent(), paid.open()) == (4, 0)
+    for part, tensors in bundle.tensors.items():
+        for name in tensors:
+            taint = bundle.taint(part, name)
+            assert not taint.private, (part, name)
+            assert taint.ids or part == "metrics"
+            assert paid.paid(taint.ids)
+    kept = paid().folder.outbox(0)
+    assert equal(kept, bundle)
+    assert kept.taints == bundle.taints
+    assert paid.spent() == 4
+    again = paid().train(1, 1, {})
+    assert paid.spent() == 8
+    assert again.taint("extractor", "extractor.conv1.weight").ids > bundle.taint("extractor", "@weight").ids
+
+
+def test_a_private_round_that_cannot_be_kept_is_spent_and_one_that_is_kept_is_not_trained_again(paid, monkeypatch):
+    def full(*_):
+        raise UnwritableError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JobFolder, "save_round", full)
+        with pytest.raises(UnwritableError):
+            paid().train(0, 0, {})
+    assert (paid.spent(), paid.open()) == (4, 1)
+    work = paid()
+    (work.folder.path / "report.json").mkdir()
+    with pytest.raises(LocalError, match=r"report\.json"):
+        work.train(0, 0, {})
+    assert (paid.spent(), paid.open()) == (8, 0)
+    assert work.folder.outbox(0) is not None
+
+
+def test_weights_from_a_file_are_private_unless_the_owner_says_that_they_are_public(paid, made):
+    own = {"classifier": initial_state(made.jobs["simple"].method(), "silo-a").parts["classifier"]}
+    for public in (frozenset(), frozenset({"classifier"})):
+        state = paid(own, public)._state(0)
+        assert {state.taint(f"part/classifier/{name}").private for name in own["classifier"]} == {not public}
+        assert not any(state.taint(f"part/extractor/{name}").private for name in state.parts["extractor"])
+
+
+def test_the_end_of_a_private_job_spends_nothing(paid):
+    work = paid()
+    work.train(0, 0, {})
+    work.finish(1, {})
+    assert paid.spent() == 4
+    assert work.folder.finished
