@@ -48,7 +48,9 @@ class Settings:
     lr: float
     clip: float
     sample_rate: float
-    batch_size: int  # without privacy
+    plain_batch: int  # without privacy, where no clip bounds a step
+    plain_lr: float
+    plain_momentum: float
     histogram: float  # noise of the counts by class: this by epsilon
     statistics: float  # noise of what a method measures: this by epsilon
     statistics_clip: float
@@ -90,7 +92,9 @@ COMMON = Settings(
     lr=0.5,
     clip=1.0,
     sample_rate=0.25,
-    batch_size=64,
+    plain_batch=16,
+    plain_lr=0.03,
+    plain_momentum=0.9,
     histogram=10.0,
     statistics=40.0,
     statistics_clip=10.0,
@@ -102,7 +106,7 @@ DATA = {
         {"name": "convnet-digits", "classes": 10, "norm": "group"},
     ),
     "mnist": Data(
-        replace(COMMON, records=8000, delta=1e-5, sample_rate=0.1, batch_size=128),
+        replace(COMMON, records=8000, delta=1e-5, sample_rate=0.1),
         {"name": "lenet5", "classes": 10, "norm": "group", "input": (1, 28, 28)},
         {"name": "convnet-3x64", "classes": 10, "norm": "group", "input": (1, 28, 28)},
     ),
@@ -112,7 +116,7 @@ DATA = {
 def job_of(data: Data, method: str, epsilon: str, seed: int) -> Job:
     """The job of one run, its noise planned."""
     how, special = data.settings, SETTINGS.get(method, {})
-    document = {
+    document: dict[str, Any] = {
         "version": 1,
         "name": "accuracy",
         "seed": seed,
@@ -121,9 +125,11 @@ def job_of(data: Data, method: str, epsilon: str, seed: int) -> Job:
         "participation": special.get("participation", 1.0),
         "method": {"name": method, "options": special.get("options", {})},
         "model": data.blocks if method == "fedaims" else data.model,
-        "training": {"epochs": how.epochs, "batch_size": how.batch_size, "lr": how.lr},
+        "training": {"epochs": how.epochs, "lr": how.lr},
     }
-    if epsilon != NONE:
+    if epsilon == NONE:
+        document["training"] |= {"batch_size": how.plain_batch, "lr": how.plain_lr, "momentum": how.plain_momentum}
+    else:
         document["privacy"] = {
             "epsilon": float(epsilon),
             "delta": how.delta,
