@@ -29,7 +29,7 @@ DESCRIBES = (  # what tells of a tensor its form alone, or the tensors within it
     *("is_same_size", "get_device", "result_type"),
 )
 SELECTS = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount")  # as many as values say
-HANDS = ("apply_", "map_", "map2_", "backward")  # to code number by number, or on to tensors that the call does not name
+HANDS = ("apply_", "map_", "map2_", "backward")  # to code, or on to tensors that the call does not name
 SIZED = ("arange", "zeros", "ones", "full", "empty", "eye", "expand", "repeat", "tile", "view", "reshape", "narrow")
 
 
