@@ -204,6 +204,10 @@ class Budget:
                 "cannot be known from it: restore the newest copy"
             )
 
+    def rekey(self, key: Ed25519PrivateKey) -> None:
+        """From now on this log key signs the heads; what was spent stays."""
+        self._log.rekey(Signer(self._log.signer.origin, key))
+
     def close(self) -> None:
         """Let the folder go."""
         self._log.close()

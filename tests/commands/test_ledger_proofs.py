@@ -15,6 +15,8 @@ from staddle.errors import LocalError, PeerError, ProofError
 from staddle.files import canonical_json
 from staddle.security import head, ledger_audit
 from staddle.security import roster as rosters
+from staddle.security.budget import Budget
+from staddle.security.budget_records import Steps
 from staddle.security.identity import Role, create_keys, load_keys
 from staddle.security.receipt import Receipt
 from staddle.security.records import Peer
@@ -311,6 +313,30 @@ def test_a_ledger_goes_on_under_new_keys(world):
         opened.start("staddle", HASH, HASH)
     assert ledger_audit.verify(world.ledger, key=key).records == 19
     assert stored(world.ledger)[17]["old"] == str(world.vkey)
+
+
+def test_privacy_budgets_go_on_with_the_ledger_under_new_keys(world):
+    """Else a silo would not start after a rotation, but without what was spent."""
+    create_keys(world.folder / "keys-2", "silo-a", Role.SILO, "Org silo-a")
+    old, new = world.key, load_keys(world.folder / "keys-2").log
+
+    def budget(dataset, key):
+        return Budget.open(world.silo / "privacy" / dataset, dataset, FEDERATION, "silo-a", key, known=False)
+
+    for dataset in ("cxr", "mri"):
+        with budget(dataset, old) as before:
+            before.set_limit("8", "0.00001", HASH)
+            before.reserve("j", HASH, 0, "training", [Steps(sigma="2", q="1", steps=3)])
+            spent = before.epsilon()
+    with budget("cxr", old) as half:
+        half.rekey(new)  # where somebody was interrupted
+    shown = run("rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "keys-2")
+    assert "privacy budget of data set 'mri': goes on under the new key" in shown
+    for dataset in ("cxr", "mri"):
+        with budget(dataset, new) as after:
+            assert after.epsilon() == spent > 1
+        with pytest.raises(LocalError, match="use the keys that it was signed with"):
+            budget(dataset, old)
 
 
 def test_show_says_what_the_policy_held_back_and_who_reads_a_part_that_not_all_can_open(world):
