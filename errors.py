@@ -9,6 +9,7 @@
     │   └── ExhaustedError     a data set's privacy budget does not cover what is asked; nothing of it was done
     ├── PeerError         another member of the federation broke the protocol, or a stranger knocked
     │   └── RefusedError       the same, with a code of the closed list that may be told to the peer
+    │       └── LateError          what was asked of it came when it was no longer needed; nobody's fault
     ├── ProofError         a note, checkpoint or proof does not hold; whoever asked for it knows whose it is
     └── AbortedError           nobody's fault: a deadline passed, too few silos were left
 
@@ -53,6 +54,10 @@ class RefusedError(PeerError):
     def __init__(self, peer: str, code: str, why: str) -> None:
         super().__init__(peer, why)
         self.code = code
+
+
+class LateError(RefusedError):
+    """What a peer was asked for came after others had given enough; it is told so, and nothing is wrong."""
 
 
 class ProofError(StaddleError):

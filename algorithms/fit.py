@@ -11,6 +11,7 @@ import torch
 
 from ..errors import LocalError
 from .class_names import names_differ, names_fault
+from .counted import shown_rows
 from .data import Dataset
 from .exchange import all_finite
 from .job import Job
@@ -83,6 +84,18 @@ def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object
         "training_by_class": trained.tolist()[:MOST_LISTED],
         "classes_not_trained": _listed(absent),
         "classes_tested_not_trained": _listed(absent & (tested > 0)),
+    }
+
+
+def withheld_classes(job: Job, train: Dataset, holders: torch.Tensor) -> dict[str, object]:
+    """For the silo's own log: of how many holders a counted job shows a class, and what this one withholds of its own.
+
+    ``holders`` [C] are those of each class, as they were summed (counted.py).
+    """
+    held = torch.bincount(train.y, minlength=job.model.classes) > 0
+    return {
+        "fewest_holders": job.fewest_holders,
+        "classes_withheld": _listed(held & ~shown_rows(holders, job.fewest_holders)),
     }
 
 

@@ -250,7 +250,7 @@ class Job:
         if self.security.required and any(by_class(method, round_) for round_ in range(self.rounds)):
             later = replace(self.setting(), drawn=lambda round_: self.cohort(round_ + 1))
             inner = configure(self.method_name, self.method_options, later)
-            return Counted(inner, self.setting(), self.min_holders + self.security.colluders)
+            return Counted(inner, self.setting(), self.fewest_holders)
         return method
 
     def _gives_buffers(self, method: Method) -> bool:
@@ -298,6 +298,11 @@ class Job:
     def min_holders(self) -> int:
         """Silos that hold a class whose rows are summed, those in league with the coordinator aside."""
         return self.security.min_holders or self.min_cohort
+
+    @property
+    def fewest_holders(self) -> int:
+        """Of how many silos a class is of which a counted job shows sums."""
+        return self.min_holders + self.security.colluders
 
     @cached_property
     def weighing(self) -> Mapping[str, int]:

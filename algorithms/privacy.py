@@ -10,7 +10,7 @@
     physical_batch = 256        # records whose gradients are in memory at a time
     sigma = "1.37"              # noise of a step, in clips; left out, it is planned when the job is signed
     histogram_sigma = 10.0      # noise of the counts of records by class, released once
-    statistics_clip = 10.0      # norm to which a record's share of what a method measures is cut, such as its features
+    statistics_clip = 1.0       # norm to which a record's share of what a method measures is cut, such as its features
     statistics_sigma = 20.0     # noise of that, in this clip
     metrics_sigma = 20.0        # noise of the test counts of a round; left out, they stay at the silo, and zeros leave
 
@@ -70,7 +70,7 @@ class PrivacyTable(Strict):
     """Noise of a step in units of ``clip``; planned where a job is signed."""
     histogram_sigma: Sigma = 10.0
     """Noise of the counts of training records by class, which are released once."""
-    statistics_clip: Clip = 10.0
+    statistics_clip: Clip = 1.0
     """Norm to which what a record adds to a method's statistics is cut, all of them together."""
     statistics_sigma: Sigma = 20.0
     """Noise of a method's statistics of a round, in units of ``statistics_clip``."""

@@ -228,7 +228,7 @@ def _fill(parameters: list[nn.Parameter], records: int) -> None:
 def _drop_unbounded(parameters: list[nn.Parameter]) -> None:
     """A record whose gradient is no number adds nothing: it would end the training, and so be seen."""
     samples: list[Tensor] = [p.grad_sample for p in parameters]  # type: ignore[attr-defined]
-    bounded = torch.stack([gradient.flatten(1).sum(1) for gradient in samples]).sum(0).isfinite()  # [B]
+    bounded = torch.stack([gradient.unsqueeze(-1).flatten(1).sum(1) for gradient in samples]).sum(0).isfinite()  # [B]
     if not bounded.all():
         for gradient in samples:
             gradient[~bounded] = 0

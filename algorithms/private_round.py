@@ -287,7 +287,7 @@ def clipped_sums(method: Method, modules: Modules, data: Dataset, clip: float, p
             shares = vmap(share)(data.x[chunk], data.y[chunk])  # each [B, …]
         except RuntimeError as error:
             raise LocalError(f"method {method.name!r} cannot measure record by record: {error}") from error
-        squares = sum(value.square().flatten(1).sum(1) for value in shares.values())
+        squares = sum(value.square().unsqueeze(-1).flatten(1).sum(1) for value in shares.values())
         norm = torch.as_tensor(squares).sqrt()  # [B]
         factor = torch.where(norm.isfinite(), (clip / norm).clamp(max=1), 0)
         for name, value in shares.items():

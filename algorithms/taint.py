@@ -89,8 +89,6 @@ class Tracker(TorchFunctionMode):
         versions = [tensor._version for tensor in given]  # noqa: SLF001 - torch has no other name
         taint = worst(map(self._own, given))
         name = getattr(func, "__name__", "")
-        if taint.private and _tells(name, args, kwargs):
-            self._refuse(name)
         result = func(*args, **kwargs)
         made = list(_tensors((result,)))
         written = (one for one, before in zip(given, versions, strict=True) if one._version != before)  # noqa: SLF001
@@ -98,15 +96,12 @@ class Tracker(TorchFunctionMode):
             self._add(tensor, taint)
         if _tells(name, args, kwargs) or not (made or result is None or name in DESCRIBES):
             if taint.private:
-                self._refuse(name)
+                raise LocalError(
+                    f"the method takes a value out of a tensor in which records show unprotected ({name}), and what it "
+                    "does by it would show them too; compute with tensors, or train that part with noise"
+                )
             self._told = worst((self._told, taint))
         return result
-
-    def _refuse(self, name: str) -> None:
-        raise LocalError(
-            f"the method takes a value out of a tensor in which records show unprotected ({name}), and what it does by "
-            "it would show them too; compute with tensors, or train that part with noise"
-        )
 
     def _own(self, tensor: Tensor) -> Taint:
         found = self._taints.get(self._key(tensor))

@@ -146,12 +146,12 @@ def report(
 
 
 @app.command("rekey")
-def rekey_ledger(
+def rekey(
     path: LedgerPath,
     old: Annotated[Path, typer.Option(help="The folder of keys that signed so far.")],
     new: Annotated[Path, typer.Option(help="The silo's folder of new keys.")],
 ) -> None:
-    """Go on under a new log key, ledger and privacy budgets, after the keys were rotated; the agent must not run."""
+    """Go on under a new log key, after the silo's keys were rotated; the agent must not run. So do privacy budgets."""
     folder = ledger_audit.ledger_folder(path)
     before, after = load_keys(old), load_keys(new)
     note = stored(folder)
@@ -163,13 +163,14 @@ def rekey_ledger(
             f"{folder}: is the ledger of {silo!r}, the keys are of {before.entry.id!r} and {after.entry.id!r}; "
             "name the old and the new keys of that silo"
         )
-    from ..silo.budgets import rekey  # noqa: PLC0415 opacus takes two seconds that no other command here needs
+    from ..security.budget import rekey_all  # noqa: PLC0415 opacus takes two seconds to import
+    from ..silo.budgets import FOLDER  # noqa: PLC0415
 
     with Ledger.open(folder, silo, federation, before.log) as ledger:
-        budgets = rekey(folder.parent, federation, silo, before.log, after.log)
+        datasets = rekey_all(folder.parent / FOLDER, federation, silo, before.log, after.log)
         appended = ledger.rekey(after.log)
-    for dataset in budgets:
-        typer.echo(f"privacy budget of data set {dataset!r}: goes on under the new key")
+    for dataset in datasets:
+        typer.echo(f"the budget of data set {dataset!r} goes on under the new key")
     typer.echo(f"record {appended.seq} names the new key, {log_key(federation, silo, after.entry.log_key)}")
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ..algorithms.job import Job
-from ..algorithms.privacy import HISTOGRAM, decimal, spends_by_sigma
+from ..algorithms.privacy import TRAINING, WHOLE, decimal, spends_by_sigma
 from ..errors import LocalError
 from ..security.accounting import cost, shown
 from ..security.plan import least_sigma, overspent
@@ -36,7 +36,7 @@ def noise(job: Job) -> str:
         return ""
     table, sigma = job.privacy, job.privacy.sigma
     spends = spends_by_sigma(job)(sigma)
-    steps = sum(one.steps for one in spends if one.purpose != HISTOGRAM)
+    steps = sum(one.steps for one in spends if one.purpose in (TRAINING, WHOLE))
     return (
         f"private: noise of {sigma} times the clip of {table.clip:g}, {number(steps, 'step')} at most, epsilon "
         f"{shown(cost(spends, table.delta))} of {table.epsilon:g} at delta = {table.delta:g} of each silo's data set"

@@ -14,6 +14,7 @@ from decimal import Decimal
 from math import ceil
 from typing import TYPE_CHECKING
 
+from . import units
 from .units import UNITS
 
 if TYPE_CHECKING:
@@ -184,16 +185,17 @@ def spending(heads: "Sequence[At[PrivacyHead]]") -> Spending:
     width = min(0.8 * slot, WIDEST)
     bars, labels = [], []
     every = ceil(GLYPH * (2 + len(str(len(heads)))) / slot)
-    for number, at in enumerate(shown):
+    for place, at in enumerate(shown):
         height = UP * float(Decimal(at.record.epsilon) / end)
-        middle = LEFT + slot * (number + 0.5)
+        middle = LEFT + slot * (place + 0.5)
         told = f"{at.time[:19].replace('T', ' ')}: epsilon {at.record.epsilon} of {at.record.limit}"
         bars.append(Bar(told, _r(middle - width / 2), _r(TOP + UP - height), _r(width), _r(height)))
-        if number % every == 0:
-            labels.append(Mark(_r(middle), str(min((number + 1) * step, len(heads)))))
+        if place % every == 0:
+            labels.append(Mark(_r(middle), str(min((place + 1) * step, len(heads)))))
     limit = Mark(_r(TOP + UP * float(1 - Decimal(last.limit) / end)), f"limit {last.limit}")
     title = f"Data set {last.dataset}"
-    said = f"{title}: epsilon {last.epsilon} of {last.limit} at delta {last.delta} after {len(heads)} heads"
+    after = units.number(len(heads), "head")
+    said = f"{title}: epsilon {last.epsilon} of {last.limit} at delta {last.delta} after {after}"
     return Spending(title, said, tuple(bars), ticks, tuple(labels), limit)
 
 

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from .. import log
-from ..errors import PeerError, RefusedError, StaddleError
+from ..errors import LateError, PeerError, RefusedError, StaddleError
 from ..proto import federation_pb2 as pb
 from ..proto import secure_pb2
 from ..proto.channel import CONTRIBUTE, ERROR_METADATA, FETCH, PADDED, SECURE, UPLOAD
@@ -192,7 +192,10 @@ async def fail(context: Context, method: str, error: StaddleError) -> None:
 async def refuse(context: Context, method: str, error: RefusedError) -> None:
     """End a call with the status of the error's code."""
     why = error.why if len(error.why) <= LONGEST_WHY else f"{error.why[:LONGEST_WHY]}…"
-    log.problem("refused", peer=error.peer, method=method, code=error.code, why=why)
+    if isinstance(error, LateError):
+        log.event("late", peer=error.peer, method=method, why=why)
+    else:
+        log.problem("refused", peer=error.peer, method=method, code=error.code, why=why)
     try:
         await context.abort(STATUS[error.code], why, trailing_metadata=((ERROR_METADATA, error.code),))
     except grpc.aio.InternalError:

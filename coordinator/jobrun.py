@@ -11,7 +11,7 @@ from ..algorithms import aggregation
 from ..algorithms.exchange import PLAIN, Exchanges, Gram, Part
 from ..algorithms.job import Job
 from ..algorithms.method import CoordinatorState, Latest
-from ..errors import LocalError, RefusedError
+from ..errors import LateError, LocalError, RefusedError
 from ..proto.blind import bounds, sums_down, sums_published, uploaded
 from ..proto.mix_messages import Padded
 from ..proto.secure_told import Told
@@ -134,9 +134,14 @@ class JobRun:
         return lacks or []
 
     def sum_of(self, silo: str, round_: int) -> Summing:
-        """The sum of an open blind round; RefusedError ROUND_CLOSED where there is none."""
+        """The sum of an open blind round; RefusedError ROUND_CLOSED where there is none.
+
+        LateError for the round that closed last: t silos open its sum, and one that was slower gives in vain.
+        """
         if self.summing is None or self.state.round != round_ or not self.state.cohort:
-            raise RefusedError(silo, "ROUND_CLOSED", f"job {self.job.name!r}: round {round_} sums nothing now")
+            late = self.summed is not None and self.summed.round == round_
+            refused = LateError if late else RefusedError
+            raise refused(silo, "ROUND_CLOSED", f"job {self.job.name!r}: round {round_} sums nothing now")
         return self.summing
 
     def told(self, silo: str, round_: int, had: int) -> Told | None:

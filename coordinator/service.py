@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +22,7 @@ from ..proto.mix_messages import mixed_to_wire
 from ..proto.prekey_messages import words_to_wire
 from ..proto.secure_given import asked_from_wire
 from ..proto.secure_told import told_to_wire
-from ..proto.stream import Digester, chunks, recut
+from ..proto.stream import TOGETHER, Digester, chunks, recut
 from ..proto.sum_messages import sum_to_wire
 from ..proto.wire import delivered_items, tensor_bytes, to_wire
 from ..security import roster as rosters
@@ -309,8 +309,9 @@ async def _chunks(tensors: list[Tensor], words: list[Iterator[memoryview]]) -> A
             yield chunk
         return
     made = recut(chain(map(tensor_bytes, tensors), *words))
-    while (chunk_ := await asyncio.to_thread(next, made, None)) is not None:
-        yield chunk_
+    while some := await asyncio.to_thread(lambda: list(islice(made, TOGETHER))):
+        for each in some:
+            yield each
 
 
 def _code(value: Any) -> str:

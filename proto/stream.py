@@ -23,6 +23,8 @@ from .channel import CHUNK_BYTES
 from .frames import Chunk, Frame
 from .wire import tensor_bytes
 
+TOGETHER = 4  # chunks that are given to a thread at a time, where one does the work
+
 
 @dataclass(frozen=True, slots=True)
 class Digests:

@@ -19,7 +19,6 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,12 +26,12 @@ from typing import Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ..errors import ExhaustedError, LocalError
-from .accounting import Event, epsilon, shown, spent
+from .accounting import Event, covers, epsilon, shown, spent
 from .appendlog import AppendLog
 from .budget_records import Commit, Limit, Opened, Recovery, Reserve, Steps, parse
 from .chain import Line
 from .checkpoint import Checkpoint
-from .head import Held, Signer
+from .head import Held, Signer, stored
 from .segments import segments
 
 ORIGIN = "staddle.example/{federation}/{silo}/privacy/{dataset}"
@@ -159,17 +158,17 @@ class Budget:
         asked = [each.event(each.steps) for each in record.events]
         with self._mutex:
             what = f"{purpose} of round {round_} of job {job!r}"
-            self._cover(what, "the policy's limit", self._limited, self._events(), asked)
+            check_covered(self.dataset, what, self._limited, self._events(), asked)
             if ceiling:
                 own = self._jobs[job_digest].events() if job_digest in self._jobs else []
-                self._cover(what, "the job's own target", ceiling, own, asked)
+                check_covered(self.dataset, what, ceiling, own, asked, "the job's own target")
             return Reservation(self._append(record), record.events)
 
     def check_room(self, job: str, job_digest: str, planned: Sequence[Event]) -> None:
         """ExhaustedError where the limit does not cover all that a job is to spend, beside what others have."""
         with self._mutex:
             others = [event for digest, own in self._jobs.items() if digest != job_digest for event in own.events()]
-            self._cover(f"all of job {job!r}", "the policy's limit", self._limited, others, planned)
+            check_covered(self.dataset, f"all of job {job!r}", self._limited, others, planned)
 
     def commit(self, reservation: Reservation, taken: Sequence[int]) -> None:
         """So many steps of each event were taken, and no more are; the rest is free again, once that is durable."""
@@ -197,6 +196,11 @@ class Budget:
         with self._mutex:
             return Checkpoint.parse(self._log.checkpoint().text)
 
+    def rekey(self, key: Ed25519PrivateKey) -> None:
+        """From now on this log key of the silo signs the head."""
+        with self._mutex:
+            self._log.rekey(Signer(self._log.signer.origin, key))
+
     def check_held(self, held: Held) -> None:
         """LocalError where this log is older than a head that was kept of it, or another one."""
         if why := self._log.disagreement(held):
@@ -204,10 +208,6 @@ class Budget:
                 f"{self._log.folder}: was rolled back or altered: {why}; what was spent on data set {self.dataset!r} "
                 "cannot be known from it: restore the newest copy"
             )
-
-    def rekey(self, key: Ed25519PrivateKey) -> None:
-        """From now on this log key signs the heads; what was spent stays."""
-        self._log.rekey(Signer(self._log.signer.origin, key))
 
     def close(self) -> None:
         """Let the folder go."""
@@ -225,16 +225,6 @@ class Budget:
     @property
     def _limited(self) -> Ceiling:
         return Ceiling(self.limit.epsilon, self.limit.delta)
-
-    def _cover(self, what: str, whose: str, most: Ceiling, before: Sequence[Event], asked: Sequence[Event]) -> None:
-        """ExhaustedError where these events together cost more."""
-        delta = float(most.delta)
-        now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
-        if Decimal(then) > Decimal(most.epsilon):
-            raise ExhaustedError(
-                f"data set {self.dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to "
-                f"{shown(then)} at delta = {most.delta}, over {whose} of {most.epsilon}"
-            )
 
     # Records, as they come and as they are read.
 
@@ -288,6 +278,38 @@ class Budget:
                 job.open -= 1
                 for each, taken in zip(reserved.events, steps, strict=True):
                     job.steps[each.sigma, each.q] -= each.steps - taken
+
+
+def check_covered(
+    dataset: str,
+    what: str,
+    most: Ceiling,
+    before: Sequence[Event],
+    asked: Sequence[Event],
+    whose: str = "the policy's limit",
+) -> None:
+    """ExhaustedError where these events together cost more."""
+    delta = float(most.delta)
+    now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
+    if not covers(most.epsilon, then):
+        raise ExhaustedError(
+            f"data set {dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to {shown(then)} at "
+            f"delta = {most.delta}, over {whose} of {most.epsilon}"
+        )
+
+
+def rekey_all(
+    folder: Path, federation: str, silo: str, old: Ed25519PrivateKey, new: Ed25519PrivateKey
+) -> tuple[str, ...]:
+    """The budgets below a folder go on under a new log key; their data sets. One that has it already stays."""
+    found = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    for path in found:
+        origin = ORIGIN.format(federation=federation, silo=silo, dataset=path.name)
+        note, key = stored(path), Signer(origin, new).public
+        if note is not None and any(signature.key_id != key.key_id for signature in note.signatures):
+            with Budget.open(path, path.name, federation, silo, old, known=True) as budget:
+                budget.rekey(new)
+    return tuple(path.name for path in found)
 
 
 class Steppers:

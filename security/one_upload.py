@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ..algorithms.exchange import MIX_BITS
 from ..errors import LocalError
-from .fixedpoint import Flat, Reals, Words, cut, dequantise, quantise
+from .fixedpoint import Flat, Floats, Words, cut, dequantise, quantise
 from .labels import MIX_SEAL, MIX_STREAM, MIX_UPLOAD, framed
 from .masks import PIECE, Mask, Term, negated
 from .mix_line import WORD_BYTES, Line, Version
@@ -128,15 +129,17 @@ def mixed_pieces(line: Line, weights: Mapping[str, int], read: Read) -> Iterator
     total, scratch = np.empty(min(LENT, elements), "<u8"), np.empty(min(STEP, elements), "<u8")
     for start in range(0, elements, LENT):
         lent = total[: min(LENT, elements - start)]
-        lent[:] = 0
         for at in range(0, lent.size, STEP):
             words = lent[at : at + STEP]
-            first, size = (start + at) * WORD_BYTES, words.nbytes
-            for silo, weight in weights.items():
-                stored = read(silo, first, size)
+            begin, size = (start + at) * WORD_BYTES, words.nbytes
+            for place, (silo, weight) in enumerate(weights.items()):
+                stored = read(silo, begin, size)
                 if len(stored) != size:
-                    raise LocalError(f"the stored upload of {silo!r} has {len(stored)} bytes at {first}, not {size}")
-                words += np.multiply(np.frombuffer(stored, "<u8"), np.uint64(weight), out=scratch[: words.size])
+                    raise LocalError(f"the stored upload of {silo!r} has {len(stored)} bytes at {begin}, not {size}")
+                made = scratch[: words.size] if place else words  # the first takes the place of those before
+                np.multiply(np.frombuffer(stored, "<u8"), np.uint64(weight), out=made)
+                if place:
+                    words += made
         yield lent
 
 
@@ -181,48 +184,63 @@ def _among(sender: str, signers: Signers) -> list[str]:
 
 
 class Opening:
-    """A recipient's row as it comes down: 8 bytes an element, and nothing of it is given before its tag fits."""
+    """A recipient's row as it comes down: 8 bytes an element, and nothing of it is given before its tag fits.
 
-    def __init__(self, line: Line, group_key: bytes, summands: Sequence[Summand]) -> None:
+    The numbers are made of the words as these come, so that the row alone is in memory, and a piece of its words.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        group_key: bytes,
+        summands: Sequence[Summand],
+        own_weight: int,
+        own: Flat,
+        dtype: npt.DTypeLike = np.float64,
+    ) -> None:
+        """``own`` are our values, unless ``own_weight`` is 0; ``dtype`` is that of the row."""
         self._line, self._key, self._summands = line, group_key, summands
         self._tagger = tagger_of(line, group_key)
         self._mask = Mask(negated([_term(line, s.upload.version, s.seed, s.weight) for s in summands]), 0, 64)
-        self._words, self._filled = np.empty(line.group.elements, "<u8"), 0
+        self._own_weight, self._own = np.uint64(own_weight), own
+        self._row, self._filled = np.empty(line.group.elements, dtype), 0
+        self._words, self._part = np.empty((2, min(STEP, self._row.size)), "<u8")
 
     def add(self, piece: bytes | memoryview) -> None:
         """The next words of Y. RefusedError for half a word, or a row that is longer than its group."""
         check(len(piece) % WORD_BYTES == 0, COORDINATOR, Code.SUM, f"brings {len(piece)} bytes, no whole words")
         came = np.frombuffer(piece, "<u8")
-        fits = self._filled + came.size <= self._words.size
-        check(fits, COORDINATOR, Code.SUM, f"brings a row of more than {self._words.size} numbers")
-        words = self._words[self._filled : self._filled + came.size]
-        for at in range(0, words.size, STEP):
-            here = words[at : at + STEP]
-            here[:] = came[at : at + STEP]
-            self._mask.add_to(here)
-            self._tagger.add(0, here)
-        self._filled += came.size
+        fits = self._filled + came.size <= self._row.size
+        check(fits, COORDINATOR, Code.SUM, f"brings a row of more than {self._row.size} numbers")
+        for at in range(0, came.size, STEP):
+            words = self._words[: min(STEP, came.size - at)]
+            words[:] = came[at : at + STEP]
+            self._mask.add_to(words)
+            self._tagger.add(0, words)
+            self._mix(words)
 
-    def finish(self, combined: bytes, own_weight: int, own: Flat) -> Reals:
-        """The row, [elements] float64, with our own part of it; RefusedError if it is not what the others sent.
+    def _mix(self, words: Words) -> None:
+        """Add our own part to the next integers, in place, and make numbers of them."""
+        group, here = self._line.group, slice(self._filled, self._filled + words.size)
+        if self._own_weight:
+            part = self._part[: words.size]
+            quantise(group, cut(self._own, here.start, here.stop), 1.0, part)
+            part *= self._own_weight
+            words += part
+        exponent, numbers = MIX_BITS + group.scale_exponent, self._part[: words.size].view("<f8")
+        self._row[here] = dequantise(words, group.ring, exponent, numbers)
+        self._filled = here.stop
 
-        ``combined`` is Σ a_j T_j as the coordinator gives it; ``own`` are our values, unless ``own_weight`` is 0.
+    def finish(self, combined: bytes) -> Floats:
+        """The row, [elements], with our own part of it; RefusedError if it is not what the others sent.
+
+        ``combined`` is Σ a_j T_j as the coordinator gives it.
         """
-        whole = self._filled == self._words.size
-        check(whole, COORDINATOR, Code.SUM, f"brings a row of {self._filled} numbers, not {self._words.size}")
-        line = self._line
-        padded = [Padded(s.upload.version.silo, s.upload.version.context(line), s.weight) for s in self._summands]
+        whole = self._filled == self._row.size
+        check(whole, COORDINATOR, Code.SUM, f"brings a row of {self._filled} numbers, not {self._row.size}")
+        padded = [Padded(s.upload.version.silo, s.upload.version.context(self._line), s.weight) for s in self._summands]
         self._tagger.check_weighted(combined, self._key, padded)
-        row, scratch = self._words.view("<f8"), np.empty(STEP, "<u8")  # the numbers take the place of the words
-        for at in range(0, row.size, STEP):
-            here = self._words[at : at + STEP]
-            if own_weight:
-                part = scratch[: here.size]
-                quantise(line.group, cut(own, at, at + here.size), 1.0, part)
-                part *= np.uint64(own_weight)
-                here += part
-            dequantise(here, 64, MIX_BITS + line.group.scale_exponent, row[at : at + STEP])
-        return row
+        return self._row
 
 
 def _term(line: Line, version: Version, seed: bytes, times: int = 1) -> Term:

@@ -94,14 +94,16 @@ def member(found: Keys, members: Roster, role: Role, folder: Path) -> tuple[bool
     """The roster has these very keys, in this role."""
     entry = found.entry
     if entry.role is not role:
-        raise LocalError(f"{folder}: {entry.id!r} is a {entry.role}, not a {role}; use the keys of a {role}")
+        raise LocalError(
+            f"{folder}: {entry.id!r} is {_one(entry.role)}, not {_one(role)}; use the keys of {_one(role)}"
+        )
     if entry.id not in members or members[entry.id] != entry:
         known = "has other keys" if entry.id in members else "is missing"
         raise LocalError(
             f"{folder}: {entry.id!r} ({entry.tls_fingerprint}) {known} in roster version {members.version}; have its "
             "entry.json added and the roster signed"
         )
-    return True, f"{entry.id} is a {role} of the roster with these keys"
+    return True, f"{entry.id} is {_one(role)} of the roster with these keys"
 
 
 def clock(members: Roster, now: dt.datetime) -> tuple[bool, str]:
@@ -150,4 +152,9 @@ def ledger(directory: Path, federation: str, keys: Path) -> tuple[bool, str]:
     if not found.ok:
         raise LocalError(f"{folder}: {found.problems[0]}; run: staddle ledger verify {folder}")
     signed = f"signed up to {found.checkpoint}"
-    return True, f"{folder}: {found.records} records hold, {signed}, head {found.records - 1}:{found.head}"
+    holds = "1 record holds" if found.records == 1 else f"{found.records} records hold"
+    return True, f"{folder}: {holds}, {signed}, head {found.records - 1}:{found.head}"
+
+
+def _one(role: Role) -> str:
+    return f"{'an' if role is Role.OPERATOR else 'a'} {role}"

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import RefusedError
-from .fixedpoint import SIGNED, Words
+from .fixedpoint import SIGNED, Floats, Words
 from .labels import SECAGG_PAD, SECAGG_TAG, framed
 from .masks import PIECE, Keystream
 from .pairwise import derive
@@ -30,8 +30,8 @@ from .secagg_fault import COORDINATOR, Code, check
 
 PRIME = 2**64 - 59  # the largest below 2^64
 TAG_BYTES = 8
-_LIMB_BITS = 22  # of a coefficient: times 32 bits of a number, 512 of them add up below 2^63
-_ROW = 512
+_ROW = 512  # products that are added up at a time: as floats they are off by less than 2^62 (``_added``)
+_DROPPED = 11  # bits of a coefficient that no float64 has
 _STEP = PIECE // 8  # coefficients that are made at a time
 _NARROW = np.iinfo(np.int32)
 
@@ -42,7 +42,7 @@ class Tagger:
     def __init__(self, group_key: bytes, ctx: bytes, groups: int) -> None:
         key = derive(group_key, ctx, framed(SECAGG_TAG))
         self._streams = [Keystream(key, index) for index in range(groups)]
-        self._alpha, self._scratch = np.empty(_STEP, np.uint64), np.empty((3, _STEP), np.int64)
+        self._alpha, self._scratch = np.empty(_STEP, np.uint64), np.empty((3, _STEP), np.uint64)
         self.sums = [0] * groups
 
     def add(self, group: int, words: Words) -> None:
@@ -136,24 +136,45 @@ def _encoded(values: Iterable[int]) -> bytes:
 
 
 def _product(alpha: Words, numbers: Words, scratch: Words) -> int:
-    """Σ α q, exact: 22-bit limbs of α times 32 bits of q, added up row by row below 2^63; ``scratch`` is [3, n] int64.
+    """Σ α q, exact; ``scratch`` is [3, n] uint64.
 
-    Numbers that fit 32 bits, as all that one silo mixes, are taken whole.
+    Numbers that fit 32 bits, as all that one silo mixes, are taken whole, others as low + 2^32 high.
     """
-    part, low, high = scratch
+    near, real, part = scratch[0].view(np.float64), scratch[1].view(np.float64), scratch[2]
+    signed = part.view(np.int64)
+    np.right_shift(alpha, np.uint64(_DROPPED), out=part)
+    near[:] = signed  # exact
+    if numbers.dtype == np.int32:
+        signed[:] = real[:] = numbers
+        return _added(alpha, near, part, real)
     if _NARROW.min <= numbers.min() and numbers.max() <= _NARROW.max:
-        low[:] = numbers
-        pieces = [(low, 0)]
-    else:
-        np.bitwise_and(numbers, np.int64(0xFFFFFFFF), out=low)
-        np.right_shift(numbers, np.int64(32), out=high)
-        pieces = [(low, 0), (high, 32)]
-    total, whole = 0, alpha.size // _ROW * _ROW
-    limbs = part.view(np.uint64)
-    for limb in range(0, 64, _LIMB_BITS):
-        np.right_shift(alpha, np.uint64(limb), out=limbs)
-        np.bitwise_and(limbs, np.uint64((1 << _LIMB_BITS) - 1), out=limbs)
-        for piece, shift in pieces:
-            rows = np.einsum("ij,ij->i", part[:whole].reshape(-1, _ROW), piece[:whole].reshape(-1, _ROW)).tolist()
-            total += (sum(rows) + int(np.einsum("i,i->", part[whole:], piece[whole:]))) << (limb + shift)
+        real[:] = numbers
+        return _added(alpha, near, numbers.view(np.uint64), real)
+    np.bitwise_and(numbers, np.int64(0xFFFFFFFF), out=signed)
+    real[:] = signed
+    low = _added(alpha, near, part, real)
+    np.right_shift(numbers, np.int64(32), out=signed)
+    real[:] = signed
+    return low + (_added(alpha, near, part, real) << 32)
+
+
+def _added(alpha: Words, near: Floats, numbers: Words, real: Floats) -> int:
+    """Σ α q, exact, of numbers below 2^32 in magnitude; ``near`` and ``real`` are ⌊α / 2^11⌋ and q as floats.
+
+    A row's sum S is known mod 2^64 from integers that wrap, as r in [0, 2^64), and nearly from floats: what α lost,
+    each product's rounding and, in whatever order they are added (Higham, "Accuracy and Stability of Numerical
+    Algorithms", section 3.1), 511 roundings of the sum come to less than 2^9 (2^43 + 2^43 + 2^52) < 2^62. So
+    S = r + 2^64 k, and the float that says k is off by less than 1/2.
+    """
+    whole = alpha.size // _ROW * _ROW
+    total = _rows(*(each[:whole].reshape(-1, _ROW) for each in (alpha, near, numbers, real)))
+    if whole < alpha.size:
+        total += _rows(*(each[None, whole:] for each in (alpha, near, numbers, real)))
+    return total
+
+
+def _rows(alpha: Words, near: Floats, numbers: Words, real: Floats) -> int:
+    wrapped = np.einsum("ij,ij->i", alpha, numbers)
+    times = np.rint(np.vecdot(near, real) * 2.0 ** (_DROPPED - 64) - wrapped * 2.0**-64)
+    total: int = sum(wrapped.tolist()) + (int(times.sum()) << 64)
     return total

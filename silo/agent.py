@@ -10,9 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import log
-from ..algorithms.fit import counts_by_class
-from ..algorithms.job import Job
-from ..algorithms.privacy import job_spends, signed_sigma
+from ..algorithms.counted import HOLDERS
+from ..algorithms.fit import counts_by_class, withheld_classes
 from ..errors import (
     CancelledError,
     ExhaustedError,
@@ -35,6 +34,7 @@ from .delivery import Delivered
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
 from .group_keys import GroupKeys
 from .mix_memory import MixMemory
+from .private_jobs import advice, check_room, payer
 from .session import (
     Asked,
     Barred,
@@ -62,7 +62,6 @@ from .trainer import Trainer
 from .work import Work
 
 if TYPE_CHECKING:
-    from ..algorithms.account import PrivateSilo
     from .budgets import DatasetBudget
 
 FIRST_WAIT_SECONDS = 0.5
@@ -97,6 +96,7 @@ class Agent:
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._trainer = Trainer()
         self._admitted: dict[str, Admitted] = {}
+        self._withheld_told: set[str] = set()  # digests of jobs
         self._beat_seconds = 5
         self._stop = asyncio.Event()
         self.connected = False
@@ -206,6 +206,8 @@ class Agent:
         for part in job.method().loadable:
             log.event("weights", job=job.name, part=part, sha256=admitted.digests.get(part, "none: from scratch"))
         log.event("job.records", job=job.name, **counts_by_class(job, admitted.train, admitted.test))
+        for said in advice(job, len(admitted.train)):
+            log.problem("privacy.advice", job=job.name, why=said)
         return Worked()
 
     async def _decline(self, offer: Offered, error: RefusedError) -> Event:
@@ -218,7 +220,7 @@ class Agent:
     def _admit(self, signed: bytes) -> Admitted:
         admitted = self._checked(signed)
         try:
-            self._check_room(admitted.job)
+            check_room(admitted.job, self._budget)
             self._folder(admitted.job.name).check_new(signed)
             if admitted.job.keyed:
                 self._group_keys.check_new(admitted.job)
@@ -228,11 +230,6 @@ class Agent:
         except LocalError as error:
             raise RefusedError(self._roster.coordinator.id, "JOB_INVALID", str(error)) from error
         return admitted
-
-    def _check_room(self, job: Job) -> None:
-        """ExhaustedError unless what is left of the budget covers all of a new job, interrupted rounds included."""
-        if job.privacy is not None and self._budget is not None:
-            self._budget.check_room(job, job_spends(job, signed_sigma(job)))
 
     def _checked(self, signed: bytes) -> Admitted:
         key = split_key(self._config.directory)
@@ -290,6 +287,11 @@ class Agent:
     async def _round(self, admitted: Admitted, asked: Asked) -> None:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
+        if job.privacy is not None and not self._gate.witnessed:
+            raise LocalError(
+                "neither the coordinator nor another silo says what it holds of this silo's ledger, in which stands "
+                "what its data set has cost; private rounds wait until one of them does: ask their operators"
+            )
         goes_on = self._blind.goes_on(job.digest, round_)
         bundle: Bundle | None = None if goes_on else await asyncio.to_thread(folder.outbox, round_)
         over = bundle is None and not goes_on and round_ < folder.rounds_done
@@ -323,23 +325,21 @@ class Agent:
         bundle = await self._trainer.run(train, asked.round, asked.counted, delivered.tensors)
         seconds = round(time.monotonic() - began, 3)
         log.event("round.trained", job=admitted.job.name, round=asked.round, seconds=seconds)
+        self._tell_withheld(admitted, delivered)
         return bundle
+
+    def _tell_withheld(self, admitted: Admitted, delivered: Delivered) -> None:
+        """Once a job, as soon as its silos know who holds which class, which does not change."""
+        job = admitted.job
+        if job.counted and HOLDERS in delivered.tensors and job.digest not in self._withheld_told:
+            self._withheld_told.add(job.digest)
+            (holders,) = delivered.tensors[HOLDERS].values()
+            log.event("job.withheld", job=job.name, **withheld_classes(job, admitted.train, holders))
 
     def _work(self, admitted: Admitted) -> Work:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
-        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled, self._private(admitted.job))
-
-    def _private(self, job: Job) -> "PrivateSilo | None":
-        """What a private job takes beside a plain one."""
-        if job.privacy is None:
-            return None
-        from ..algorithms.account import PrivateSilo  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
-        from ..security.noise import Randomness  # noqa: PLC0415
-        from .account import JobAccount  # noqa: PLC0415
-
-        if self._budget is None:  # admission refuses it
-            raise LocalError(f"job {job.name!r} spends on a data set without a budget; this is a bug in Staddle")
-        return PrivateSilo(JobAccount(self._budget, job, self._folder(job.name)), Randomness)
+        private = payer(admitted.job, self._budget, folder)
+        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled, private)
 
     @contextlib.asynccontextmanager
     async def _beating(self, job: str, round_: int) -> AsyncIterator[None]:

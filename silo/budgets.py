@@ -11,8 +11,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from ..algorithms.job import Job
 from ..algorithms.privacy import Spend
 from ..errors import LocalError
@@ -20,11 +18,10 @@ from ..security.accounting import Event, shown
 from ..security.budget import ORIGIN, Budget, Ceiling, Steppers
 from ..security.budget_records import Steps
 from ..security.checkpoint import Checkpoint
-from ..security.head import Held, Signer, stored
+from ..security.head import Held
 from ..security.identity import Keys
 from ..security.ledger import Ledger
 from ..security.policy import Policy
-from ..security.segments import segments
 
 FOLDER = "privacy"
 
@@ -102,20 +99,3 @@ def opened(directory: Path, policy: Policy, ledger: Ledger, federation: str, key
         ours = DatasetBudget(budget, ledger)
         yield ours
         ours.close()
-
-
-def rekey(directory: Path, federation: str, silo: str, old: Ed25519PrivateKey, new: Ed25519PrivateKey) -> list[str]:
-    """Let all budgets of a silo go on under a new log key, but for those that do already; their data sets.
-
-    They go on before the ledger does, whose record of the new key is the last step: who is interrupted does it again.
-    """
-    done = []
-    for folder in sorted(path for path in (directory / FOLDER).glob("*") if path.is_dir() and segments(path)):
-        origin = ORIGIN.format(federation=federation, silo=silo, dataset=folder.name)
-        note = stored(folder)
-        if note is not None and note.signatures[0].key_id == Signer(origin, new).public.key_id:
-            continue
-        with Budget.open(folder, folder.name, federation, silo, old, known=True) as budget:
-            budget.rekey(new)
-        done.append(folder.name)
-    return done

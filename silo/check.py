@@ -9,7 +9,7 @@ from ..algorithms.data import Dataset
 from ..algorithms.data_images import Images
 from ..algorithms.job import Job
 from ..algorithms.sources import check_present, load, where
-from ..errors import LocalError, RefusedError
+from ..errors import ExhaustedError, LocalError, RefusedError
 from ..files import read_bytes
 from ..proto.channel import checked_address
 from ..proto.wire import gift_items, given_items
@@ -17,12 +17,14 @@ from ..security import policy as policies
 from ..security import preflight
 from ..security.identity import Keys, Role
 from ..security.policy import Policy
+from ..security.policy_file import Dataset as DatasetTable
 from ..security.preflight import Report
 from ..security.roster import Roster
 from . import config as configs
 from . import reach
 from .admission import admit
 from .config import SiloConfig
+from .private_jobs import advice
 from .state import JobFolder, split_key
 
 STATES = 3  # of a job: after the last round, after the one before that counted, and the model in the end
@@ -40,6 +42,8 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> Report:
     for own in config.weights:
         report.look("weights", partial(_weights, own))
     report.look("ledger", partial(preflight.ledger, config.directory, config.trust.federation, config.keys))
+    if policy is not None and policy.budget is not None:
+        report.look("privacy", partial(_privacy, policy.dataset, policy.budget, config))
     largest = 0
     for job in jobs:
         if keys is None or roster is None or policy is None:
@@ -79,6 +83,17 @@ def _policy(config: SiloConfig) -> tuple[Policy, str]:
     return policy, f"{config.policy}: {said}; sha256 {policy.digest[:12]}…"
 
 
+def _privacy(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[bool, str]:
+    """What was spent of the data set's budget."""
+    from ..security.accounting import shown  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
+    from . import spent  # noqa: PLC0415 likewise
+
+    budget = next((found.budget for found in spent.read(config) if found.dataset == dataset), None)
+    cost, jobs = (shown(budget.spent), len(budget.jobs)) if budget else ("0", 0)
+    most = f"{asked.epsilon:f} at delta = {asked.delta:f}"
+    return True, f"data set {dataset!r}: epsilon = {cost} of {most} is spent; jobs that spent: {jobs}"
+
+
 def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
     """Counts and shapes; never a value."""
     check_present(config.data)
@@ -106,6 +121,13 @@ def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloCon
     except RefusedError as error:
         raise LocalError(f"{path}: this silo would decline the job, {error.code}: {error.why}") from error
     job = admitted.job
+    if job.privacy is not None:
+        from .spent import check_room  # noqa: PLC0415 likewise
+
+        try:
+            check_room(job, policy, config)
+        except ExhaustedError as error:
+            raise LocalError(f"{path}: this silo would decline the job, POLICY: {error}") from error
     folder = JobFolder(config.directory / "jobs" / job.name)
     if folder.signed() == signed:
         return job, f"{path}: {job.name!r} was accepted here, {folder.rounds_done} of its rounds are over"
@@ -113,7 +135,8 @@ def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloCon
     counts = f"{len(admitted.train)} records to train on, {len(admitted.test)} to test on"
     if not kept.exists():
         counts = f"about {counts}: which ones is drawn at the first start"
-    return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {counts}"
+    said = "; ".join((counts, *advice(job, len(admitted.train))))
+    return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {said}"
 
 
 def footprint(job: Job, silo: str) -> int:

@@ -17,8 +17,8 @@ from ..errors import RefusedError
 from ..proto import tensor_pb2 as tensor
 from ..proto.blind import in_words
 from ..proto.channel import FETCH
-from ..proto.frames import Frame
-from ..proto.stream import Digests, Inbound
+from ..proto.frames import Chunk, Frame
+from ..proto.stream import TOGETHER, Digests, Inbound
 from ..proto.wire import Item, delivered_items
 from ..security.ledger import Ledger
 from ..security.records import Payload, Peer
@@ -66,11 +66,17 @@ async def take(
     """
     taking = _Taking(sender.id, job, round_, rows, sums)
     inbound = Inbound(sender.id, taking.check, taking.write)
+    waiting: list[Frame] = []
     async for frame in frames:
         if rows is None and sums is None:
             inbound.feed(frame)
-        else:
-            await asyncio.to_thread(inbound.feed, frame)
+            continue
+        waiting.append(frame)
+        if len(waiting) == TOGETHER or not isinstance(frame, Chunk):
+            await asyncio.to_thread(_feed, inbound, waiting)
+            waiting = []
+    if waiting:  # of a stream that stopped before its end
+        await asyncio.to_thread(_feed, inbound, waiting)
     _, digests = inbound.finish()
     delivered = taking.delivered()
     if delivered:
@@ -78,6 +84,11 @@ async def take(
     plain, behind = digests.tensors[: len(taking.items)], digests.tensors[len(taking.items) :]
     named = tuple(zip(sums.parts, behind, strict=False)) if sums is not None else ()  # behind them, those of rows
     return Delivered(delivered, taking.items, plain, named)
+
+
+def _feed(inbound: Inbound, frames: Sequence[Frame]) -> None:
+    for frame in frames:
+        inbound.feed(frame)
 
 
 class _Taking:

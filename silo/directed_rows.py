@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
-import numpy as np
 from torch import Tensor
 
 from ..proto import secure_pb2 as pb
@@ -19,11 +18,12 @@ from ..proto.blind import round_frame, round_terms
 from ..proto.mix_messages import Mixed
 from ..security.blind_sum import folded, row_name
 from ..security.directed_mix import open_row, recipient_pads
-from ..security.fixedpoint import WORD, Words
+from ..security.fixedpoint import Group, Words
 from ..security.masks import Term
 from ..security.open_sum import Claim, check_claim
 from ..security.round_spec import RoundSpec, Terms, signed_spec
 from ..security.secagg_fault import COORDINATOR, Code, check
+from .coming_words import ComingWords
 from .mix_memory import OpenedDirected
 from .rows import Expected, Rows, announced_rows, expected_rows, mailed
 from .sharing import Sharing
@@ -41,6 +41,11 @@ class _Coming:
     index: int  # of its group
     pads: Mapping[str, Term]
 
+    @property
+    def group(self) -> Group:
+        """That of its words."""
+        return self.spec.groups[self.index]
+
 
 class DirectedRows:
     """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
@@ -52,9 +57,7 @@ class DirectedRows:
         self._round = round_
         self._expected = expected_rows(sharing.job, round_)
         self._mixed: tuple[Mixed, ...] = ()
-        self._coming: list[_Coming] = []
-        self._words: Words = np.empty(0, "<u4")  # of the first of them
-        self._filled = 0  # bytes of it that are here
+        self._words = ComingWords(self._finish)
         self._made: dict[str, dict[str, Tensor]] = {}
 
     def announced(self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.PrekeyTold]) -> list[int]:
@@ -71,30 +74,25 @@ class DirectedRows:
         The steps run in order.
         """
         # (1) Each is one that this silo may open, on top of those that it has opened.
+        coming: list[_Coming] = []
         memories: dict[str, OpenedDirected] = {}
         for name, of_part in groupby(self._mixed, key=lambda each: each.part):
-            before, here = self._sharing.memory.directed(name), len(self._coming)
+            before = self._sharing.memory.directed(name)
+            found: list[_Coming] = []
             for each in of_part:
-                self._coming.append(self._checked(each, before, self._coming[here:]))
-            specs = [each.spec for each in self._coming[here:]]
+                found.append(self._checked(each, before, found))
+            coming += found
+            specs = [each.spec for each in found]
             newest, contexts = max(before.newest, specs[-1].round), tuple(spec.context().hex() for spec in specs)
             memories[name] = OpenedDirected(newest=newest, delivered=contexts)
         # (2) All of it is remembered.
         for name, memory in memories.items():
             self._sharing.memory.save_directed(name, memory)
-        self._reserve()
+        self._words.begin((each, each.group) for each in coming)
 
     def write(self, chunk: memoryview) -> None:
         """The next bytes of the rows, in order; not more than were announced. RefusedError for a row that is none."""
-        view = chunk
-        while view:
-            whole = self._words.data.cast("B")
-            here, view = view[: len(whole) - self._filled], view[len(whole) - self._filled :]
-            whole[self._filled : self._filled + len(here)] = here
-            self._filled += len(here)
-            if self._filled == len(whole):
-                self._finish(self._coming.pop(0))
-                self._reserve()
+        self._words.write(chunk)
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
         """What the rows came to, part by part."""
@@ -135,17 +133,10 @@ class DirectedRows:
         pads = recipient_pads(spec, group, sharing.first_prekey, sharing.others)
         return _Coming(self._expected[mixed.part], claim, mixed.keep, spec, index, pads)
 
-    def _reserve(self) -> None:
-        """Memory for the words that come next."""
-        self._filled, self._words = 0, np.empty(0, "<u4")
-        if self._coming:
-            group = self._coming[0].spec.groups[self._coming[0].index]
-            self._words = np.empty(group.body, WORD[group.ring])
-
-    def _finish(self, coming: _Coming) -> None:
-        part, group = coming.expected.part, coming.spec.groups[coming.index]
-        opened = open_row(coming.spec, coming.index, coming.claim, self._sharing.key, coming.pads, self._words)
-        row = folded(part, group, opened)
+    def _finish(self, coming: _Coming, words: Words) -> None:
+        part = coming.expected.part
+        opened = open_row(coming.spec, coming.index, coming.claim, self._sharing.key, coming.pads, words)
+        row = folded(part, coming.group, opened)
         self._made[part.name] = mailed(part, self._made.get(part.name), row, coming.keep)
 
 

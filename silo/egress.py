@@ -175,6 +175,11 @@ class Gate:
             self._count(attestation)
             await self._client.attest(attestation)
 
+    @property
+    def witnessed(self) -> bool:
+        """Whether anybody says what is held of our ledger, so that an older copy of it would be known (rule 30)."""
+        return self._witness.answered
+
     async def beat(self, job: str, round_: int) -> bool:
         """Say that we are alive; whether our work is still wanted."""
         request = pb.BeatRequest(session=self._session, job=job, round=round_)

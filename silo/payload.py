@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange import DTYPES, WEIGHT, Kind, Mix, Part, TensorSpec, all_finite
+from ..algorithms.exchange import WEIGHT, Kind, Mix, Part, TensorSpec, all_finite
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
@@ -163,7 +163,8 @@ def _own(item: Item, value: Tensor | None) -> Tensor:
         )
     try:
         with torch.no_grad():
-            return torch.empty(spec.shape, dtype=DTYPES[spec.dtype]).copy_(value)
+            # Memory of NumPy's, which asks for large pages: a fifth of the time.
+            return torch.from_numpy(np.empty(spec.shape, spec.dtype)).copy_(value)
     except RuntimeError as error:  # such as a tensor of vmap that outlived it
         raise LocalError(f"tensor {item.part}/{spec.name} cannot be read: {error}; the message is refused") from error
 

@@ -1,16 +1,23 @@
-"""What a silo asks of what a job costs its data set, before it takes part: of the job and the policy alone.
+"""What is particular to private jobs at a silo: what it asks of what one costs its data set, and what pays for it.
 
-No answer here depends on a record: whether a silo accepts a private job tells nothing of its data but that there are
-some and that they fit the model.
+What is asked before the silo takes part is of the job, the policy and the budget alone. No answer depends on a record:
+whether a silo accepts a private job tells nothing of its data but that there are some and that they fit the model. What
+the records would have to say is advice to the silo's own people.
 """
 
 from collections.abc import Iterator
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
+from ..algorithms.account import PrivateSilo
 from ..algorithms.job import Job
-from ..algorithms.privacy import decimal, signed_sigma, spends_by_sigma
+from ..algorithms.privacy import decimal, job_spends, signed_sigma, spends_by_sigma
 from ..errors import LocalError
 from ..security.policy import Policy
+from .state import JobFolder
+
+if TYPE_CHECKING:
+    from .budgets import DatasetBudget
 
 
 def check_signed(job: Job) -> None:
@@ -54,4 +61,41 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
         yield (
             f"it promises its epsilon at delta = {decimal(table.delta)}, delta = {asked.delta:f} in {named}; have the "
             "job signed with at most that, or raise it"
+        )
+
+
+def check_room(job: Job, budget: "DatasetBudget | None") -> None:
+    """ExhaustedError unless what is left of the budget covers all of a new job, interrupted rounds included."""
+    if job.privacy is not None and budget is not None:
+        budget.check_room(job, job_spends(job, signed_sigma(job)))
+
+
+def payer(job: Job, budget: "DatasetBudget | None", folder: JobFolder) -> PrivateSilo | None:
+    """What a private job takes beside a plain one."""
+    if job.privacy is None:
+        return None
+    from ..security.noise import Randomness  # noqa: PLC0415 with what follows two seconds that plain jobs need not
+    from .account import JobAccount  # noqa: PLC0415
+
+    if budget is None:  # admission refuses it
+        raise LocalError(f"job {job.name!r} spends on a data set without a budget; this is a bug in Staddle")
+    return PrivateSilo(JobAccount(budget, job, folder), Randomness)
+
+
+def advice(job: Job, records: int) -> Iterator[str]:
+    """What speaks against a private job on so many training records; for this silo's log alone."""
+    table = job.privacy
+    if table is None:
+        return
+    # (1) Steps draw records.
+    if (expected := table.sample_rate * records) < 1:
+        yield (
+            f"a step draws {expected:.2g} of this silo's {records} training records on average, so most are noise "
+            "alone; ask for a job with a higher privacy.sample_rate"
+        )
+    # (2) A chance of delta for each of them is none to count on.
+    if table.delta * records >= 1:
+        yield (
+            f"delta = {decimal(table.delta)} is no less than 1 / {records}, one in this silo's training records: with "
+            "such a chance the promise may fail for one of them; ask for a job with a smaller privacy.delta"
         )

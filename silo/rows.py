@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from ..algorithms.method import KEEP
 from ..proto import secure_pb2 as pb
 from ..proto.mix_messages import Mixed, rows_from_wire
 from ..proto.prekey_messages import words_from_wire
-from ..security.fixedpoint import Flat, Reals, check_values
+from ..security.fixedpoint import Flat, Floats, check_values
 from ..security.labels import MIX_ROW, framed
 from ..security.mix_line import WORD_BYTES, Line
 from ..security.mix_row import Row, RowMemory, admit, check_uploads
@@ -147,7 +148,7 @@ class Rows:
         # (4) Their seeds are opened.
         own = self._sharing.prekeys.own()
         ready = [(each, self._summands(each, own)) for each in admitted]
-        self._openings = ((each, Opening(each.line, self._sharing.key, summands)) for each, summands in ready)
+        self._openings = ((each, self._opening(each, summands)) for each, summands in ready)
         # (5) Prekeys of ours that nothing is sealed to any more are erased. This delivery may come again.
         sealed = [summand.letter.sealed.generation for each in admitted for summand in each.mixed.summands]
         self._sharing.prekeys.erase_before(known.floor(self._coming(), sealed))
@@ -237,6 +238,16 @@ class Rows:
             for share, each in pairs
         ]
 
+    def _opening(self, admitted: _Admitted, summands: Sequence[Summand]) -> Opening:
+        part, own_weight = admitted.expected.part, admitted.row.own_weight
+        own: Flat = ()
+        if own_weight:
+            own = self._own(part)
+            check_values(admitted.line.group, own)
+        narrow = all(spec.dtype == "float32" for spec in part.tensors)
+        dtype = np.float32 if narrow else np.float64
+        return Opening(admitted.line, self._sharing.key, summands, own_weight, own, dtype)
+
     def _add(self, opening: Opening, piece: memoryview) -> None:
         if self._rest:
             missing = WORD_BYTES - len(self._rest)
@@ -250,19 +261,15 @@ class Rows:
         self._rest += piece[whole:]
 
     def _finish(self, admitted: _Admitted, opening: Opening) -> None:
-        row, part = admitted.row, admitted.expected.part
-        own: Flat = ()
-        if row.own_weight:
-            own = self._own(part)
-            check_values(admitted.line.group, own)
-        opened = _cut(part, opening.finish(admitted.mixed.tag, row.own_weight, own))
+        part = admitted.expected.part
+        opened = _cut(part, opening.finish(admitted.mixed.tag))
         if admitted.expected.mailed:
             opened = mailed(part, self._made.get(part.name), opened, admitted.mixed.keep)
         self._made[part.name] = opened
 
 
-def _cut(part: Part, values: Reals) -> dict[str, Tensor]:
-    """A row as the part's tensors, in their dtypes."""
+def _cut(part: Part, values: Floats) -> dict[str, Tensor]:
+    """A row as the part's tensors, in their dtypes; they share its memory where it has theirs."""
     found, at = {}, 0
     for spec in part.tensors:
         found[spec.name] = torch.from_numpy(values[at : at + spec.elements]).reshape(spec.shape).to(DTYPES[spec.dtype])

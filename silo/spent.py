@@ -3,13 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..algorithms.job import Job
+from ..algorithms.privacy import job_spends, signed_sigma
 from ..errors import LocalError
 from ..security import budget_view, ledger_view
 from ..security import policy as policies
+from ..security.accounting import Event
+from ..security.budget import Ceiling, check_covered
 from ..security.budget_view import View
 from ..security.checkpoint import Checkpoint
 from ..security.identity import ENTRY_FILE, Entry, load_entry
 from ..security.ledger_audit import LEDGER
+from ..security.policy import Policy
 from ..security.policy_file import Dataset
 from ..security.records import PrivacyHead
 from ..security.segments import segments
@@ -43,6 +48,18 @@ def read(config: SiloConfig) -> tuple[Spent, ...]:
         Spent(dataset, policy.file.dataset.get(dataset), _budget(config, entry, dataset, heads.get(dataset)))
         for dataset in sorted({*policy.file.dataset, *heads, *there})
     )
+
+
+def check_room(job: Job, policy: Policy, config: SiloConfig) -> None:
+    """ExhaustedError where what the policy lets be spent does not cover all of a job that would be offered now."""
+    asked = policy.budget
+    if job.privacy is None or asked is None:  # which costs nothing, or is declined for another reason
+        return
+    budget = next((found.budget for found in read(config) if found.dataset == policy.dataset), None)
+    others = [event for one in (budget.jobs if budget else ()) if one.job_digest != job.digest for event in one.events]
+    planned = [Event(one.sigma, one.q, one.steps) for one in job_spends(job, signed_sigma(job))]
+    most = Ceiling(format(asked.epsilon, "f"), format(asked.delta, "f"))
+    check_covered(policy.dataset, f"all of job {job.name!r}", most, others, planned)
 
 
 def _heads(config: SiloConfig) -> Mapping[str, PrivacyHead]:

@@ -7,6 +7,7 @@
                                                     here, and of the one before it that counted
     <directory>/jobs/<job>/outbox-<n>.safetensors   what the last of them gives; sent again, not trained again
                                                     (bundle.py)
+    <directory>/jobs/<job>/counts.json              of a private job: account.py
     <directory>/jobs/<job>/model.safetensors        the model that the silo keeps in the end
     <directory>/jobs/<job>/failed                   of a job that ended without its result; empty
     <directory>/jobs/<job>/report.json              accuracy by round, for the silo's own eyes

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from ..algorithms.job import Job
@@ -19,11 +18,12 @@ from ..proto import secure_pb2 as pb
 from ..proto.blind import SumDown, round_frame, round_terms, row_terms, sums_down
 from ..proto.sum_messages import sums_from_wire
 from ..security.blind_sum import folded
-from ..security.fixedpoint import WORD, Words
+from ..security.fixedpoint import Group, Words
 from ..security.labels import SECAGG_CONTEXT, framed
 from ..security.open_sum import Claim, check_claim, group_bytes, open_group
 from ..security.round_spec import Frame, RoundSpec
 from ..security.secagg_fault import COORDINATOR, Code, check
+from .coming_words import ComingWords
 from .sharing import Sharing
 
 NO_MODEL = "0" * 64  # of a round in which this silo need not have been
@@ -46,6 +46,11 @@ class _Coming:
     claim: Claim
     spec: RoundSpec
 
+    @property
+    def group(self) -> Group:
+        """That of its words."""
+        return self.spec.groups[self.place.group]
+
 
 class Sums:
     """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
@@ -56,9 +61,7 @@ class Sums:
         self._down = {part.name: part for part in sharing.job.down(round_)}
         self._expected = {each.part.name: each for each in sums_down(sharing.job, round_)}
         self._claims: dict[str, Claim] = {}
-        self._coming: list[_Coming] = []
-        self._words: Words = np.empty(0, "<u4")  # of the first of them
-        self._filled = 0  # bytes of it that are here
+        self._words = ComingWords(self._finish)
         self._made: dict[str, dict[str, Tensor]] = {}
 
     @property
@@ -75,14 +78,15 @@ class Sums:
 
     def admit(self) -> None:
         """Check what is said of all of them, before a word is taken in; RefusedError says what is wrong."""
+        coming: list[_Coming] = []
         for name, claim in self._claims.items():
             place = self._expected[name]
             try:
-                self._coming.append(_Coming(place, claim, self._checked(place, claim)))
+                coming.append(_Coming(place, claim, self._checked(place, claim)))
             except RefusedError as error:
                 self._refuse(place, claim.document, error)
                 raise
-        self._reserve()
+        self._words.begin((each, each.group) for each in coming)
 
     def refuse_tensors(self, peer: str, name: str, why: str) -> None:
         """A part comes as tensors: recorded as a sum without a specification, where there is one that could come."""
@@ -91,15 +95,7 @@ class Sums:
 
     def write(self, chunk: memoryview) -> None:
         """The next bytes of the words, in order; not more than were announced. RefusedError for a sum that is none."""
-        view = chunk
-        while view:
-            whole = self._words.data.cast("B")
-            here, view = view[: len(whole) - self._filled], view[len(whole) - self._filled :]
-            whole[self._filled : self._filled + len(here)] = here
-            self._filled += len(here)
-            if self._filled == len(whole):
-                self._finish(self._coming.pop(0))
-                self._reserve()
+        self._words.write(chunk)
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
         """What the sums came to, part by part."""
@@ -118,17 +114,10 @@ class Sums:
         check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")
         return spec
 
-    def _reserve(self) -> None:
-        """Memory for the words that come next."""
-        self._filled, self._words = 0, np.empty(0, "<u4")
-        if self._coming:
-            own = self._coming[0].spec.groups[self._coming[0].place.group]
-            self._words = np.empty(own.body, WORD[own.ring])
-
-    def _finish(self, coming: _Coming) -> None:
-        place, own = coming.place, coming.spec.groups[coming.place.group]
+    def _finish(self, coming: _Coming, words: Words) -> None:
+        place, own = coming.place, coming.group
         try:
-            opened = open_group(coming.spec, place.group, coming.claim, self._sharing.key, self._words)
+            opened = open_group(coming.spec, place.group, coming.claim, self._sharing.key, words)
         except RefusedError as error:
             self._refuse(place, coming.claim.document, error)
             raise

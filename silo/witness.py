@@ -122,6 +122,14 @@ class Witness:
             raise ProofError("the checkpoint is signed by no key that this ledger has had")
         return checkpoints.verify(note, signer).checkpoint
 
+    @property
+    def answered(self) -> bool:
+        """Whether anybody says, in this session, what is held of our ledger; nobody can where nothing was received.
+
+        What differential privacy has cost stands in the ledger, so nothing is spent under a copy that nobody knows.
+        """
+        return bool(self._by_coordinator or self.told) or not self._ledger.receipted
+
     # The head that goes with an upload.
 
     def proof(self, sealed: Sealed) -> tuple[bytes, tuple[bytes, ...]]:

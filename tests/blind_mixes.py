@@ -82,7 +82,7 @@ class Mixing:
         made = b"".join(words.tobytes() for words in o.mixed_pieces(self.line, weights, read))
         return made, tags.combine({silo: self.stored[silo].upload.tag for silo in weights}, 1, weights)
 
-    def opening(self, row, key=KEY):
+    def opening(self, row, key=KEY, dtype=np.float64):
         uploads = [self.stored[share.version.silo].upload for share in row.shares]
         mix_row.check_uploads(row, uploads)
         summands = []
@@ -91,7 +91,8 @@ class Mixing:
             own = {0: seed_of(row.recipient)}
             seed = o.open_seed(self.line, upload, letter, row.recipient, own, self.signers)
             summands.append(o.Summand(upload, share.weight, seed))
-        return o.Opening(self.line, key, summands)
+        own = self.stored[row.recipient].values if row.recipient in self.stored else None
+        return o.Opening(self.line, key, summands, row.own_weight, own, dtype)
 
     def open(self, row, mixed=None, key=KEY):
         """The recipient's row, of what came down or of what the coordinator has."""
@@ -99,5 +100,4 @@ class Mixing:
         opening = self.opening(row, key)
         for at in range(0, len(hidden), PIECE):
             opening.add(hidden[at : at + PIECE])
-        own = self.stored[row.recipient].values if row.recipient in self.stored else None
-        return opening.finish(tag, row.own_weight, own)
+        return opening.finish(tag)

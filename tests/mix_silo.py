@@ -203,13 +203,14 @@ class MixSilo(BlindSilo):
             own = {0: self.keys.exchange.private_bytes_raw()}
             seeds = [o.open_seed(line, e.upload, e.letter, self.silo, own, self.signers) for e in mixed.summands]
             parts = zip(mixed.summands, row.shares, seeds, strict=True)
-            opening = o.Opening(line, KEY, [o.Summand(e.upload, share.weight, seed) for e, share, seed in parts])
+            summands = [o.Summand(e.upload, share.weight, seed) for e, share, seed in parts]
+            opening = o.Opening(line, KEY, summands, row.own_weight, self.own.get(part.name))
             words = payload[at : at + line.nbytes]
             assert hashlib.sha256(words).digest() == sha256
             opening.add(words)
             at += line.nbytes
             self.memories[part.name] = memory
-            values = opening.finish(mixed.tag, row.own_weight, self.own.get(part.name))
+            values = opening.finish(mixed.tag)
             found.setdefault(part.name, []).append((row, values, mixed.keep))
         assert at == len(payload) == manifest.size
         return found

@@ -7,7 +7,7 @@ from staddle.algorithms import simulation
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.data import Dataset
 from staddle.algorithms.exchange import all_finite
-from staddle.algorithms.fit import MOST_LISTED, check_records, check_training, counts_by_class
+from staddle.algorithms.fit import MOST_LISTED, check_records, check_training, counts_by_class, withheld_classes
 from staddle.algorithms.models import ModelOptions, build
 from staddle.algorithms.privacy import PrivacyTable
 from staddle.algorithms.simulation import simulate
@@ -96,6 +96,19 @@ def test_the_log_stays_short_for_many_classes(make_job):
     assert len(counts["training_by_class"]) == MOST_LISTED
     assert counts["classes_not_trained"][-2:] == [100, "and 899 more"]
     assert counts["classes_tested_not_trained"] == [8]
+
+
+def test_the_log_tells_which_classes_of_its_own_a_silo_withholds(make_job):
+    job = make_job(
+        model={"classes": 5},
+        method="fedssa",
+        silos=["a", "b", "c", "d"],
+        min_cohort=3,
+        security={"secure_aggregation": "required", "min_holders": 3, "weight_most": 100, "colluders": 1},
+    )
+    assert job.counted
+    told = withheld_classes(job, labelled([0, 0, 3, 4]), torch.tensor([3, 1, 4, 4, 0]))
+    assert told == {"fewest_holders": 4, "classes_withheld": [0, 4]}
 
 
 # Asked before a simulation too.

@@ -75,8 +75,8 @@ def counted(job, silo):
     [
         (),
         FEDAVG,
-        (*FEDAVG, ("participation = 0.6", "")),
-        (*FEDAVG, ("metrics_sigma = 30", ""), ('"fedavg"', '"fedsimsup"')),
+        (*FEDAVG, ("participation = 0.6", ""), ("metrics_sigma = 30", "")),
+        (*FEDAVG, ('"fedavg"', '"fedsimsup"')),  # with a census, of which the test counts alone cost something
     ],
 )
 def test_no_silo_spends_more_than_the_job_says_and_one_as_much_for_each_purpose(tmp_path, changes):

@@ -181,6 +181,7 @@ def test_all_that_leaves_is_paid_for_by_what_its_taint_says(make_private, make_s
         assert set(outcome.state.taints) == set(outcome.state.flat)
         spent = {spend.purpose: spend.steps for spend in round_spends(job, round_, "1.0")}
         assert accounts[silo].spendings[now].taken == spent, "effort() is what the stages take"
+        assert not accounts[silo].spendings[now].left.keys(), "it is committed"
 
 
 @pytest.mark.parametrize("schedule", ["alternating", "theta_then_c", "rbcd"])
@@ -492,6 +493,20 @@ def test_nothing_but_the_noisy_counts_reaches_a_method(make_private, make_data):
     assert [name for name, *_ in heard[0]] == ["deliver", "stages", "give", "deliver"]
 
 
+def test_a_step_is_divided_by_the_noisy_counts(make_private, make_data):
+    """SECURITY.md rule 22: by q times their sum, whatever the number of records is."""
+    job, moved = make_private("fedavg", {}, {"sigma": "0", "sample_rate": 1.0}), []
+    method = job.method()
+    for counts in ([10, 2, 0], [20, 1, 3]):
+        account, state = Free(job), initial_state(method, "a", public=())
+        account.keep_counts(Counts(torch.tensor(counts), 0))
+        private = silo_of(job, Still(), account)
+        after = local_round(method, job, state, 0, {}, make_data(17), make_data(9), "a", private=private).state
+        moved.append(after.parts["classifier"]["weight"] - state.parts["classifier"]["weight"])
+    assert torch.allclose(moved[0], 2 * moved[1], atol=1e-7)
+    assert moved[0].abs().max() > 1e-3
+
+
 def test_a_silo_that_never_trained_spends_nothing_for_the_last_delivery(make_private, make_data):
     job = make_private("fedssa")
     method, account = job.method(), MemoryAccount(job)
@@ -526,9 +541,20 @@ def test_what_a_record_adds_to_a_statistic_is_cut(make_private, make_data):
         moved.append(float((whole["sums"] - less["sums"]).norm()))
     assert max(moved) <= bound * (1 + 1e-6)  # convolutions in float32, over batches of other sizes
     assert max(moved) > 0.99 * bound
-    strange = Dataset(data.x.clone(), data.y)
-    strange.x[0] = math.inf
-    assert clipped_sums(method, modules, strange, bound, 100)["sums"].isfinite().all()
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_record_whose_share_is_no_number_adds_nothing(make_private, make_data, value):
+    class Sums(FedPer):
+        def measure(self, parts, x, y):
+            return {"x": x.sum((0, 1)), "y": y.sum()}
+
+    method, data = Sums(make_private("fedper").setting()), make_data(5)
+    data.x[2, 0, 3, 3] = value
+    found = clipped_sums(method, {}, data, math.inf, 2)
+    others = data.take(np.array([0, 1, 3, 4]))
+    assert torch.allclose(found["x"], others.x.double().sum((0, 1)))
+    assert found["y"] == others.y.sum()
 
 
 def test_noise_of_statistics_and_metrics_has_the_size_that_is_said(make_private, make_data):
@@ -545,6 +571,16 @@ def test_noise_of_statistics_and_metrics_has_the_size_that_is_said(make_private,
     assert made[0].gifts["metrics"].tensors["tested"] == 50
     assert made[1].gifts["metrics"].tensors["tested"] == 50 + round(4 * 3**0.5)
     assert made[1].report.tested == 50
+
+
+def test_a_class_that_seems_absent_gives_no_prototype(make_private, make_data):
+    job = make_private("fedaims")
+    method, account = job.method(), MemoryAccount(job)
+    account.keep_counts(Counts(torch.tensor([4, 0, 9]), 0))
+    private, state = silo_of(job, account=account), initial_state(method, "a", public=())
+    gift = local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private).gifts["prototypes"]
+    assert gift.tensors["mean"].any(1).tolist() == [True, False, True]
+    assert gift.weight.tolist() == [4.0, 0.0, 9.0]
 
 
 def test_noisy_metrics_are_counts_still(make_private, make_data):
@@ -580,6 +616,7 @@ def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):
         ("pfedsim", {"rho": 0}),
         ("fedssa", {"stale_inclusive": True}),
         ("fedaims", {"sampling": "full"}),
+        ("fedsimsup", {"tau_theta": 1}),
         ("ppfl", {"lam": 0}),
     ],
 )

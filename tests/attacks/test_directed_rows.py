@@ -33,12 +33,12 @@ def test_one_upload_is_opened_by_the_coordinator_with_any_silo():
     upload = made.give(victim, values)
     letter = sealing.letters(upload.pieces)[friend]
     seed = o.open_seed(made.line, upload.upload, letter, friend, {0: seed_of(friend)}, made.signers)
-    opening = o.Opening(made.line, KEY, [o.Summand(upload.upload, WHOLE, seed)])  # as a row of it alone
+    opening = o.Opening(made.line, KEY, [o.Summand(upload.upload, WHOLE, seed)], 0, ())  # as a row of it alone
     read = lambda _, at, size: memoryview(upload.hidden)[at : at + size]  # noqa: E731
     for words in o.mixed_pieces(made.line, {victim: WHOLE}, read):
         opening.add(words.tobytes())
     tag = tags.combine({victim: upload.upload.tag}, 1, {victim: WHOLE})
-    assert np.abs(opening.finish(tag, 0, ()) - values).max() < 1e-6
+    assert np.abs(opening.finish(tag) - values).max() < 1e-6
 
 
 @pytest.fixture(scope="module")

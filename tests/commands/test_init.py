@@ -126,7 +126,7 @@ def test_a_job_example_can_be_signed_and_has_all_options_of_its_method(init, met
         assert field.default is None or getattr(checked, name) == field.default
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fedaims", "fedsimsup", "ppfl"])  # of which each spends in its own way
 def test_a_private_job_example_can_be_signed_too(init, method):
     job = planned(Job.from_toml(init("job", "--method", method, "--private")), "f")
     assert job.document()["privacy"]["epsilon"] == "8.0"

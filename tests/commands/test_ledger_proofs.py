@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 import typer
-from ledgers import FEDERATION, HASH, WORDS, copied, full, intend, intend_masked, open_ledger, put_back, stored
+from ledgers import FEDERATION, HASH, WORDS, copied, full, intend, intend_masked, open_ledger, private, put_back, stored
 from report_ledgers import give
 from typer.testing import CliRunner
 
 from staddle.commands import ledger
 from staddle.errors import LocalError, PeerError, ProofError
 from staddle.files import canonical_json
-from staddle.security import head, ledger_audit
+from staddle.security import head, ledger_audit, ledger_export
 from staddle.security import roster as rosters
-from staddle.security.budget import Budget
-from staddle.security.budget_records import Steps
+from staddle.security.budget import Budget, rekey_all
 from staddle.security.identity import Role, create_keys, load_keys
 from staddle.security.receipt import Receipt
 from staddle.security.records import Peer
@@ -268,6 +267,16 @@ def test_an_export_of_a_job_has_its_records_and_what_became_of_its_messages(worl
     assert [json.loads(line)["record"] for line in lines] == [stored(world.ledger)[n] for n in (6, 9, 10, 11, 12, 13)]
 
 
+def test_an_export_of_a_job_has_what_paid_and_nothing_of_what_others_spent(tmp_path):
+    private(tmp_path / "ledger")
+    _, *lines = (json.loads(line) for line in ledger_export.export(tmp_path / "ledger", redact=False, job="j1"))
+    assert {line["type"] for line in lines} == {"egress.intent", "egress.digest", "egress.outcome"}
+    assert [line["record"]["dp"]["ids"] for line in lines if line["type"] == "egress.intent"] == [[2, 4], [2, 4, 6]]
+    _, *lines = (json.loads(line) for line in ledger_export.export(tmp_path / "ledger", redact=True))
+    assert [line["type"] for line in lines].count("privacy.head") == 4
+    assert not any("record" in line for line in lines)
+
+
 def test_what_is_changed_in_an_export_is_found(world):
     path, lines = export(world)
     whole = b"".join(lines)
@@ -315,28 +324,27 @@ def test_a_ledger_goes_on_under_new_keys(world):
     assert stored(world.ledger)[17]["old"] == str(world.vkey)
 
 
-def test_privacy_budgets_go_on_with_the_ledger_under_new_keys(world):
-    """Else a silo would not start after a rotation, but without what was spent."""
+def test_privacy_budgets_go_on_under_new_keys_and_only_once(world):
     create_keys(world.folder / "keys-2", "silo-a", Role.SILO, "Org silo-a")
-    old, new = world.key, load_keys(world.folder / "keys-2").log
+    old, new = (load_keys(world.folder / keys).log for keys in ("silo-a", "keys-2"))
+    folder = world.ledger.parent / "privacy"
 
-    def budget(dataset, key):
-        return Budget.open(world.silo / "privacy" / dataset, dataset, FEDERATION, "silo-a", key, known=False)
+    def opened(dataset, key):
+        return Budget.open(folder / dataset, dataset, FEDERATION, "silo-a", key, known=False)
 
-    for dataset in ("cxr", "mri"):
-        with budget(dataset, old) as before:
-            before.set_limit("8", "0.00001", HASH)
-            before.reserve("j", HASH, 0, "training", [Steps(sigma="2", q="1", steps=3)])
-            spent = before.epsilon()
-    with budget("cxr", old) as half:
-        half.rekey(new)  # where somebody was interrupted
+    for dataset in ("first", "second"):
+        with opened(dataset, old) as budget:
+            budget.set_limit("8", "0.00001", HASH)
+    assert rekey_all(folder / "none", FEDERATION, "silo-a", old, new) == ()
+    with opened("first", old) as budget:
+        budget.rekey(new)  # as if killed before the second
     shown = run("rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "keys-2")
-    assert "privacy budget of data set 'mri': goes on under the new key" in shown
-    for dataset in ("cxr", "mri"):
-        with budget(dataset, new) as after:
-            assert after.epsilon() == spent > 1
+    assert "the budget of data set 'second' goes on under the new key" in shown
+    for dataset in ("first", "second"):
         with pytest.raises(LocalError, match="use the keys that it was signed with"):
-            budget(dataset, old)
+            opened(dataset, old)
+        with opened(dataset, new) as budget:
+            assert budget.limit.epsilon == "8"
 
 
 def test_show_says_what_the_policy_held_back_and_who_reads_a_part_that_not_all_can_open(world):

@@ -5,9 +5,11 @@ import shutil
 from decimal import Decimal
 
 import pytest
+import torch
+from private_jobs import undrafted
 from typer.testing import CliRunner
 
-from staddle.algorithms.data import digits
+from staddle.algorithms.data import Dataset
 from staddle.algorithms.job import Job
 from staddle.algorithms.privacy import job_spends
 from staddle.commands import local_federation, privacy_plan, privacy_show
@@ -45,6 +47,7 @@ sample_rate = 0.05
 metrics_sigma = 40
 """
 DELTA = 1e-5
+RECORDS = Dataset(torch.zeros(4, 1, 8, 8), torch.arange(4))
 PRIVATE = {"privacy": {"epsilon": 8.0, "delta": DELTA, "sample_rate": 0.1}}
 
 
@@ -72,9 +75,9 @@ def federation(tmp_path_factory):
         "model": {"name": "cnn-digits", "classes": 10},
         "training": {"lr": 0.1},
     }
-    job = local_federation.sign_job(made, {**document, **PRIVATE})
-    local_federation.sign_job(made, {**document, "name": "plain"})
-    local_federation.write_silo(made, "a", "127.0.0.1:1", digits().take(range(40)), [job])
+    local_federation.sign_job(made, {**document, **PRIVATE})
+    plain = local_federation.sign_job(made, {**document, "name": "plain"})
+    local_federation.write_silo(made, "a", "127.0.0.1:1", RECORDS, [plain])
     return made
 
 
@@ -187,7 +190,7 @@ class Silo:
         shutil.copytree(federation.folder / "a", self.folder)
         shutil.copy(federation.folder / "roster.json", place)
         self.config, self.policy = self.folder / "silo.toml", self.folder / "policy.toml"
-        self.policy.write_text(self.policy.read_text() + TABLE)
+        self.policy.write_text(undrafted(self.policy.read_text()) + TABLE)
         self.keys = load_keys(self.folder / "keys")
         self.budgets = self.folder / "state" / "privacy"
 

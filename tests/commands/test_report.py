@@ -534,7 +534,7 @@ def test_what_was_spent_is_shown_by_data_set_and_drawn_under_its_limit(path):
     ]
     pictures = [text(node) for node in page.all("desc")]
     assert "Data set data: epsilon 1.7500 of 8 at delta 0.00001 after 3 heads" in pictures
-    assert "Data set scans: epsilon 0.5000 of 1.5 at delta 0.00001 after 1 heads" in pictures
+    assert "Data set scans: epsilon 0.5000 of 1.5 at delta 0.00001 after 1 head" in pictures
     first, second = (text(item) for item in page.all("li")[:2])
     told = "it is 4 tensors differentially private, 2 public and 0 computed from records without noise (section 8)."
     assert f"As the silo's software states, {told}" in first

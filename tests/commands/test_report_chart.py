@@ -134,7 +134,7 @@ def test_spending_is_drawn_on_the_scale_of_its_ticks_under_its_limit(spent, limi
     *_, top = chart.ticks
     end = Decimal(top.label)
     assert top.at == TOP
-    assert end >= max(limit, *spent)
+    assert end >= max(limit, spent[-1])  # those between the ones that are drawn may be above
     assert [tick.at for tick in chart.ticks] == sorted((tick.at for tick in chart.ticks), reverse=True)
     assert len(chart.bars) <= MAX_BARS
     assert abs((TOP + UP - chart.limit.at) - UP * float(limit / end)) < 0.02
@@ -146,3 +146,11 @@ def test_spending_is_drawn_on_the_scale_of_its_ticks_under_its_limit(spent, limi
     assert int(chart.labels[-1].label) <= len(spent)
     if len(spent) <= MAX_BARS:
         assert len(chart.bars) == len(spent)
+
+
+def test_of_many_heads_the_last_of_several_is_drawn_and_the_very_last_is():
+    for count, step in ((1, 1), (40, 1), (41, 2), (80, 2), (81, 3), (130, 4)):
+        chart = charts.spending([head(str(number), "200", number) for number in range(1, count + 1)])
+        drawn_ = [*range(step, count, step), count]
+        assert [bar.told.split("epsilon ")[1] for bar in chart.bars] == [f"{number} of 200" for number in drawn_]
+        assert int(chart.labels[0].label) == min(step, count)

@@ -22,6 +22,7 @@ from staddle.security.identity import load_keys
 from staddle.security.ledger import Ledger
 from staddle.security.lock import locked
 from staddle.security.records import Peer
+from staddle.silo.bundle import Bundle
 from staddle.silo.state import JobFolder
 
 SILOS = ("a", "b", "c")
@@ -189,7 +190,7 @@ def silo(made):
 def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     config = made.silo_config("a")
     assert [(job["done"], job["tested"]) for job in read(config)["jobs"]] == [(0, None)]
-    silo.save_round(0, 0, SiloState({}), {})
+    silo.save_round(0, 0, SiloState({}), Bundle({}))
     silo.add_round(Report(0, 30, 10, 5, 8, 0.5), {})
     with locked(made.state("a")):
         found = read(config)

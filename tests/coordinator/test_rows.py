@@ -79,10 +79,11 @@ def test_a_row_is_planned_sent_and_opened(mixing):
     own = {0: seed_of(SILOS[0])}
     seeds = [o.open_seed(mixing.line, e.upload, e.letter, SILOS[0], own, mixing.signers) for e in sent.summands]
     parts = zip(sent.summands, row.shares, seeds, strict=True)
-    opening = o.Opening(mixing.line, KEY, [o.Summand(e.upload, share.weight, seed) for e, share, seed in parts])
+    summands = [o.Summand(e.upload, share.weight, seed) for e, share, seed in parts]
+    opening = o.Opening(mixing.line, KEY, summands, row.own_weight, mixing.stored[SILOS[0]].values)
     for piece in r.words(planned, mixing.line, path(mixing)):
         opening.add(piece)
-    found = opening.finish(sent.tag, row.own_weight, mixing.stored[SILOS[0]].values)
+    found = opening.finish(sent.tag)
     assert np.allclose(found, sum(range(5)) / 8 / 5, atol=1e-7)
 
 

@@ -426,6 +426,15 @@ def test_another_attempt_follows_once_enough_gave_the_first_up(world):
     assert [note.silo for note in asked.body.notes] == list(world.silos[:3])
 
 
+def test_an_attempt_that_ends_for_privacy_budgets_says_so(world):
+    world.hear = stops_at(s.SendKeys, *world.silos[2:])(world)
+    world.begin().run()
+    for silo in world.silos[2:]:
+        world.summing.drop(silo, "BUDGET")
+    (end,) = world.ends
+    assert end[2].endswith(", ".join(f"{silo}: BUDGET, its privacy budget is spent" for silo in world.silos[2:]) + ")")
+
+
 def test_an_attempt_before_any_mask_is_followed_at_once(world):
     world.hear = stops_at(s.SendKeys, *world.silos[2:])(world)
     world.begin().run()

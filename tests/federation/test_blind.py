@@ -67,6 +67,16 @@ def check_ledger(running, silo, rounds):
     assert not reconcile(path, theirs, roster).differences
 
 
+def check_withheld(running, job, silo, train, _):
+    """The silo's own log says once in a counted job, and never in another, what it withholds."""
+    events = [json.loads(line) for line in running.daemons[silo].log.read_text().splitlines()]
+    told = [event for event in events if event["event"] == "job.withheld" and event["job"] == job.name]
+    assert len(told) == job.counted
+    for each in told:
+        assert each["fewest_holders"] == job.fewest_holders
+        assert set(each["classes_withheld"]) <= set(train.y.tolist())
+
+
 @pytest.mark.timeout(300)
 def test_blind_jobs_give_the_sums_of_the_quantised_simulation(start, document):
     torch.set_num_threads(1)
@@ -86,5 +96,6 @@ def test_blind_jobs_give_the_sums_of_the_quantised_simulation(start, document):
         expected = simulate(job, shards, exchanges=Quantised(bounds(job)))
         for silo in SILOS:
             check_silo(running, job, silo, expected)
+            check_withheld(running, job, silo, *shards[silo])
     for silo in SILOS:
         check_ledger(running, silo, sum(job.length for job in running.jobs))

@@ -100,14 +100,20 @@ async def begun(world, here, silos=SILOS):
     return made
 
 
-def test_two_blind_rounds_are_the_quantised_ones_to_the_bit(world):
+def test_two_blind_rounds_are_the_quantised_ones_to_the_bit(world, caplog):
+    caplog.set_level("INFO", "staddle")
+
     async def scenario():
         made = await begun(world, here)
+        slow, attempts = made[0], []
         for round_ in (0, 1):
             await asyncio.gather(*(each.take_part(round_) for each in made))
             for each in made:
                 asked = await each.told("round" if round_ == 0 else "finish")
                 assert (asked.round, asked.counted) == (round_ + 1, round_ + 1)
+            attempts.append(slow.attempt)
+            for slow.attempt in reversed(attempts):  # the sum is open; of a round before the last nothing is awaited
+                await refusal(slow.say(Over(Code.STOPPED)), "ROUND_CLOSED", "FAILED_PRECONDITION", "sums nothing")
         for each in made:
             assert await each.delivered(2) == published(world, 1)
             await each.answer("DONE")
@@ -116,6 +122,8 @@ def test_two_blind_rounds_are_the_quantised_ones_to_the_bit(world):
     with coordinator(world.config) as here:
         made = here.run(scenario())
         assert here.broken == []
+    told = [(line.message, line.levelname) for line in caplog.records if line.message in ("late", "refused")]
+    assert told == [("late", "INFO"), ("late", "INFO"), ("refused", "WARNING")]
     assert {each.received for each in made} == {published(world, 0)}
     assert not list(world.folder.glob("jobs/job/*.masked"))
     with sqlite3.connect(world.folder / "coordinator.sqlite") as rows:

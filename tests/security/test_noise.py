@@ -22,11 +22,16 @@ def test_uniforms_are_the_upper_53_bits_of_the_keystream():
     assert fixed().uniform(100).tolist() == [int(word >> 11) / 2**53 for word in words.tolist()]
 
 
-def test_a_number_of_noise_is_four_normals_by_two():
-    """Box and Muller by hand, of the first uniforms."""
-    u = fixed().uniform(4)
-    radius, angle = np.sqrt(-2 * np.log(1 - u[:2])), 2 * np.pi * u[2:]
-    assert fixed().normal(1)[0] == pytest.approx((radius * np.cos(angle) + radius * np.sin(angle)).sum() / 2)
+@pytest.mark.parametrize("count", [1, 3, 20_000])
+def test_a_number_of_noise_is_four_normals_by_two(count):
+    """Box and Muller by hand, of the uniforms in order: of each piece of 8,192 numbers first all radii."""
+    made, uniforms = fixed().normal(count), fixed()
+    for at in range(0, count, 8192):
+        size = min(8192, count - at)
+        u, v = uniforms.uniform(2 * size), uniforms.uniform(2 * size)
+        radius, angle = np.sqrt(-2 * np.log(1 - u)), 2 * np.pi * v
+        four = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)]).reshape(4, size)
+        assert made[at : at + size] == pytest.approx(four.sum(0) / 2, rel=1e-12, abs=1e-14)
 
 
 def test_noise_is_normal_and_its_numbers_independent():

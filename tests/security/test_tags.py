@@ -96,6 +96,24 @@ def test_long_vectors_at_their_limits(ring):
         assert tagged(words).sums == [slow(words, 0)]
 
 
+@pytest.mark.parametrize("largest", [2**31 - 1, 2**32 - 1, 2**63 - 1])
+@pytest.mark.parametrize("signs", ["alike", "in turn", "half by half", "at random"])
+def test_products_are_exact_however_large_they_are_and_however_they_cancel(largest, signs):
+    """What floats lose of a row is made good by the integers that wrap: rows at their limits, and rows near nothing."""
+    n, random = 4 * tags._ROW + 5, np.random.default_rng(3)
+    sign = {
+        "alike": np.full(n, -1),
+        "in turn": np.resize([1, -1], n),
+        "half by half": np.where(np.arange(n) % tags._ROW < tags._ROW // 2, 1, -1),
+        "at random": random.choice([1, -1], n),
+    }[signs]
+    for lost in (0, random.integers(0, 2**31, n)):
+        numbers = (sign * (largest - lost)).astype("<i8")
+        for alpha in (np.full(n, 2**64 - 1, "<u8"), np.uint64(2**64 - 1) - random.integers(0, 2**12, n).astype("<u8")):
+            exact = sum(a * q for a, q in zip(alpha.tolist(), numbers.tolist(), strict=True))
+            assert tags._product(alpha, numbers, np.empty((3, n), "<u8")) == exact
+
+
 def sums_of(vectors):
     """Each silo's tags, their combination, and the sum itself, mod 2^b."""
     sent = {silo: tagged(*groups).padded(KEY, CTX, silo) for silo, groups in vectors.items()}

@@ -8,6 +8,7 @@ from keyed_jobs import BLIND, make_keyed
 from ledgers import spend
 from private_jobs import TABLE, policy_for, private_job
 from recording_gate import RECORDS, SILOS, Made, World, kinds, make_federation, records
+from secure_sums import frame
 
 from staddle.algorithms.exchange import WEIGHT
 from staddle.algorithms.taint import PRIVATE, PUBLIC, paid
@@ -15,15 +16,18 @@ from staddle.commands import local_federation
 from staddle.errors import LocalError
 from staddle.security import policy as policies
 from staddle.security import roster as rosters
+from staddle.security.blind_sum import group
 from staddle.security.identity import load_keys
 from staddle.security.release import Release, nothing_paid, unpaid
 from staddle.security.round_spec import specify
+from staddle.silo import outgoing
 from staddle.silo.bundle import Bundle
 from staddle.silo.declared import Declared
 from staddle.silo.egress import DeniedError
 from staddle.silo.outgoing import Masking
+from staddle.silo.payload import exactly
 
-from .test_blind import DECLARED, FRAME, PARTS, payload
+from .test_blind import BOUNDS, DECLARED, FRAME, ITEMS, PARTS, payload
 from .test_blind import SILOS as FOUR
 from .test_egress_hidden import Keyed
 
@@ -309,3 +313,17 @@ def test_what_leaves_masked_has_the_taint_of_tensor_and_weight(summing, tmp_path
     taints["model"][WEIGHT] = PRIVATE
     with pytest.raises(DeniedError, match=r"model/\w+, model/\w+.* would leave as computed from records without noise"):
         masked(summing, tmp_path / "bad", Bundle(given, taints))
+
+
+def test_declared_counts_stand_for_a_noisy_weight_and_for_no_other_than_the_records():
+    public = replace(BOUNDS, weights="public")
+    counts = tuple((silo, 20) for silo in FOUR)
+    spec = specify(frame(groups=tuple(group(part, public) for part in PARTS), counts=counts), FOUR, 0)
+    values = exactly(ITEMS, payload(FOUR[3]))  # whose weight is 10
+    for records_, may in ((10, True), (11, False), (None, True)):
+        masking = Masking(spec, FOUR[3], (), FOUR, records_)
+        if may:
+            assert outgoing.masked(PARTS, ITEMS, values, masking).form == "masked"
+        else:
+            with pytest.raises(LocalError, match="weights it by 10, not by the 11 training records"):
+                outgoing.masked(PARTS, ITEMS, values, masking)

@@ -9,6 +9,7 @@ from ledgers import stored
 
 from staddle.algorithms.method import KEEP
 from staddle.errors import LocalError, RefusedError, UnwritableError
+from staddle.proto import stream
 from staddle.proto.frames import decode
 from staddle.proto.prekey_messages import words_to_wire
 from staddle.proto.wire import tensor_bytes
@@ -160,6 +161,30 @@ def test_the_same_row_comes_again_after_a_lost_connection_and_a_restart(recipien
     found = recipient.take(frames)
     assert recipient.memory() == before
     assert close(found.tensors["extractor"], made.wanted(weights, OWN, recipient.own_values))
+
+
+@pytest.mark.parametrize("behind", [0, 1, stream.TOGETHER - 1, stream.TOGETHER])
+def test_a_chunk_of_another_length_is_refused_wherever_the_stream_stops_behind_it(recipient, behind, monkeypatch):
+    """Also among chunks that wait for others, to go to the thread together."""
+    monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", 4096)
+    made = recipient.coordinator
+    manifest, *chunks, _ = made.delivery(1, [made.row(ME, even(versions(0)))], chunk=4096)
+    assert len(chunks) > 2 * stream.TOGETHER
+    bad = type(chunks[1])(chunk=chunks[1].chunk[:-8])
+    peer, code, why = refusal(recipient, [manifest, chunks[0], bad, *chunks[2 : 2 + behind]])
+    assert (peer, code) == ("coordinator", "LENGTH")
+    assert "a chunk of 4088 bytes" in why
+
+
+def test_chunks_go_to_the_thread_together_and_what_is_no_chunk_at_once(recipient, monkeypatch):
+    monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", 4096)
+    fed, feed = [], delivery._feed
+    monkeypatch.setattr(delivery, "_feed", lambda inbound, frames: fed.append(len(frames)) or feed(inbound, frames))
+    made = recipient.coordinator
+    frames = made.delivery(1, [made.row(ME, even(versions(0)))], chunk=4096)
+    recipient.take(frames)
+    whole, rest = divmod(len(frames) - 2, stream.TOGETHER)
+    assert fed == [1, *[stream.TOGETHER] * whole, rest + 1]  # the manifest; the chunks; the end with the last ones
 
 
 def test_rows_of_rounds_that_follow(recipient):

@@ -1,12 +1,14 @@
 import asyncio
 import datetime as dt
 import json
+import re
 import shutil
 import ssl
 from types import SimpleNamespace
 
 import pytest
 from ledgers import first
+from private_jobs import dataset, private_job, undrafted
 from typer.testing import CliRunner
 
 from staddle.algorithms.job import Job, JobFile
@@ -17,6 +19,8 @@ from staddle.coordinator.server import running
 from staddle.errors import LocalError
 from staddle.security import preflight
 from staddle.security import roster as rosters
+from staddle.security.budget import Budget
+from staddle.security.budget_records import Steps
 from staddle.security.identity import Role, create_keys, load_keys
 from staddle.security.ledger import Ledger
 from staddle.silo.check import check, footprint
@@ -101,7 +105,7 @@ def test_keys_that_are_not_those_of_the_roster(federation, look):
     create_keys(federation.folder / "silo-a" / "keys", "silo-a", Role.SILO, "organisation")
     assert "has other keys in roster" in look()["member"]
     edit(federation.silo_config("silo-a"), 'keys = "keys"', 'keys = "../operator"')
-    assert "'operator' is a operator, not a silo" in look()["member"]
+    assert "'operator' is an operator, not a silo; use the keys of a silo" in look()["member"]
 
 
 def test_a_clock_outside_the_certificates(made):
@@ -142,6 +146,9 @@ def test_a_ledger_that_holds_and_one_that_does_not(federation, look):
     keys = load_keys(federation.keys("silo-a"))
     with Ledger.open(folder, "silo-a", federation.name, keys.log) as ledger:
         ledger.start("staddle", "ab" * 32, "ab" * 32)
+    texts = {f.name: f.text for f in check(federation.silo_config("silo-a")).findings}
+    assert ": 1 record holds, " in texts["ledger"]
+    with Ledger.open(folder, "silo-a", federation.name, keys.log) as ledger:
         head = ledger.stop("asked to stop")
     texts = {f.name: f.text for f in check(federation.silo_config("silo-a")).findings}
     assert texts["ledger"].endswith(f"2 records hold, signed up to 2, head 1:{head.leaf}")
@@ -193,6 +200,32 @@ def test_a_job_that_was_accepted_or_run_here(federation, look):
     assert "was accepted here, 2 of its rounds are over" in texts["job"]
     (folder / "job.json").write_bytes(b"another")
     assert "another job has this name" in look(signed)["job"]
+
+
+def test_what_is_left_of_a_budget_and_whether_a_private_job_fits(federation, made):
+    """As the agent would answer: beside what others spent, under the policy as it is now."""
+    job = private_job(made, "fits")
+    del made.jobs["fits"]
+    path, config = made.files.folder / "jobs" / "fits.json", federation.silo_config("silo-a")
+    policy = federation.folder / "silo-a" / "policy.toml"
+    allowed = undrafted(made.policy(job).text)
+    policy.write_text(allowed + dataset())
+    found = {finding.name: finding for finding in check(config, [path]).findings}
+    assert found["privacy"].text.endswith("epsilon = 0 of 8.0 at delta = 0.00001 is spent; jobs that spent: 0")
+    assert "this silo would accept" in found["job"].text
+    keys, folder = load_keys(federation.keys("silo-a")), federation.state("silo-a") / "privacy" / "data"
+    with Budget.open(folder, "data", "local", "silo-a", keys.log, known=False) as budget:
+        budget.set_limit("8.0", "0.00001", "ab" * 32)
+        budget.reserve("mri", "cd" * 32, 0, "training", [Steps(sigma="2", q="0.25", steps=40)])
+    policy.write_text(allowed + dataset(epsilon=5.0))
+    found = {finding.name: finding for finding in check(config, [path]).findings}
+    assert re.search(r"epsilon = [1-5]\.\d+ of 5\.0 at .* is spent; jobs that spent: 1", found["privacy"].text)
+    assert not found["job"].ok
+    said = r"fits\.json: this silo would decline the job, POLICY: .* all of job 'fits' would bring .* limit of 5\.0"
+    assert re.search(said, found["job"].text)
+    (folder / "checkpoint").unlink()
+    (privacy,) = (finding for finding in check(config).findings if finding.name == "privacy")
+    assert "is missing; restore the folder" in privacy.text
 
 
 def served(federation, silo="silo-a"):

@@ -5,7 +5,8 @@ import json
 
 import pytest
 from ledgers import copied, put_back, stored
-from recording_gate import SILO, World
+from private_jobs import private_job
+from recording_gate import RECORDS, SILO, SILOS, World
 
 from staddle.errors import LocalError, PeerError
 from staddle.proto import federation_pb2 as pb
@@ -17,6 +18,11 @@ from staddle.security.consistency import Consistency
 from staddle.security.head import Signer
 from staddle.security.identity import Role, create_keys, load_keys
 from staddle.security.merkle import Tree, leaf_hash
+from staddle.silo.admission import Admitted
+from staddle.silo.agent import Agent
+from staddle.silo.config import SiloConfig
+from staddle.silo.declared import Declared
+from staddle.silo.session import Asked
 from staddle.silo.witness import Witness
 
 OTHER = "silo-b"
@@ -75,6 +81,34 @@ def test_what_the_coordinator_holds_is_recorded(world):
     assert (record["by"], record["size"], record["root"]) == ("coordinator", head.size, head.root.hex())
     greeted(world, b"")
     assert kinds(world).count("witness") == 1
+
+
+def test_somebody_must_say_what_is_held_of_a_ledger_of_which_something_was_received(made, world):
+    greeted(world, b"")
+    assert world.gate.witnessed  # nothing of it was ever received
+    world.give()
+    assert world.gate.witnessed  # it was just now
+    world.restart()
+    greeted(world, b"")
+    assert not world.gate.witnessed
+    greeted(world, bytes(world.ledger.checkpoint()))
+    assert world.gate.witnessed
+    world.restart()
+    greeted(world, b"")
+    run(world.witness.attested(attested(world, b"")))
+    assert world.gate.witnessed  # a silo holds nothing, and says so
+
+
+def test_no_private_round_goes_on_under_a_ledger_that_nobody_knows(made, world):
+    world.give()
+    world.restart()
+    greeted(world, b"")
+    job = private_job(made)
+    config = SiloConfig.model_construct(directory=world.path.parent)
+    agent = Agent(config, SILO, made.roster, world.policy, world.gate, world.keys)
+    admitted = Admitted(job, Declared.of(job.document(), RECORDS), "operator", None, None, {}, {})
+    with pytest.raises(LocalError, match="neither the coordinator nor another silo says what it holds"):
+        run(agent._round(admitted, Asked(job.name, job.digest, 0, 0, SILOS)))
 
 
 def test_a_ledger_that_was_rolled_back_leaves_nothing(made, world):
