@@ -51,6 +51,7 @@ def _no_bool(value: object) -> object:
 
 Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
+Clip = Annotated[Real, Field(ge=1e-6, le=1e12)]  # beyond, sums in float32 overflow, or round by more than it
 
 
 class PrivacyTable(Strict):
@@ -59,7 +60,7 @@ class PrivacyTable(Strict):
     epsilon: Annotated[Real, Field(gt=0, le=1000)]
     """What the job may cost a silo's data set, all its releases together."""
     delta: Annotated[Real, Field(gt=0, lt=1)]
-    clip: Annotated[Real, Field(gt=0)] = 1.0
+    clip: Clip = 1.0
     """Norm to which a record's gradient is cut, of all parameters that a step moves together."""
     sample_rate: Annotated[Real, Field(gt=0, le=1)]
     """Probability with which a step draws each record; training.batch_size takes no part in a private job."""
@@ -69,7 +70,7 @@ class PrivacyTable(Strict):
     """Noise of a step in units of ``clip``; planned where a job is signed."""
     histogram_sigma: Sigma = 10.0
     """Noise of the counts of training records by class, which are released once."""
-    statistics_clip: Annotated[Real, Field(gt=0)] = 1.0
+    statistics_clip: Clip = 1.0
     """Norm to which what a record adds to a method's statistics is cut, all of them together."""
     statistics_sigma: Sigma = 20.0
     """Noise of a method's statistics of a round, in units of ``statistics_clip``."""

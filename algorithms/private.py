@@ -7,7 +7,8 @@ cuts each drawn record's gradient, of all parameters that the step moves togethe
 
 The draw and z come from a cryptographic generator that the caller gives, fresh for each step: no seed of a job reaches
 them. A step that draws nobody is taken too, on noise alone, and a record whose gradient is no number adds nothing. What
-depends on parameters alone, a stage's penalty and the optimiser's rule, comes after the noise.
+depends on parameters alone, a stage's penalty and the optimiser's rule, comes after the noise. The sum itself is in the
+model's float32, whose rounding no bound reckons with.
 
 Gradients by record come from Opacus's hooks where a stage trains modules that take a batch and whose layers Opacus
 knows, else from ``torch.func`` (PPFL's membership vector has no batch). Both are of the same loss of one record.
@@ -35,6 +36,8 @@ from .method import Stage
 from .training import Modules, Step, apply, parameters_of
 
 Gradients: TypeAlias = Callable[[Tensor, Tensor], float]  # fills grad_sample of all parameters, and gives Σ losses
+
+LARGEST_LOSS = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class Private:
     def _normal(self, like: Tensor) -> Tensor:
         if self._random is None:
             raise LocalError("a private step without records of its own; this is a bug in Staddle")
-        return torch.from_numpy(self._random.normal(like.numel())).reshape(like.shape).to(like.dtype)
+        return torch.from_numpy(self._random.normal(like.numel())).reshape(like.shape)
 
 
 class _Rule(torch.optim.Optimizer):
@@ -153,11 +156,15 @@ class _Optimiser(DPOptimizer):  # type: ignore[misc]
         self._normal, self._divisor = normal, how.divisor
 
     def add_noise(self) -> None:
-        """Σ of the cut gradients plus noise, by the divisor."""
+        """Σ of the cut gradients plus noise, by the divisor.
+
+        Noise is added in float64 and the sum rounded once: what float32 lacks of noise would tell what it is added to.
+        """
         for p in self.params:
             total = p.summed_grad
             if self.noise_multiplier:
-                total = total + self._normal(total) * (self.noise_multiplier * self.max_grad_norm)
+                noise = self._normal(total).mul_(self.noise_multiplier * self.max_grad_norm)
+                total = noise.add_(total).to(total.dtype)
             p.grad = (total / self._divisor).view_as(p)
 
 
@@ -201,8 +208,9 @@ def _by_function(modules: Modules, stage: Stage) -> Gradients:
 
 
 def _total(losses: Tensor) -> float:
-    """Σ of the losses that are numbers."""
-    return float(losses.detach().nan_to_num(0.0, 0.0, 0.0).sum())
+    """Σ of the losses that are numbers, each cut to what float32 holds: a sum without end would end the training."""
+    known = losses.detach().double().nan_to_num(0.0, 0.0, 0.0)
+    return float(known.clamp(-LARGEST_LOSS, LARGEST_LOSS).sum())
 
 
 def _called(module: nn.Module, values: dict[str, Tensor], *args: object) -> Tensor:

@@ -14,7 +14,7 @@ divisor of a step is q times their sum, and a class of which there seem to be to
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import sqrt
+from math import isfinite, sqrt
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ from .privacy import (
 )
 from .private import Mechanism, Private
 from .taint import PRIVATE, PUBLIC, Taint, Tracker, paid, worst
-from .training import PLAIN, Modules, Way
+from .training import Modules, Plain, Step, Way
 
 PRESENT = 3.0  # standard deviations of the noise from which on a class counts as there: 1 in 741 absent classes does
 METRICS_SENSITIVITY = sqrt(3)  # a test record adds at most 1 to each of the three counts
@@ -171,7 +171,7 @@ class PrivateRound:
 
     def way(self, stage: Stage) -> Way:
         """With noise, or without."""
-        return PLAIN if stage.noiseless else self._way
+        return NOISELESS if stage.noiseless else self._way
 
     def trained(self, stage: Stage, handed: Modules, before: Mapping[str, Tensor]) -> None:
         """Taints after a stage, which was handed these modules; ``before`` are their buffers from before it.
@@ -221,6 +221,23 @@ class PrivateRound:
     def _of(self, modules: Modules) -> Taint:
         prefixes = tuple(f"part/{part}/" for part in modules)
         return worst(taint for name, taint in self._taints.items() if name.startswith(prefixes))
+
+
+class _Noiseless(Plain):
+    """Plain training of what stays here: a loss that is no number ends no round, which would be seen by others."""
+
+    def begin(self, modules: Modules, stage: Stage) -> Step:
+        """The step on one batch."""
+        plain = super().begin(modules, stage)
+
+        def step(x: Tensor, y: Tensor) -> float:
+            loss = plain(x, y)
+            return loss if isfinite(loss) else 0.0
+
+        return step
+
+
+NOISELESS = _Noiseless()
 
 
 class _Shown(dict[str, Tensors]):

@@ -29,6 +29,7 @@ DESCRIBES = (  # what tells of a tensor its form alone, or the tensors within it
     *("is_same_size", "get_device", "result_type"),
 )
 SELECTS = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount")  # as many as values say
+HANDS = ("apply_", "map_", "map2_", "backward")  # to code, or on to tensors that the call does not name
 SIZED = ("arange", "zeros", "ones", "full", "empty", "eye", "expand", "repeat", "tile", "view", "reshape", "narrow")
 
 
@@ -123,7 +124,7 @@ class Tracker(TorchFunctionMode):
 
 
 def _tells(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the form of what a call makes may depend on values."""
+    """Whether the form of what a call makes may depend on values, or values go where no call is seen."""
     match name:
         case "where":
             return len(args) + len(kwargs) == 1
@@ -134,7 +135,7 @@ def _tells(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         case "__getitem__":
             return any(each.dtype in (torch.bool, torch.uint8) or not each.ndim for each in _tensors(args[1:]))
         case _:
-            return name in SELECTS
+            return name in (*SELECTS, *HANDS)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

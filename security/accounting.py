@@ -3,15 +3,16 @@
 An event is a number of equal steps, each a sum over records of which every one is drawn with probability q (Poisson),
 bounded in Euclidean norm by the sensitivity S, under noise of standard deviation σ S. Neighbours differ by one record
 that is there or not. A step at order α costs ρ(α; σ, q) (Mironov, Talwar, Zhang, "Rényi differential privacy of the
-sampled Gaussian mechanism", 2019; q = 1 is the Gaussian mechanism, α / 2σ²), and costs add up, also where later events
-were chosen in view of earlier releases, as long as their sum stays below a bound that was set before (a filter;
-Feldman, Zrnic, 2021)::
+sampled Gaussian mechanism", 2019; q = 1 is the Gaussian mechanism, α / 2σ²), and costs add up. At any one order they do
+so too where later events were chosen in view of earlier releases, as long as their sum stays below a bound that was set
+before (a filter; Feldman, Zrnic, "Individual privacy accounting via a Rényi filter", 2021)::
 
     ε(δ) = min over α of  ρ(α) + log((α - 1) / α) - (log δ + log α) / (α - 1)
 
-(Balle, Barthe, Gaboardi, Hsu, Sato, "Hypothesis testing interpretations and Rényi differential privacy", 2020). The
-functions are Opacus's. Every figure is rounded up: a step's ρ by SLACK for what float64 loses, an ε to four digits.
-Noise of 0 costs infinity.
+(Balle, Barthe, Gaboardi, Hsu, Sato, "Hypothesis testing interpretations and Rényi differential privacy", 2020). Which α
+that is may then depend on the releases. Split by it, all that can come out is as many parts as there are ORDERS, each
+within e^ε and δ: so what is proven of events that were so chosen is ε at len(ORDERS) · δ. The functions are Opacus's.
+Every figure is rounded up: a step's ρ by SLACK for what float64 loses, an ε to four digits. Noise of 0 costs infinity.
 """
 
 import math

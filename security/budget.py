@@ -8,7 +8,8 @@ A log of its own (appendlog.py) beside the silo's ledger, with records of budget
 
 All jobs share it, and a new job, a restart or a new key reset nothing. Its one writer holds the folder's lock. Costs
 add up as accounting.py has them; what was committed and all open reservations together cost at most the limit, or a
-reservation is refused before anything is done. That is a filter: jobs may be chosen in view of what came before.
+reservation is refused before anything is done. That is a filter: jobs may be chosen in view of what came before, at a
+price in δ (accounting.py).
 
 An older copy of the folder would have forgotten what was spent. So the head of this log goes into the silo's own ledger
 with each reservation, and others hold that one's (witness.py): ``check_held`` compares.

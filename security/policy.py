@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 from ..errors import LocalError
 from ..files import parse_toml, read_bytes
 from .policy_file import Dataset, PolicyFile, Rule
-from .release import ITEM_BYTES, PLAIN, Release
+from .release import ITEM_BYTES, PLAIN, Release, shown_private
 
 if TYPE_CHECKING:
     from .round_spec import Terms
 
 MAX_FILE = 256 * 1024  # bytes; as a text in a record at most twice as many, which fit into its line (chain.py)
 DATASET = "data"  # name of a silo's data set where its configuration gives none
-SHOWN = 3  # tensors that a reason names one by one
 DEFAULT_DENY = "default-deny"  # the rule that stands where none matches
 
 
@@ -153,11 +152,9 @@ class Policy:
             )
 
     def _private(self, releases: Sequence[Release]) -> Iterator[str]:
-        names = [f"{release.part}/{release.name}" for release in releases if release.taint == "private"]
-        if names:
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        if names := shown_private(releases):
             yield (
-                f"{', '.join(names[:SHOWN])}{more} would leave as computed from records without noise, and "
+                f"{names} would leave as computed from records without noise, and "
                 f"[dataset.{self.dataset}] has required = true; ask for a job that is signed with [privacy] and gives "
                 "nothing else, or set it to false"
             )

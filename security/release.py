@@ -17,6 +17,7 @@ SUM_READER = "sum"  # who can open a masked tensor reads it only as a part of a 
 SILOS_READER = "silos"  # and where the sum is padded, silos alone can; unless the coordinator and a silo collude
 MIX_READER = "mix"  # and a padded one as a part of a row; unless coordinator and a silo collude
 GRAM_READER = "gram"  # of a rotated one the coordinator reads inner products; the same
+SHOWN = 3  # tensors that a reason names one by one
 
 
 Paid: TypeAlias = Callable[[int, str], bool]  # whether a budget has such a reservation, and of the job of this digest
@@ -65,13 +66,25 @@ def own_part(releases: Sequence[Release]) -> str:
     return next((release.part for release in releases if release.form in (PADDED, ROTATED)), "")
 
 
+def shown_private(releases: Sequence[Release]) -> str:
+    """Names of what is ``private``, the first few one by one; empty where nothing is."""
+    names = [f"{release.part}/{release.name}" for release in releases if release.taint == "private"]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
 def nothing_paid(_: int, __: str) -> bool:
     """Of a silo whose data set has no budget."""
     return False
 
 
 def unpaid(releases: Sequence[Release], job_digest: str, paid: Paid) -> Iterator[str]:
-    """Why what is ``dp`` was not paid for by this very job, reservation by reservation."""
+    """Why what leaves of a private job was not paid for by this very job, reservation by reservation."""
+    if names := shown_private(releases):
+        yield (
+            f"{names} would leave as computed from records without noise, and the job is private: its epsilon would "
+            "not hold; bring no weights to it that are not public, or ask for a job without [privacy]"
+        )
     for release in releases:
         if release.taint == "dp" and not release.ledger_ids:
             yield f"tensor {release.part}/{release.name} is dp, and names no reservation that paid for it"

@@ -73,6 +73,13 @@ def _budget(
     config: SiloConfig, policy: Policy, ledger: Ledger, roster: Roster, keys: Keys
 ) -> Iterator["DatasetBudget | None"]:
     """The privacy budget of the silo's data set; None where the policy sets none, so that private jobs are declined."""
+    spent_on = sorted(ledger.privacy_heads.keys() - ({policy.dataset} if policy.budget else set()))
+    if spent_on:
+        why = (
+            "these have budgets in the ledger, and the one in force is another's, or none; if any of the records are "
+            "the same, what was spent on them counts no more: name the data set as before, here and in the policy"
+        )
+        log.problem("budget.elsewhere", dataset=policy.dataset, spent_on=spent_on, why=why)
     if policy.budget is None:
         yield None
         return

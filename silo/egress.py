@@ -6,7 +6,7 @@ that they describe count for anything (SECURITY.md rule 27):
 (1) it is exactly what the signed document declares, and from here on the gate's own copy; (2) every value is finite and
 within its bounds; (3) weights and metrics count no more records than there are, unless the job is private and they are
 noisy; (4) the policy allows every tensor, its readers, what it was computed from, each part's norm, the round's bytes
-and its attempts; (5) what is differentially private was paid for out of the data set's budget, by this very job;
+and its attempts; (5) all that leaves of a private job was paid for out of the data set's budget, by this very job;
 (6) INTENT is durable; (7) the bytes go, hashed as they go; (8) DIGEST is durable; (9) END makes the message count;
 (10) OUTCOME.
 
@@ -337,8 +337,8 @@ class Gate:
         # (4) The policy allows it.
         offset = self._outcomes.offset(declared.digest, round_, outgoing.size, outgoing.context.hex())
         applied = await self._decide(declared, round_, outgoing, offset, await asyncio.to_thread(norms_of))
-        # (5) What is differentially private was paid for, by this job.
-        if reasons := tuple(unpaid(outgoing.releases, declared.digest, self._paid)):
+        # (5) Of a private job all was paid for, by this job.
+        if declared.private and (reasons := tuple(unpaid(outgoing.releases, declared.digest, self._paid))):
             await self._deny(declared.job, declared.digest, round_, reasons)
         # (6) INTENT is durable.
         intent = await asyncio.to_thread(self._intend, declared, round_, outgoing, offset, applied, cohort)

@@ -188,6 +188,32 @@ def test_a_record_whose_gradient_is_no_number_adds_nothing(functional, value):
     assert (values(one) - values(other)).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("functional", [False, True])
+def test_losses_whose_sum_is_beyond_float32_end_no_training(functional):
+    """Who delivers a model could make a few records' losses so large, and see by the end whether they were drawn."""
+    data = records(8)
+    parts = {name: module.float() for name, module in linear().items()}
+    parts["extractor"].functional = functional
+    stage = replace(BOTH, loss=lambda *given: cross_entropy(*given) + 3e38)
+    train(parts, stage, Records(data.x.float(), data.y), 1, rng(), private(clip=0.3))
+    assert values(parts).isfinite().all()
+
+
+def test_noise_is_added_in_float64_and_rounded_once():
+    """Rounded to float32 before it is scaled and added, it takes some values only, and these tell what it is added to.
+
+    Mironov 2012; see security/noise.py.
+    """
+    parts = {name: module.float() for name, module in linear().items()}
+    stage, data = replace(BOTH, optimiser=Optimiser(1.0)), records(3)
+    for module in parts.values():
+        for p in module.parameters():
+            p.data.zero_()  # what a step makes of them is the gradient, bit for bit
+    train(parts, stage, Records(data.x.float(), data.y), 1, rng(), private([[]], sigma=1.7, clip=0.9, divisor=1.0))
+    noise = 1.7 * 0.9 * torch.from_numpy(np.random.default_rng(0).normal(size=values(parts).numel()))
+    assert torch.equal(values(parts), -noise.float())
+
+
 def test_hooks_and_functions_give_the_same(monkeypatch):
     one, other = linear(), linear()
     train(one, BOTH, records(9), 1, rng(), private(clip=0.3))

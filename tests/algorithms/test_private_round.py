@@ -270,6 +270,23 @@ def test_a_head_without_noise_that_nothing_reads_stays_here_and_harms_nothing(ma
         assert outcome.spending.taken == {"training": 2}
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_head_without_noise_ends_no_round_however_it_diverges(make_private, make_data, value):
+    """That a round failed would be seen, and by what records it failed has no noise."""
+
+    class Diverges(Heads):
+        reads = ()
+
+        def stages(self, state, facts):
+            own, shared = super().stages(state, facts)
+            return replace(own, loss=lambda *given: self.cross_entropy(*given) * value), shared
+
+    job = make_private("fedper", rounds=2)
+    first, _ = run(job, make_data, Diverges(job.setting()))
+    assert not any(taint.private for taint in first.taints["extractor"].values())
+    assert math.isfinite(first.report.loss)
+
+
 def test_a_head_trained_after_all_has_left_is_free(make_private, make_data):
     class Last(Heads):
         """The head trains once, when no shared stage follows."""

@@ -135,6 +135,8 @@ READS = {
     "expand": lambda t: torch.ones(1).expand(t.long()[2]).shape,
     "repeat": lambda t: torch.ones(6).repeat_interleave(t.long()).shape,
     "sorted": sorted,
+    "apply": lambda t: torch.clone(t).apply_(lambda value: value),
+    "backward": lambda t: (torch.ones(6, requires_grad=True) * t).sum().backward(),
 }
 
 

@@ -8,6 +8,7 @@ import torch
 from ledgers import stored
 from private_jobs import dataset
 
+from staddle import log
 from staddle.algorithms.data import Dataset
 from staddle.commands import local_federation
 from staddle.errors import LocalError
@@ -113,3 +114,16 @@ def test_a_silo_whose_budget_is_gone_does_not_start(config, serve):
     with pytest.raises(LocalError, match="gone, and with it what was spent on data set 'data'; restore it"):
         serve()
     assert len(serve.budgets) == 1
+
+
+def test_a_data_set_under_another_name_or_none_is_said_to_have_cost_something_under_its_own(config, serve):
+    """A new name has a budget of its own, and whether the records are the same, nobody but their owner knows."""
+    keys, text, told = load_keys(config.keys), config.policy.read_text(), []
+    with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
+        head = Checkpoint("staddle.example/local/silo-a/privacy/old", 3, bytes(32))
+        ledger.privacy_head("old", head, epsilon="7.5", delta="0.00001", limit="8.0")
+    with log.followed(lambda event, fields: told.append((event, fields.get("spent_on")))):
+        for policy in (text, text + dataset()):
+            config.policy.write_text(policy)
+            serve()
+    assert [fields for event, fields in told if event == "budget.elsewhere"] == [["old"]] * 2
