@@ -66,7 +66,7 @@ class PrivacyTable(Strict):
     """Probability with which a step draws each record; training.batch_size takes no part in a private job."""
     physical_batch: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 256
     """Records whose gradients are in memory at a time; it changes nothing but memory and time."""
-    sigma: Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,3})?$")] | None = None
+    sigma: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,5})(\.[0-9]{1,3})?$")] | None = None
     """Noise of a step in units of ``clip``; planned where a job is signed."""
     histogram_sigma: Sigma = 10.0
     """Noise of the counts of training records by class, which are released once."""

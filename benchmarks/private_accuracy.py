@@ -97,7 +97,7 @@ COMMON = Settings(
     plain_momentum=0.9,
     histogram=10.0,
     statistics=40.0,
-    statistics_clip=10.0,
+    statistics_clip=1.0,
 )
 DATA = {
     "digits": Data(
