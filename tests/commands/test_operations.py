@@ -157,7 +157,7 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     for silo in (north, east, south):
         world.here.run(silo.answer("DONE", 2))
     watched = world.call("watch", "one").splitlines()
-    assert watched[0] == "round 0 closed: north, east: correct.delivered 0, correct.trained 0, tested 0"
+    assert watched[0] == "round 0 closed: north, east: the silos keep their test counts to themselves"
     assert watched[1] == "round 1 closed: north, east: correct.delivered 6, correct.trained 6, tested 6"
     assert watched[2:] == [f"{'one':<24} {'ended completed':<18} 2 of 2 rounds"]
     (line,) = [json.loads(line) for line in world.call("watch", "one", "--json").splitlines()]
