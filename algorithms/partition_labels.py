@@ -102,15 +102,12 @@ def group_mixtures(
 
 
 def _holders(rng: np.random.Generator, classes: int, silos: int, each: int) -> NDArray[np.bool_]:
-    """[silos, classes], ``each`` a row: silo by silo takes the classes with most places left, so that all are taken."""
-    places = np.full(classes, silos * each // classes)
-    places[permutation(rng, classes)[: silos * each % classes]] += 1
+    """[silos, classes], ``each`` a row: silo by silo takes the classes that the fewest hold, ties at random."""
     held = np.zeros((silos, classes), dtype=bool)
-    for silo in held:
+    for number in range(silos):
         order = permutation(rng, classes)
-        own = order[np.argsort(-places[order], kind="stable")[:each]]
-        silo[own] = True
-        places[own] -= 1
+        fewest = order[np.argsort(held.sum(0)[order], kind="stable")[:each]]
+        held[number, fewest] = True
     return held
 
 

@@ -88,16 +88,16 @@ def _split(part: Indices, ratio: tuple[int, int, int], silo: str, seed: int) -> 
 
 
 def _alike(train: Sequence[Indices], test: Indices, seed: int) -> list[Indices]:
-    """Per silo, positions in ``test``, of each key in the proportion of ``train``, by cumulated shares."""
+    """Per silo, positions in ``test``, of each key in the proportion of ``train``, within one record."""
     rng = stream(seed, "", 0, "partition/alike")
     parts: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in train]
     for key in np.unique(test):
-        counts = np.array([np.count_nonzero(own == key) for own in train])
+        order = permutation(rng, len(train))  # or the same silos would lose by rounding in every key
+        counts = np.array([np.count_nonzero(train[silo] == key) for silo in order])
         records = np.flatnonzero(test == key)
         records = records[permutation(rng, len(records))]
         if counts.sum():
-            # in whole numbers: the silos up to k have round(n · share up to k), each within one record of its share
-            ends = (2 * len(records) * np.cumsum(counts) + counts.sum()) // (2 * counts.sum())
-            for part, piece in zip(parts, np.split(records, ends[:-1]), strict=True):
-                part.append(piece)
+            ends = len(records) * np.cumsum(counts) // counts.sum()  # in whole numbers, so the last is exact
+            for silo, piece in zip(order, np.split(records, ends[:-1]), strict=True):
+                parts[silo].append(piece)
     return [np.sort(np.concatenate(part)) for part in parts]

@@ -61,6 +61,11 @@ def test_each_silo_holds_so_many_classes_and_each_class_is_held_equally_often(cl
     assert same(parts, classes_each(labels, silos, each, seed, 0))
 
 
+def test_the_classes_of_a_silo_are_drawn():
+    held = {tuple(np.unique(DIGITS[classes_each(DIGITS, 10, 2, seed)[0]]).tolist()) for seed in range(10)}
+    assert len(held) > 5
+
+
 def test_two_holders_of_a_class_share_it_unevenly_within_the_bounds():
     parts = classes_each(DIGITS, 10, 2, 1)
     held = np.array([np.bincount(DIGITS[part], minlength=10) for part in parts])
@@ -76,6 +81,12 @@ def test_label_groups_are_kept_and_silos_spread_over_them():
     sets = [tuple(np.unique(DIGITS[part]).tolist()) for part in parts]
     assert [sets.count(group) for group in PPFL] == [3, 3, 2, 2]
     assert not same(parts, label_groups(DIGITS, 10, PPFL, 2))
+
+
+def test_the_odd_records_of_labels_do_not_all_go_to_the_first_silos():
+    labels = np.arange(2060) % 20  # 103 a label
+    parts = label_groups(labels, 4, [range(20)], 1)
+    assert min(map(len, parts)) > 503  # in order, the last silo would have 25 of each label
 
 
 def test_a_label_of_several_groups_is_shared_and_one_of_none_left_over():

@@ -71,6 +71,14 @@ def test_a_silo_is_tested_on_the_classes_it_trains_on_and_others_are_left_over()
     assert len(tested) < 200
 
 
+def test_silos_with_few_test_records_of_each_class_have_some_of_several():
+    parts = named(np.array_split(np.argsort(np.arange(1000) % 97, kind="stable"), 40))  # about even in every class
+    sides = apart(parts, LABELS, 1000, 1)  # 5 test records a silo, half a record a class
+    sizes = [len(own.test) for own in sides.values()]
+    assert min(sizes) >= 1
+    assert max(sizes) <= 11
+
+
 @pytest.mark.parametrize(
     ("draw", "text"),
     [

@@ -25,7 +25,7 @@ def table(**keys):
 @pytest.mark.parametrize(
     ("keys", "parts"),
     [
-        ({"kind": "dirichlet", "silos": 3, "alpha": 0.5, "minimum": 40}, dirichlet(LABELS, 3, 0.5, 7, 40)),
+        ({"kind": "dirichlet", "silos": 3, "alpha": 0.1, "minimum": 200}, dirichlet(LABELS, 3, 0.1, 7, 200)),
         ({"kind": "shards", "silos": 5, "each": 2}, shards(LABELS, 5, 2, 7)),
         ({"kind": "classes", "silos": 5, "each": 2}, classes_each(LABELS, 5, 2, 7)),
         ({"kind": "label-groups", "silos": 5, "groups": GROUPS}, label_groups(LABELS, 5, GROUPS, 7)),
