@@ -4,6 +4,7 @@ For each class, the silos' shares of its records are one draw from a symmetric D
 silo with one or two classes, alpha 100 is nearly even.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -24,13 +25,8 @@ def dirichlet(
     After ``REDRAWS`` draws with a silo below the minimum, the last draw is kept and the largest silo hands records
     to the smallest until none is below.
     """
-    if silos < 1 or minimum < 0 or not SMALLEST_ALPHA <= alpha < float("inf"):
-        raise LocalError(f"partition: silos = {silos}, alpha = {alpha}, minimum = {minimum}; give positive values")
-    if silos * minimum > len(labels):
-        raise LocalError(
-            f"partition: {len(labels)} records do not give {silos} silos {minimum} each; "
-            f"take at most {len(labels) // max(minimum, 1)} silos or a lower minimum"
-        )
+    check_alpha(alpha)
+    check_enough(len(labels), silos, minimum)
     rng = stream(seed, "", 0, "partition/dirichlet")
     for _ in range(REDRAWS):
         shards = _draw(labels, silos, alpha, rng)
@@ -45,11 +41,42 @@ def _draw(labels: NDArray[np.int64], silos: int, alpha: float, rng: np.random.Ge
     for label in np.unique(labels):
         records = np.flatnonzero(labels == label)
         records = records[permutation(rng, len(records))]
-        shares = rng.dirichlet(np.full(silos, alpha))
-        cuts = [0, *(np.cumsum(shares)[:-1] * len(records)).astype(int).tolist(), len(records)]
-        for shard, (start, stop) in zip(shards, pairwise(cuts), strict=True):
-            shard.extend(records[start:stop].tolist())
+        for shard, own in zip(shards, cut(records, rng.dirichlet(np.full(silos, alpha))), strict=True):
+            shard.extend(own.tolist())
     return shards
+
+
+def cut(records: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+    """Consecutive pieces of ``records``, one a share; the shares sum to 1."""
+    cuts = [0, *(np.cumsum(shares)[:-1] * len(records)).astype(int).tolist(), len(records)]
+    return [records[start:stop] for start, stop in pairwise(cuts)]
+
+
+def check_alpha(alpha: float) -> None:
+    """LocalError unless a Dirichlet distribution of this alpha can be drawn."""
+    if not SMALLEST_ALPHA <= alpha < float("inf"):
+        raise LocalError(f"partition: alpha = {alpha}; give a finite value of {SMALLEST_ALPHA} or more, such as 0.1")
+
+
+def check_enough(records: int, silos: int, minimum: int) -> None:
+    """LocalError where so many records cannot give every silo the minimum."""
+    if silos < 1 or minimum < 0:
+        raise LocalError(
+            f"partition: silos = {silos}, minimum = {minimum}; give 1 silo or more, a minimum of 0 or more"
+        )
+    if silos * minimum > records:
+        raise LocalError(
+            f"partition: {records} records do not give {silos} silos {minimum} each; "
+            f"take at most {records // max(minimum, 1)} silos or a lower minimum"
+        )
+
+
+def leftover(parts: Sequence[NDArray[np.int64]], records: int) -> NDArray[np.int64]:
+    """The records of 0 … records - 1 that no part holds."""
+    free = np.ones(records, dtype=bool)
+    for part in parts:
+        free[part] = False
+    return np.flatnonzero(free)
 
 
 def _level(shards: list[list[int]], minimum: int) -> None:
