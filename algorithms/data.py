@@ -21,25 +21,34 @@ FEWEST_RECORDS = 2  # one to train on, one to test on
 FIXES = {
     "class_names": "store numpy.array([…], dtype=str), one name a class",
     "ids": "store numpy.array([…]) of texts or whole numbers, one id a record",
+    "sources": "store numpy.array([…]) of texts or whole numbers, one source a record",
+    "groups": "store numpy.array([…]) of texts or whole numbers, one group a record",
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Records ``x`` [N, …] float32, labels ``y`` [N] int64; where known, the classes' names and the records' ids."""
+    """Records ``x`` [N, …] float32, labels ``y`` [N] int64; where known, the classes' names and the records' ids.
+
+    ``sources`` names where each record comes from, such as a hospital; records of one of ``groups``, such as windows
+    that overlap, are on one side of the split.
+    """
 
     x: Tensor
     y: Tensor
     class_names: tuple[str, ...] | None = None
     ids: tuple[str, ...] | None = None
+    sources: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.x.dtype != torch.float32 or self.y.dtype != torch.int64:
             raise LocalError(f"data set: x is {self.x.dtype} and y is {self.y.dtype}; give float32 and int64")
         if self.y.ndim != 1 or len(self.x) != len(self.y):
             raise LocalError(f"data set: x is {list(self.x.shape)} and y {list(self.y.shape)}; give one label a record")
-        if self.ids is not None and len(self.ids) != len(self.y):
-            raise LocalError(f"data set: {len(self.ids)} ids for {len(self.y)} records; give one id a record")
+        for name, given in (("id", self.ids), ("source", self.sources), ("group", self.groups)):
+            if given is not None and len(given) != len(self.y):
+                raise LocalError(f"data set: {len(given)} {name}s for {len(self.y)} records; give one {name} a record")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -47,17 +56,20 @@ class Dataset:
     def take(self, indices: NDArray[np.int64]) -> "Dataset":
         """The records at the given indices, in their order."""
         index = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
-        ids = None if self.ids is None else tuple(self.ids[i] for i in index.tolist())
-        return Dataset(self.x[index], self.y[index], self.class_names, ids)
+        ids, sources, groups = (
+            None if names is None else tuple(names[i] for i in index.tolist())
+            for names in (self.ids, self.sources, self.groups)
+        )
+        return Dataset(self.x[index], self.y[index], self.class_names, ids, sources, groups)
 
 
 def load_npz(path: Path) -> Dataset:
-    """Read arrays ``x`` and ``y``, and ``class_names`` and ``ids`` if there, of a .npz file; never unpickles.
+    """Read arrays ``x`` and ``y`` of a .npz file, and those of ``FIXES`` that are there; never unpickles.
 
     Whether they fit a job is for ``fit.check_records`` to say.
     """
-    arrays = _read_arrays(path)
-    x, y, names, ids = arrays["x"], arrays["y"], arrays.get("class_names"), arrays.get("ids")
+    arrays = read_arrays(path, ("x", "y"))
+    x, y, names = arrays["x"], arrays["y"], arrays.get("class_names")
     if not np.issubdtype(x.dtype, np.floating):
         raise LocalError(f"{path}: x is {x.dtype}; store float32 (for images, divide by 255)")
     if not np.issubdtype(y.dtype, np.integer):
@@ -68,35 +80,45 @@ def load_npz(path: Path) -> Dataset:
         raise LocalError(f"{path}: holds {len(x)} records; at least {FEWEST_RECORDS} are needed, to train and to test")
     if names is not None and (names.dtype.kind != "U" or names.ndim != 1):
         raise LocalError(f"{path}: class_names is {names.dtype} {list(names.shape)}; {FIXES['class_names']}")
-    if ids is not None and (ids.dtype.kind not in "Uiu" or ids.shape != y.shape):
-        raise LocalError(f"{path}: ids is {ids.dtype} {list(ids.shape)} for {len(y)} records; {FIXES['ids']}")
+    by_record = {name: arrays[name] for name in ("ids", "sources", "groups") if name in arrays}
+    for name, given in by_record.items():
+        if given.dtype.kind not in "Uiu" or given.shape != y.shape:
+            raise LocalError(f"{path}: {name} is {given.dtype} {list(given.shape)} for {len(y)} records; {FIXES[name]}")
     with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
         x = x.astype(np.float32)
     return Dataset(
         torch.from_numpy(np.ascontiguousarray(x)),
         torch.from_numpy(y.astype(np.int64)),
         None if names is None else tuple(names.tolist()),
-        None if ids is None else tuple(map(str, ids.tolist())),
+        **{name: tuple(map(str, given.tolist())) for name, given in by_record.items()},
     )
 
 
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path, needed: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """The needed arrays of a .npz file, and those of ``FIXES`` that are there; never unpickles."""
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise LocalError(f"{path}: holds one array; save x and y together with numpy.savez")
-            for name in ("x", "y"):
+                raise LocalError(f"{path}: holds one array; save {_listed(needed)} together with numpy.savez")
+            for name in needed:
                 if name not in archive.files:
-                    raise LocalError(f"{path}: has no array {name!r}, only {sorted(archive.files)}; save x and y")
-            needed = {name: archive[name] for name in ("x", "y")}
-            return needed | {name: _read_optional(path, archive, name) for name in FIXES if name in archive.files}
+                    raise LocalError(
+                        f"{path}: has no array {name!r}, only {sorted(archive.files)}; save {_listed(needed)}"
+                    )
+            found = {name: archive[name] for name in needed}
+            return found | {name: _read_optional(path, archive, name) for name in FIXES if name in archive.files}
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise LocalError(
-            f"{path}: not a .npz file of plain arrays; write one with numpy.savez(file, x=…, y=…)"
+            f"{path}: not a .npz file of plain arrays; write one with numpy.savez(file, "
+            f"{', '.join(f'{name}=…' for name in needed)})"
         ) from error
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _read_optional(path: Path, archive: Any, name: str) -> NDArray[Any]:
@@ -112,8 +134,9 @@ def save_npz(path: Path, data: Dataset) -> None:
     arrays: dict[str, Any] = {"x": data.x.numpy(), "y": data.y.numpy()}
     if data.class_names is not None:
         arrays["class_names"] = np.array(data.class_names, dtype=np.str_)
-    if data.ids is not None:
-        arrays["ids"] = np.array(data.ids, dtype=np.str_)
+    for name, given in (("ids", data.ids), ("sources", data.sources), ("groups", data.groups)):
+        if given is not None:
+            arrays[name] = np.array(given, dtype=np.str_)
     try:
         with path.open("wb") as file:
             np.savez_compressed(file, **arrays)
@@ -133,6 +156,8 @@ def digits() -> Dataset:
 def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dataset]:
     """Training and test records, each record's side drawn by a keyed hash of its id alone, or of its index without ids.
 
+    Records that have groups are drawn by those in place of their ids: a group is on one side.
+
     With ids a record keeps its side whatever happens to the others, and two records of one id are on one side. Without,
     only records appended at the end leave the sides as they are. Who lacks the key cannot tell a side.
     """
@@ -141,7 +166,8 @@ def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dat
     if not key:
         raise LocalError("the split needs a key; give a few random bytes that stay at this silo")
     threshold = int(test_fraction * 2**64)
-    tested = np.array([_draw(key, record) < threshold for record in data.ids or range(len(data))], dtype=bool)
+    drawn = data.groups or data.ids or range(len(data))
+    tested = np.array([_draw(key, record) < threshold for record in drawn], dtype=bool)
     if tested.all() or not tested.any():
         side = "training" if tested.all() else "test"
         raise LocalError(

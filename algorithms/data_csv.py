@@ -43,6 +43,8 @@ class Csv(Table):
     label: str
     features: Names
     id: str | None = None
+    source: str | None = None
+    """The column that says where a record comes from, such as its hospital."""
     columns: Names | None = None
     """Names of all columns, where the file's first line is a record already."""
     delimiter: Annotated[str, Field(pattern=r'^[^"\r\n\x00]$')] = ","
@@ -59,8 +61,12 @@ class Csv(Table):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Csv":
-        used = [*self.features, self.label, *([] if self.id is None else [self.id])]
-        for name, values in (("features, label and id", used), ("columns", self.columns), ("classes", self.classes)):
+        used = [*self.features, *(name for name in (self.label, self.id, self.source) if name is not None)]
+        for name, values in (
+            ("features, label, id and source", used),
+            ("columns", self.columns),
+            ("classes", self.classes),
+        ):
             if fault := _twice(values or ()):
                 raise ValueError(f"{name}: {fault!r} is there twice; name each once")
         for key, table in self._by_column().items():
@@ -85,10 +91,11 @@ class Csv(Table):
 
 def read_csv(table: Csv) -> Dataset:
     """Records [1, 1, numbers] in the order of the file; a record's id is that of its own column, if one is declared."""
-    x, y, ids = array("d"), array("q"), list[str]()
+    x, y = array("d"), array("q")
+    told: dict[str, list[str]] = {name: [] for name in (table.id, table.source) if name is not None}
     with _reading(table) as rows:
         header = [name.strip() for name in table.columns or next(rows)[1]]
-        places = {name: _place(table, header, name) for name in (*table.features, table.label, table.id) if name}
+        places = {name: _place(table, header, name) for name in (*table.features, table.label, *told)}
         for line, row in rows:
             if len(row) != len(header):
                 raise LocalError(f"{table.file}, line {line}: {len(row)} columns, not {len(header)}; correct it")
@@ -96,16 +103,18 @@ def read_csv(table: Csv) -> Dataset:
             for name in table.features:
                 x.extend(_value(table, line, name, cells[name]))
             y.append(_class(table, line, cells[table.label]))
-            if table.id is not None:
-                if not cells[table.id]:
-                    raise _fault(table, line, table.id, "is empty; give the record an id")
-                ids.append(cells[table.id])
+            for name, cells_there in told.items():
+                if not cells[name]:
+                    what = "an id" if name == table.id else "a source"
+                    raise _fault(table, line, name, f"is empty; give the record {what}")
+                cells_there.append(cells[name])
     width = sum(len(table.categories.get(name, "1")) for name in table.features)
     with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
         values = np.array(x, dtype=np.float64).astype(np.float32).reshape(len(y), 1, 1, width)
     names = table.class_names or table.classes
     labels = torch.from_numpy(np.array(y, dtype=np.int64))
-    return Dataset(torch.from_numpy(values), labels, names, None if table.id is None else tuple(ids))
+    ids, sources = (None if name is None else tuple(told[name]) for name in (table.id, table.source))
+    return Dataset(torch.from_numpy(values), labels, names, ids, sources)
 
 
 @contextmanager
@@ -135,7 +144,9 @@ def _place(table: Csv, header: list[str], name: str) -> int:
         raise LocalError(f"{table.file}: data.columns has no {name!r}; add it where it stands in the file")
     if len(header) == 1:
         fix = f"its first line has no {table.delimiter!r}: is data.delimiter another?"
-    elif not {*table.features, table.label, table.id}.intersection(header):  # it may be a record: nothing of it is told
+    elif not {*table.features, table.label, table.id, table.source}.intersection(
+        header
+    ):  # it may be a record: nothing of it is told
         fix = "nor any other that is declared; where a file has no line with the columns' names, give data.columns"
     elif near := difflib.get_close_matches(name, header, n=1):
         fix = f"did you mean {near[0]!r}?"

@@ -6,6 +6,11 @@
     <folder>/benign/visit-2/0001.png    sub-folders of a class belong to it
     <folder>/malignant/0002.jpg
 
+With domains, as in DomainNet (Peng et al., 2019, arXiv:1812.01754), one folder a domain holds one folder a class, and
+an image's source is its domain::
+
+    <folder>/sketch/zebra/0001.png
+
 Pixels become 0 … 1: 8-bit grey and colour, 16-bit grey. Colour is turned into grey and grey into colour as the job's
 model asks; nothing is done to an image with transparency or of four printing colours but to name it.
 """
@@ -42,44 +47,61 @@ class Images(Pixels):
     """The sub-folders in the order of the labels, one that this silo has no images of included; else by name."""
     class_names: Names | None = None
     """What the job calls them, where that is something else."""
+    subset: bool = False
+    """Sub-folders that are not among the classes are left out; else they are an error."""
+    domains: Names | None = None
+    """The folders whose sub-folders are the classes' folders; left out, those lie in the folder itself."""
     resize: bool = False
 
     @pydantic.model_validator(mode="after")
     def _distinct(self) -> "Images":
         if self.classes is not None and len(set(self.classes)) < len(self.classes):
             raise ValueError("classes: a folder is there twice; name each once")
+        if self.domains is not None and len(set(self.domains)) < len(self.domains):
+            raise ValueError("domains: a folder is there twice; name each once")
+        if self.subset and self.classes is None:
+            raise ValueError("subset leaves out what is not in classes; name the classes, or leave subset out")
         return self
 
 
 def read_images(table: Images, shape: Shape) -> Dataset:
-    """Images in the order of classes and names; a record's id is its path in the folder."""
+    """Images in the order of domains, classes and names; a record's id is its path in the folder."""
     channels, height, width = shape
     if channels not in (1, 3):
         raise LocalError(f"{table.folder}: images have 1 or 3 channels, the job's model takes {channels}")
     try:
-        classes = _classes(table)
-        found = [(path, label) for label, name in enumerate(classes) for path in _images(table.folder / name)]
+        roots = [table.folder / domain for domain in table.domains or ("",)]
+        there = {name for root in roots for name in _classes(table, root)}
+        classes = table.classes or tuple(sorted(there))
+        found = [
+            (path, label, root.name)
+            for root in roots
+            for label, name in enumerate(classes)
+            for path in _images(root / name)
+        ]
     except OSError as error:
         raise LocalError(f"{error.filename or table.folder}: cannot read it: {error.strerror or error}") from error
     x = np.empty((len(found), channels, height, width), np.float32)
-    for record, (path, _) in enumerate(found):
-        x[record] = _pixels(path, shape, table.resize)
+    for record, (path, _, _) in enumerate(found):
+        x[record] = read_pixels(path, shape, table.resize)
     return Dataset(
         table.normalised(torch.from_numpy(x), str(table.folder)),
-        torch.tensor([label for _, label in found], dtype=torch.int64),
+        torch.tensor([label for _, label, _ in found], dtype=torch.int64),
         table.class_names or classes,
-        tuple(path.relative_to(table.folder).as_posix() for path, _ in found),
+        tuple(path.relative_to(table.folder).as_posix() for path, _, _ in found),
+        None if table.domains is None else tuple(domain for _, _, domain in found),
     )
 
 
-def _classes(table: Images) -> tuple[str, ...]:
-    entries = sorted(path for path in table.folder.iterdir() if not path.name.startswith("."))
+def _classes(table: Images, root: Path) -> list[str]:
+    """The classes' folders there."""
+    entries = sorted(path for path in root.iterdir() if not path.name.startswith("."))
     for path in entries:
         if not path.is_dir():
             raise LocalError(f"{path}: lies beside the classes' folders; move it into one of them, or away")
-        if table.classes is not None and path.name not in table.classes:
+        if table.classes is not None and path.name not in table.classes and not table.subset:
             raise LocalError(f"{path}: is not in data.classes ({', '.join(table.classes)}); add it, or move it away")
-    return table.classes or tuple(path.name for path in entries)
+    return [path.name for path in entries]
 
 
 def _images(folder: Path) -> list[Path]:
@@ -91,7 +113,7 @@ def _images(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: path.as_posix())
 
 
-def _pixels(path: Path, shape: Shape, resize: bool) -> NDArray[np.float32]:
+def read_pixels(path: Path, shape: Shape, resize: bool) -> NDArray[np.float32]:
     """One image as [channels, height, width] in 0 … 1."""
     try:
         with Image.open(path, formats=FORMATS) as image:

@@ -3,6 +3,11 @@
 CIFAR-10 and CIFAR-100 are read from their official binary layouts where these are there, without torchvision. Their
 Python layouts are pickles, which torchvision opens only where their MD5 is the official one.
 
+USPS is read from ``usps.npz`` where that is there: arrays x_train, y_train, x_test and y_test of the files zip.train
+and zip.test (Hastie, Tibshirani & Friedman, The Elements of Statistical Learning), pixels of -1 … 1, which become 8
+bits as in torchvision. LIBSVM's usps.t.bz2, which torchvision reads, is another smoothing of the test records: never
+mix them.
+
 EMNIST's images are left as they are stored, transposed; labels of its split "letters" count from 1 there, from 0 here.
 """
 
@@ -16,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import LocalError
-from .data import Dataset
+from .data import Dataset, read_arrays
 from .data_table import Pixels, Shared
 from .networks import Shape
 from .torchvision_import import torchvision
@@ -45,7 +50,7 @@ SETS = {
     "CIFAR10": Layout((3, 32, 32), "cifar-10-batches-bin/{data_batch_1 … 5,test_batch}.bin, or cifar-10-batches-py"),
     "CIFAR100": Layout((3, 32, 32), "cifar-100-binary/{train,test}.bin, or cifar-100-python"),
     "SVHN": Layout((3, 32, 32), "{train,test}_32x32.mat", by_part=True),
-    "USPS": Layout((1, 16, 16), "usps.bz2 and usps.t.bz2"),
+    "USPS": Layout((1, 16, 16), "usps.npz, or usps.bz2 and usps.t.bz2"),
 }
 Name = Literal["MNIST", "FashionMNIST", "KMNIST", "EMNIST", "CIFAR10", "CIFAR100", "SVHN", "USPS"]
 BINARY: dict[str, dict[Part, tuple[str, ...]]] = {
@@ -55,6 +60,7 @@ BINARY: dict[str, dict[Part, tuple[str, ...]]] = {
     },
     "CIFAR100": {"train": ("cifar-100-binary/train.bin",), "test": ("cifar-100-binary/test.bin",)},
 }
+USPS_FILE = "usps.npz"
 LABEL_BYTES = {"CIFAR10": 1, "CIFAR100": 2}  # before a record's pixels; the last is its class, the other a coarse one
 
 
@@ -87,7 +93,12 @@ def read_torchvision(table: Torchvision) -> Dataset:
 
 def _read(table: Torchvision, part: Part) -> Arrays:
     files = [table.folder / file for file in BINARY.get(table.name, {}).get(part, ())]
-    x, y = _binary(files, LABEL_BYTES[table.name]) if files and files[0].parent.is_dir() else _official(table, part)
+    if files and files[0].parent.is_dir():
+        x, y = _binary(files, LABEL_BYTES[table.name])
+    elif table.name == "USPS" and (table.folder / USPS_FILE).is_file():
+        x, y = _usps(table.folder / USPS_FILE, part)
+    else:
+        x, y = _official(table, part)
     wanted = SETS[table.name].shape
     if x.dtype != np.uint8 or x.shape != (len(y), *wanted):
         raise LocalError(
@@ -111,6 +122,18 @@ def _binary(files: list[Path], label_bytes: int) -> Arrays:
         rows.append(read.reshape(-1, row))
     stacked = np.concatenate(rows)
     return stacked[:, label_bytes:].reshape(-1, 3, 32, 32), stacked[:, label_bytes - 1].astype(np.int64)
+
+
+def _usps(file: Path, part: Part) -> Arrays:
+    """Arrays of the one file; pixels as torchvision makes them of the same numbers."""
+    arrays = read_arrays(file, ("x_train", "y_train", "x_test", "y_test"))
+    x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+    if x.dtype.kind != "f" or x.ndim != 3 or y.dtype.kind not in "iu" or not (np.abs(x) <= 1).all():  # nor NaN
+        raise LocalError(
+            f"{file}: x_{part} is {x.dtype} {list(x.shape)} and y_{part} {y.dtype} {list(y.shape)}; "
+            "give pixels of -1 … 1 [N, 16, 16] and labels 0 … 9"
+        )
+    return ((x[:, None] + 1) / 2 * 255).astype(np.uint8), y.astype(np.int64)
 
 
 def _official(table: Torchvision, part: Part) -> Arrays:

@@ -16,7 +16,9 @@ from .data import Dataset, load_npz
 from .data_bundled import Bundled, read_bundled
 from .data_csv import Csv, read_csv
 from .data_images import Images, read_images
+from .data_natural import Natural, read_natural
 from .data_table import Table
+from .data_tinyimagenet import TinyImageNet, read_tinyimagenet
 from .data_torchvision import Torchvision, read_torchvision
 from .models import ModelOptions, input_shape
 
@@ -33,6 +35,8 @@ KINDS: dict[str, type[Table]] = {
     "images": Images,
     "csv": Csv,
     "torchvision": Torchvision,
+    "tiny-imagenet": TinyImageNet,
+    "natural": Natural,
     "bundled": Bundled,
 }
 
@@ -56,7 +60,9 @@ def _of_its_kind(value: Any) -> Table:
     return KINDS[kind].model_validate(value)
 
 
-Source: TypeAlias = Annotated[Npz | Images | Csv | Torchvision | Bundled, PlainValidator(_of_its_kind)]
+Source: TypeAlias = Annotated[
+    Npz | Images | Csv | Torchvision | TinyImageNet | Natural | Bundled, PlainValidator(_of_its_kind)
+]
 
 
 def load(source: Source, model: ModelOptions | None) -> Dataset:
@@ -67,14 +73,17 @@ def load(source: Source, model: ModelOptions | None) -> Dataset:
     match source:
         case Npz():
             return load_npz(source.file)
-        case Images():
+        case Images() | TinyImageNet():
             if model is None:
                 raise LocalError(f"{source.folder}: images are read in the size that a job's model takes; give a job")
-            return read_images(source, input_shape(model))
+            shape = input_shape(model)
+            return read_images(source, shape) if isinstance(source, Images) else read_tinyimagenet(source, shape)
         case Csv():
             return read_csv(source)
         case Torchvision():
             return read_torchvision(source)
+        case Natural():
+            return read_natural(source)
         case Bundled():
             return read_bundled(source)
 
@@ -84,7 +93,7 @@ def place(source: Source) -> Path | None:
     match source:
         case Npz() | Csv():
             return source.file
-        case Images() | Torchvision():
+        case Images() | Torchvision() | TinyImageNet() | Natural():
             return source.folder
         case Bundled():
             return None
@@ -100,7 +109,7 @@ def below(source: Source, base: Path) -> Source:
     match source:
         case Npz() | Csv():
             return source.model_copy(update={"file": base / source.file})
-        case Images() | Torchvision():
+        case Images() | Torchvision() | TinyImageNet() | Natural():
             return source.model_copy(update={"folder": base / source.folder})
         case Bundled():
             return source
@@ -111,7 +120,7 @@ def check_present(source: Source) -> None:
     match source:
         case Npz() | Csv() if not source.file.is_file():
             raise LocalError(f"{source.file}: no such file; data.file in the configuration names the silo's records")
-        case Images() | Torchvision() if not source.folder.is_dir():
+        case Images() | Torchvision() | TinyImageNet() | Natural() if not source.folder.is_dir():
             raise LocalError(f"{source.folder}: no such folder; data.folder in the configuration holds the records")
         case _:
             return

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..algorithms.data import Dataset
 from ..algorithms.data_images import Images
+from ..algorithms.data_tinyimagenet import TinyImageNet
 from ..algorithms.job import Job
 from ..algorithms.sources import check_present, load, where
 from ..errors import ExhaustedError, LocalError, RefusedError
@@ -97,7 +98,7 @@ def _privacy(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[boo
 def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
     """Counts and shapes; never a value."""
     check_present(config.data)
-    if isinstance(config.data, Images):
+    if isinstance(config.data, Images | TinyImageNet):
         return None, f"{where(config.data)}: a folder of images; --job JOB.json reads them in the size of a job's model"
     records = load(config.data, None)
     classes = len(set(records.y.tolist()))

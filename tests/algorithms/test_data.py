@@ -53,6 +53,8 @@ def test_what_is_saved_is_loaded(tmp_path, make_data):
         ({"x": X, "y": Y, "ids": np.array([[*"abcd"]])}, r"ids is <U1 \[1, 4\] for 4 records"),
         ({"x": X, "y": Y, "ids": np.array([1.0, 2, 3, 4])}, r"ids is float64 \[4\] for 4 records"),
         ({"x": X, "y": Y, "ids": np.array([True, False, True, True])}, r"ids is bool \[4\] for 4 records"),
+        ({"x": X, "y": Y, "sources": np.array([*"abc"])}, r"sources is <U1 \[3\] .* one source a record"),
+        ({"x": X, "y": Y, "groups": np.array([1.0, 2, 3, 4])}, r"groups is float64 \[4\] .* one group a record"),
     ],
 )
 def test_load_names_what_is_wrong(tmp_path, arrays, complaint):
@@ -189,3 +191,31 @@ def test_ids_are_saved_loaded_and_taken(tmp_path):
 def test_a_data_set_has_an_id_for_each_record_or_none():
     with pytest.raises(LocalError, match="1 ids for 2 records; give one id a record"):
         replace(numbered(2), ids=("a",))
+
+
+# Sources and groups.
+
+
+def test_sources_and_groups_are_saved_loaded_and_taken(tmp_path):
+    path = tmp_path / "d.npz"
+    save_npz(path, replace(numbered(3), sources=("b", "a", "b"), groups=("1", "1", "2")))
+    taken = load_npz(path).take(np.array([2, 1]))
+    assert (taken.ids, taken.sources, taken.groups) == (None, ("b", "a"), ("2", "1"))
+
+
+@pytest.mark.parametrize("name", ["source", "group"])
+def test_there_is_one_source_and_one_group_a_record(name):
+    with pytest.raises(LocalError, match=f"1 {name}s for 2 records; give one {name} a record"):
+        replace(numbered(2), **{f"{name}s": ("a",)})
+
+
+@settings(deadline=None, max_examples=50)
+@given(groups=st.lists(st.integers(0, 40), max_size=50))
+def test_a_group_is_on_one_side_wherever_its_records_are(groups):
+    named = tuple(f"recording {n}" for n in [*range(20), *groups])  # so that no side is empty
+    data = replace(numbered(len(named)), ids=tuple(map(str, range(len(named)))), groups=named)
+    train, test = split(data, b"key", 0.5)
+    assert not set(train.groups) & set(test.groups)
+    assert len(train) + len(test) == len(data)
+    reverse = data.take(np.arange(len(data))[::-1])
+    assert set(test.ids) == set(split(reverse, b"key", 0.5)[1].ids)

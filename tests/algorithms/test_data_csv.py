@@ -157,9 +157,9 @@ def test_what_float32_cannot_hold_is_infinity_for_the_fit_to_find(read):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"features": ["age", "age"]}, "features, label and id: 'age' is there twice"),
-        ({"features": ["age", "y"]}, "features, label and id: 'y' is there twice"),
-        ({"id": "age"}, "features, label and id: 'age' is there twice"),
+        ({"features": ["age", "age"]}, "features, label, id and source: 'age' is there twice"),
+        ({"features": ["age", "y"]}, "features, label, id and source: 'y' is there twice"),
+        ({"id": "age"}, "features, label, id and source: 'age' is there twice"),
         ({"features": []}, "at least 1 item"),
         ({"columns": ["a", "a"]}, "columns: 'a' is there twice"),
         ({"classes": ["a", "a"]}, "classes: 'a' is there twice"),
@@ -194,6 +194,16 @@ def test_what_is_written_is_read(tmp_path_factory, rows):
     data = read_csv(Csv(kind="csv", file=path, features=["v"], label="y"))
     assert data.x.flatten().tolist() == [v for v, _ in rows]
     assert data.y.tolist() == [y for _, y in rows]
+
+
+def test_a_declared_column_is_the_source(read, refused):
+    assert read(GOOD, source="sex").sources == ("f", "m")
+    both = read(GOOD, id="sex", source="id")
+    assert (both.ids, both.sources) == (("f", "m"), ("p1", "p2"))
+    assert read(GOOD).sources is None
+    assert (
+        refused(GOOD.replace(",m,", ",,"), source="sex") == ", line 3, column 'sex': is empty; give the record a source"
+    )
 
 
 HEART = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal"]

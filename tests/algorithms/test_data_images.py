@@ -189,3 +189,32 @@ def test_other_channels_and_folders_that_are_none(tmp_path, read, refused):
         read_images(Images(kind="images", folder=tmp_path / "none"), GREY)
     with pytest.raises(pydantic.ValidationError, match="a folder is there twice"):
         Images(kind="images", folder=tmp_path, classes=["a", "a"])
+
+
+def test_domains_hold_the_classes_folders_and_are_the_sources(tmp_path, read, refused):
+    for path in ("sketch/zebra/1.png", "photo/ant/2.png", "photo/zebra/3.png", "clipart/bee/4.png"):
+        write(tmp_path / path, pixels(4, 5))
+    (tmp_path / "sketch_train.txt").write_text("beside the domains, as DomainNet has it")
+    data = read(domains=["sketch", "photo"])
+    assert data.ids == ("sketch/zebra/1.png", "photo/ant/2.png", "photo/zebra/3.png")
+    assert (data.sources, data.y.tolist()) == (("sketch", "photo", "photo"), [1, 0, 1])
+    assert data.class_names == ("ant", "zebra")
+    assert read(domains=["clipart"], classes=["ant", "bee"]).y.tolist() == [1]
+    assert "photo/ant: is not in data.classes (zebra, bee)" in refused(domains=["photo"], classes=["zebra", "bee"])
+    assert refused(domains=["real"]) == f"{tmp_path}/real: cannot read it: No such file or directory"
+
+
+def test_a_subset_of_the_classes(tmp_path, read):
+    for path in ("a/1.png", "b/2.png", "c/3.png"):
+        write(tmp_path / path, pixels(4, 5))
+    data = read(classes=["c", "a"], subset=True)
+    assert (data.ids, data.y.tolist(), data.sources) == (("c/3.png", "a/1.png"), [0, 1], None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [({"subset": True}, "name the classes"), ({"domains": ["a", "a"]}, "domains: a folder is there twice")],
+)
+def test_domains_and_subsets_that_contradict_themselves(tmp_path, fields, said):
+    with pytest.raises(pydantic.ValidationError, match=said):
+        Images(kind="images", folder=tmp_path, **fields)

@@ -175,6 +175,37 @@ def test_a_split_is_emnists(tmp_path, fields):
         Torchvision(kind="torchvision", folder=tmp_path, **fields)
 
 
+def usps(**changed):
+    x, y = np.linspace(-1, 1, 3 * 256, dtype=np.float32).reshape(3, 16, 16), np.array([9, 0, 4], np.uint8)
+    return {"x_train": x, "y_train": y, "x_test": x[:2], "y_test": y[1:], **changed}
+
+
+def test_usps_from_one_file_has_the_pixels_that_torchvision_makes(tmp_path):
+    np.savez(tmp_path / "usps.npz", **usps())
+    data = read(tmp_path, "USPS")
+    assert data.ids == ("train/0", "train/1", "train/2", "test/0", "test/1")
+    assert data.y.tolist() == [9, 0, 4, 0, 4]
+    theirs = ((usps()["x_train"] + 1) / 2 * 255).astype(np.uint8)[:, None]  # as USPS.__init__ has it
+    assert torch.equal(data.x[:3], torch.from_numpy(theirs / np.float32(255)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"x_test": np.full((2, 16, 16), 1.5, np.float32)},
+        {"x_test": np.full((2, 16, 16), np.nan, np.float32)},
+        {"x_test": np.zeros((2, 16, 16), np.uint8)},
+        {"x_test": np.zeros((2, 256), np.float32)},
+        {"y_test": np.zeros(2, np.float32)},
+    ],
+)
+def test_usps_of_another_layout_is_refused(tmp_path, changed):
+    np.savez(tmp_path / "usps.npz", **usps(**changed))
+    assert len(read(tmp_path, "USPS", part="train")) == 3
+    with pytest.raises(LocalError, match=r"usps\.npz: x_test is .*; give pixels of -1"):
+        read(tmp_path, "USPS", part="test")
+
+
 @pytest.mark.skipif("STADDLE_DATA" not in os.environ, reason="STADDLE_DATA names no folder with real sets, unpacked")
 @pytest.mark.parametrize(
     ("name", "split", "records", "classes"),

@@ -30,6 +30,8 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
         "images": {"folder": "a"},
         "csv": {"file": "a", "features": ["x"], "label": "y"},
         "torchvision": {"folder": "a", "name": "MNIST"},
+        "tiny-imagenet": {"folder": "a"},
+        "natural": {"folder": "a", "name": "har"},
         "bundled": {"name": "digits"},
     }
     for kind, table in tables.items():
@@ -120,6 +122,8 @@ def test_one_record_has_one_side_in_every_file_that_has_its_id(folder, make_job)
         ({"kind": "csv", "file": "none.csv", "features": ["v"], "label": "y"}, "none.csv: no such file; data.file"),
         ({"kind": "images", "folder": "none"}, "none: no such folder; data.folder in the configuration"),
         ({"kind": "torchvision", "folder": "d.npz", "name": "MNIST"}, "d.npz: no such folder; data.folder"),
+        ({"kind": "natural", "folder": "none", "name": "har"}, "none: no such folder; data.folder"),
+        ({"kind": "tiny-imagenet", "folder": "none"}, "none: no such folder; data.folder"),
     ],
 )
 def test_what_is_not_there_is_said_before_any_job(folder, table, said):
@@ -127,6 +131,12 @@ def test_what_is_not_there_is_said_before_any_job(folder, table, said):
     with pytest.raises(LocalError) as caught:
         sources.check_present(source)
     assert str(caught.value).startswith(f"{folder}/{said}")
+
+
+@pytest.mark.parametrize("kind", ["images", "tiny-imagenet"])
+def test_images_are_read_in_the_size_of_a_jobs_model(folder, kind):
+    with pytest.raises(LocalError, match="in the size that a job's model takes; give a job"):
+        sources.load(parsed(kind=kind, folder=str(folder)), None)
 
 
 def test_what_is_saved_for_a_silo_is_loaded_by_its_table(tmp_path, make_data, make_job):

@@ -64,7 +64,7 @@ def test_what_is_left_out_has_its_default(load):
         (TEXT + 'kind = "cvs"\n', "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, csv,"),
         (
             TEXT + 'folder = "x"\n',
-            "data: 'folder' is a key of kind images or torchvision, this is kind 'npz' with keys",
+            "data: 'folder' is a key of kind images or torchvision or tiny-imagenet or natural, this is",
         ),
         (TEXT + 'kind = "images"\n', "data: 'file' is a key of kind npz or csv, this is kind 'images' with keys"),
         (TEXT + 'kind = "csv"\nlabel = "y"\nfeature = ["x"]\n', "unknown key 'data.feature'; did you mean 'features'?"),
