@@ -1,8 +1,11 @@
 """Whole jobs that mix and compare, blind and in the clear: each exchange and each tensor within a bound."""
 
+import hashlib
+
 import pytest
 import torch
 
+from staddle.algorithms.account import MemoryAccount, PrivateSilo
 from staddle.algorithms.data import digits, split
 from staddle.algorithms.exchange import PLAIN, Gram
 from staddle.algorithms.job import Job, JobFile
@@ -12,6 +15,7 @@ from staddle.proto.blind import bounds, row_terms, simulated
 from staddle.security.blind_mix import FLOAT32, gram_deviation, row_deviation
 from staddle.security.blind_sum import Quantised
 from staddle.security.mix_line import mix_group
+from staddle.security.noise import Randomness
 from staddle.security.round_spec import Terms
 
 SILOS = tuple(f"silo-{n}" for n in range(1, 7))
@@ -31,7 +35,7 @@ def shards():
 PRIVATE = {"secure_aggregation": "required", "clip_exponent": 6, "weight_most": 2000}
 
 
-def jobs(shards, method, options, model="cnn-digits", share=1.0, labels=False):
+def jobs(shards, method, options, model="cnn-digits", share=1.0, labels=False, **changes):
     """A blind job and the same one in the clear."""
     by_class = {silo: torch.bincount(train.y, minlength=10).tolist() for silo, (train, _) in shards.items()}
     counts = {silo: sum(own) for silo, own in by_class.items()}
@@ -48,6 +52,7 @@ def jobs(shards, method, options, model="cnn-digits", share=1.0, labels=False):
         "method": {"name": method, "options": options},
         "model": {"name": model, "classes": 10},
         "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
+        **changes,
     }
     made = [Job.from_file(JobFile.model_validate({**document, "security": s}), "job.toml") for s in (blind, {})]
     assert [job.keyed for job in made] == [True, False]
@@ -137,6 +142,55 @@ def test_a_whole_job_is_within_its_bound_of_the_one_in_the_clear(shards, run):
     assert 0 < off <= bound
     for name, value in plain.coordinator.items():
         assert float((found.coordinator[name] - value).abs().max()) <= 1e-5, name
+
+
+class Drawn:
+    """Noise of a silo that is the same in each run."""
+
+    def __init__(self, silo):
+        self.silo, self.made = silo, 0
+
+    def __call__(self):
+        self.made += 1
+        name = f"{self.silo} {self.made}".encode()
+        return Randomness(lambda size: hashlib.sha256(name).digest()[:size])
+
+
+NOISY = {
+    "epsilon": 100.0,
+    "delta": 1e-4,
+    "sample_rate": 0.5,
+    "sigma": "0.6",
+    "histogram_sigma": 1.0,
+    "statistics_sigma": 0.5,
+    "metrics_sigma": 1.0,
+}
+PRIVATE_RUNS = {
+    "pfedsim": (("pfedsim", {"rho": 0.5}), {}),
+    "fedsimsup": (("fedsimsup", {"supervisor": "cnn"}), {"share": 0.7, "labels": True}),
+    "fedssa": (("fedssa", {"t_stable": 2}), {}),
+    "fedaims": (("fedaims", {"sampling": "algorithm2", "mu": 0.1}), {"model": "convnet-digits"}),
+    "ppfl": (("ppfl", {"models": 2}), {}),
+}
+
+
+@pytest.mark.parametrize("run", PRIVATE_RUNS)
+def test_a_private_job_may_be_blind(shards, run):
+    """Under the same noise it gives what it gives in the clear."""
+    method, more = PRIVATE_RUNS[run]
+    changes = {"rounds": 2, "privacy": NOISY}
+    blind, clear = jobs(shards, *method, **more, **changes)
+    if blind.counted:
+        clear = blind
+    same = Compared(bounds(blind), {}, None, KEYS[0], blind.digest) if run == "fedaims" else None
+
+    def ran(job, exchanges):
+        private = {silo: PrivateSilo(MemoryAccount(job), Drawn(silo)) for silo in SILOS}
+        return simulate(job, shards, exchanges=exchanges, private=private.__getitem__)
+
+    found, plain = ran(blind, simulated(blind, KEYS[0])), ran(clear, same)
+    assert any(after["tested"] for after in plain.metrics)  # noisy counts cross blind, too
+    assert furthest(plain, found) <= 5e-3  # of other noise 0.1 and more
 
 
 def test_under_the_same_key_a_job_gives_the_same_bits_and_under_another_one_nearly(shards):
