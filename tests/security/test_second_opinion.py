@@ -32,7 +32,6 @@ def test_it_lies_between_the_oracle_and_what_is_enforced():
     given = [
         Question(JOB, DELTA),
         Question((Event("0.8", "0.01", 30),), 1e-8),
-        Question((Event("2", "0.2", 20), Event("5", "1", 3)), DELTA),
         Question((Event("100", "1", 1),), DELTA),
     ]
     extreme = [Question((), DELTA), Question((Event("1", "1", 0),), DELTA), Question((Event("0", "1", 1),), DELTA)]
