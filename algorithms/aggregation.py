@@ -5,6 +5,7 @@ The same two functions run in the simulator and in the coordinator; what differs
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import torch
@@ -61,13 +62,26 @@ class Archive(Shelf, Protocol):
         ...
 
 
-class MemoryArchive:
-    """An archive in memory, for the simulator."""
+@dataclass(frozen=True, eq=False)
+class Shelved:
+    """All that an archive holds: by part what is published, by part and silo the versions of a Mix, and mail."""
 
-    def __init__(self) -> None:
-        self._published: dict[str, Tensors] = {}
-        self._versions: dict[tuple[str, str], Tensors] = {}
-        self._mail: dict[tuple[str, str], Tensors] = {}
+    published: Mapping[str, Tensors]
+    versions: Mapping[tuple[str, str], Tensors]
+    mail: Mapping[tuple[str, str], Tensors]
+
+
+class MemoryArchive:
+    """An archive in memory, for the simulator; ``shelved`` is what it begins with."""
+
+    def __init__(self, shelved: Shelved | None = None) -> None:
+        self._published: dict[str, Tensors] = dict(shelved.published) if shelved else {}
+        self._versions: dict[tuple[str, str], Tensors] = dict(shelved.versions) if shelved else {}
+        self._mail: dict[tuple[str, str], Tensors] = dict(shelved.mail) if shelved else {}
+
+    def shelved(self) -> Shelved:
+        """All that is here now; no later change of the archive reaches it."""
+        return Shelved(dict(self._published), dict(self._versions), dict(self._mail))
 
     def latest(self, part: str) -> Tensors | None:
         """The last published value; None before the first."""

@@ -126,6 +126,53 @@ def _side(
     return PrivateRound(method, job, client, round_, data, private)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """How many of some records a silo's model classifies correctly: as delivered, and as the silo trained it last."""
+
+    records: int
+    delivered: int
+    trained: int
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """A silo's state with what came down, and how that and its own do on records that it does not train on."""
+
+    delivered: SiloState
+    test: Seen
+    validation: Seen | None = None
+
+
+def look(
+    method: Method,
+    job: Job,
+    round_: int,
+    state: SiloState,
+    delivered: Results,
+    train_data: Dataset,
+    test_data: Dataset,
+    client: str,
+    validation_data: Dataset | None = None,
+    private: PrivateSilo | None = None,
+) -> Look:
+    """What the start of round ``round_`` would give this silo; nothing is trained, given, or spent."""
+    check_private(job, private)
+    if private is None:
+        fresh = take_delivery(method, job, state, facts_of(job, client, round_, train_data), delivered)
+    else:
+        from .private_round import take_private_delivery  # noqa: PLC0415 - Opacus takes two seconds to import
+
+        check_delivered(job, round_, delivered)
+        fresh = take_private_delivery(method, job, round_, state, delivered, client, private.account)
+    new, own = to_modules(method, client, fresh), to_modules(method, client, state)
+
+    def seen(data: Dataset) -> Seen:
+        return Seen(len(data), evaluate(method, new, data), evaluate(method, own, data))
+
+    return Look(fresh, seen(test_data), None if validation_data is None else seen(validation_data))
+
+
 def final_round(
     method: Method,
     job: Job,
@@ -137,24 +184,26 @@ def final_round(
     trained: bool = True,
     private: PrivateSilo | None = None,
 ) -> Outcome:
-    """Take the results of the last round; the outcome's state is the model that the silo keeps.
+    """Take the results of the last round; the outcome's state is the model that the silo keeps (``kept``).
+
+    The report holds the accuracy of both. Nothing is given, and in a private job nothing spent.
+    """
+    last = look(method, job, job.length, state, delivered, train_data, test_data, client, private=private)
+    return Outcome(kept(method, state, last, trained), {}, final_report(job, last))
+
+
+def kept(method: Method, state: SiloState, last: Look, trained: bool) -> SiloState:
+    """The model that a silo keeps after the last round.
 
     That is the one delivered where the method's product is "delivered", or where this silo never trained
-    (``trained`` false) and so has nothing better; otherwise the one trained last. The report holds the accuracy of
-    both. Nothing is given, and in a private job nothing spent.
+    (``trained`` false) and so has nothing better; otherwise ``state``, the one trained last.
     """
-    check_private(job, private)
-    if private is None:
-        fresh = take_delivery(method, job, state, facts_of(job, client, job.length, train_data), delivered)
-    else:
-        from .private_round import final_delivery  # noqa: PLC0415 - Opacus takes two seconds to import
+    return last.delivered if method.product == "delivered" or not trained else state
 
-        check_delivered(job, job.length, delivered)
-        fresh = final_delivery(method, job, state, delivered, client, private.account)
-    correct_delivered = evaluate(method, to_modules(method, client, fresh), test_data)
-    correct_trained = evaluate(method, to_modules(method, client, state), test_data)
-    kept = fresh if method.product == "delivered" or not trained else state
-    return Outcome(kept, {}, Report(job.length, 0, len(test_data), correct_delivered, correct_trained, None))
+
+def final_report(job: Job, last: Look) -> Report:
+    """Of the round after the last, which trains nothing."""
+    return Report(job.length, 0, last.test.records, last.test.delivered, last.test.trained, None)
 
 
 def check_private(job: Job, private: PrivateSilo | None) -> None:

@@ -90,13 +90,13 @@ def deliver(method: Method, state: SiloState, delivered: Results, facts: Facts, 
     return replace(made, taints={name: tracker.of(tensor) for name, tensor in made.flat.items()})
 
 
-def final_delivery(
-    method: Method, job: Job, state: SiloState, delivered: Results, silo: str, account: Account
+def take_private_delivery(
+    method: Method, job: Job, round_: int, state: SiloState, delivered: Results, silo: str, account: Account
 ) -> SiloState:
-    """The state after the last results came down; nothing is spent for it."""
+    """The state after what came down, where nothing is trained then and nothing spent for it."""
     counts = account.counts()
     known = PUBLIC if counts is None else paid(counts.id)
-    return deliver(method, state, delivered, noisy_facts(job, silo, job.length, counts), known)
+    return deliver(method, state, delivered, noisy_facts(job, silo, round_, counts), known)
 
 
 class PrivateRound:

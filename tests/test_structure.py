@@ -9,8 +9,8 @@ import pytest
 import staddle
 
 ROOT = Path(str(staddle.__file__)).resolve().parent  # what is installed: the checkout, or the wheel
-FOLDERS = ("algorithms", "commands", "coordinator", "proto", "security", "silo")
-SHELLS = {"silo", "coordinator", "commands"}
+FOLDERS = ("algorithms", "commands", "coordinator", "proto", "security", "silo", "simulator")
+SHELLS = {"silo", "simulator", "coordinator", "commands"}
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 
 
@@ -87,6 +87,13 @@ def test_security_knows_the_exchanges_only():
 @pytest.mark.parametrize(("one", "other"), [("silo", "coordinator"), ("coordinator", "silo")])
 def test_silo_and_coordinator_never_meet(one, other):
     assert offences(one, lambda name, _: under(name, f"staddle.{other}")) == []
+
+
+def test_the_simulator_meets_neither_the_network_nor_those_who_use_it():
+    forbidden = ("staddle.silo", "staddle.coordinator", "staddle.proto", "grpc")
+    assert offences("simulator", lambda name, _: under(name, *forbidden)) == []
+    for folder in ("silo", "coordinator"):
+        assert offences(folder, lambda name, _: under(name, "staddle.simulator")) == []
 
 
 def test_only_the_client_module_holds_the_stub():

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from staddle.algorithms import simulation
+from staddle.algorithms import engine
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.data import Dataset
 from staddle.algorithms.exchange import all_finite
@@ -129,7 +129,7 @@ def test_bad_records_are_refused_before_anything_trains(make_job, make_shards, m
     job = make_job("fedavg", model={"class_names": ["a", "b", "c"]})
     shards = make_shards(job)
     shards["b"] = tuple(spoil(d) if i == side else d for i, d in enumerate(shards["b"]))
-    monkeypatch.setattr(simulation, "local_round", None)
+    monkeypatch.setattr(engine, "local_round", None)
     with pytest.raises(LocalError) as caught:
         simulate(job, shards)
     assert str(caught.value).startswith(f"{('training', 'test')[side]} records of silo 'b': ")

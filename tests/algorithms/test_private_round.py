@@ -10,8 +10,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from staddle.algorithms import engine
 from staddle.algorithms import local_round as rounds
-from staddle.algorithms import simulation
 from staddle.algorithms.account import Counts, MemoryAccount, PrivateSilo
 from staddle.algorithms.data import Dataset
 from staddle.algorithms.exchange import Gift
@@ -88,7 +88,7 @@ def recorded(monkeypatch):
         found[client, round_] = local_round(method, job, state, round_, delivered, train, test, client, **more)
         return found[client, round_]
 
-    monkeypatch.setattr(simulation, "local_round", watched)
+    monkeypatch.setattr(engine, "local_round", watched)
     return found
 
 

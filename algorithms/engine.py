@@ -1,0 +1,91 @@
+"""Who trains the silos of a simulated round: the simulation says what, an engine how.
+
+One after another in this process (``Serial``, here), in one worker process a core, or stacked on a device: all give
+the same, but for the last bits of floating-point sums.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from .account import PrivateSilo
+from .data import Dataset
+from .job import Job
+from .local_round import Look, Outcome, local_round, look
+from .method import Results, SiloState
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """One silo's, by side; ``validation`` where the split has that side."""
+
+    train: Dataset
+    test: Dataset
+    validation: Dataset | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """One silo at the start of a round: what it has, and what comes down to it. An engine changes neither."""
+
+    silo: str
+    state: SiloState
+    delivered: Results
+
+
+class Engine(Protocol):
+    """Trains and evaluates silos; it holds their records, and nothing else outlives a call."""
+
+    def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Outcome]:
+        """``local_round`` of each; ``done`` is called once for each that is done. LocalError names the silo."""
+        ...
+
+    def look(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Look]:
+        """``local_round.look`` at each: what the start of this round would give, and nothing is trained."""
+        ...
+
+    def close(self) -> None:
+        """End what the engine began, such as processes; no call follows."""
+        ...
+
+
+class Serial:
+    """One silo after another, in this process. The only engine of private jobs, whose silos ``paying`` names."""
+
+    def __init__(
+        self, job: Job, records: Mapping[str, Records], paying: Mapping[str, PrivateSilo] | None = None
+    ) -> None:
+        self._job, self._method, self._records, self._paying = job, job.method(), records, paying or {}
+
+    def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Outcome]:
+        """``local_round`` of each, in turn."""
+        return {one.silo: _then(done, self._train(round_, one)) for one in work}
+
+    def look(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Look]:
+        """``local_round.look`` at each, in turn."""
+        return {one.silo: _then(done, self._look(round_, one)) for one in work}
+
+    def close(self) -> None:
+        """Nothing was begun."""
+
+    def _train(self, round_: int, one: Work) -> Outcome:
+        own, payer = self._records[one.silo], self._paying.get(one.silo)
+        outcome = local_round(
+            self._method, self._job, one.state, round_, one.delivered, own.train, own.test, one.silo, private=payer
+        )
+        if payer is not None and outcome.spending is not None:
+            payer.account.commit(outcome.spending)
+        return outcome
+
+    def _look(self, round_: int, one: Work) -> Look:
+        own, payer = self._records[one.silo], self._paying.get(one.silo)
+        sides = (own.train, own.test, one.silo, own.validation)
+        return look(self._method, self._job, round_, one.state, one.delivered, *sides, private=payer)
+
+
+T = TypeVar("T")
+
+
+def _then(done: Callable[[], None], result: T) -> T:
+    done()
+    return result
