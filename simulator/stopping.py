@@ -42,7 +42,7 @@ def stopping(*numbers: signal.Signals) -> Iterator[Stop]:
     """While the block runs, these signals ask to end."""
     stop = Stop()
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def ask(_number: int, _frame: FrameType | None) -> None:
         stop.ask()
 
     before = {number: signal.signal(number, ask) for number in numbers}
