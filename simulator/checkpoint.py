@@ -32,7 +32,7 @@ from .packs import Entry, Key, pack, unpack
 
 INDEX, FOLDER = "checkpoint.json", "checkpoint"
 PACK_BYTES = 64 * 1024 * 1024  # a file takes no more entries than reach this: a multiple of it is in memory
-OURS = re.compile(r"[0-9]{8,}\.safetensors|\..*\.tmp")
+OURS = re.compile(r"[0-9]{8,}\.safetensors")
 ONE = ""  # the room of what is no silo's state
 
 Source: TypeAlias = SiloState | Tensors
@@ -128,7 +128,7 @@ class Checkpoint:
         thin = {name for name, file in self._written.items() if 2 * live[name] < file.weight}
         placed = {key: old for key, old in placed.items() if old.file not in thin}
         written = dict(self._written)
-        number = max((int(Path(name).stem) for name in written), default=-1)
+        number = max((int(Path(file.name).stem) for file in self._index.files), default=-1) if self._index else -1
         fresh = {key: source for key, source in sources.items() if key not in placed}
         for number, entries in enumerate(_batches(fresh), number + 1):  # noqa: B020 - goes on counting
             name = f"{number:08d}.safetensors"
@@ -173,7 +173,7 @@ class Checkpoint:
         self._index = index
 
     def _sweep(self) -> None:
-        """Remove what the index does not name, and what a process that died left half written."""
+        """Remove what the index does not name: what was replaced, or written by a process that died before it."""
         named = {file.name for file in self._index.files} if self._index else set()
         try:
             for path in self._folder.iterdir():

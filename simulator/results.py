@@ -7,16 +7,19 @@
     models/<silo>.safetensors   the model that the silo keeps, as ``part/<part>/<tensor>`` and ``extra/<tensor>``
     coordinator.safetensors     what the method's coordinator half knew in the end, where it has such a thing
 
-The names of measures are those of history.py. A model's file is what a silo of a federation keeps as model.safetensors.
+The names of measures are those of history.py. A model's file is what a silo of a federation keeps as model.safetensors,
+and the coordinator's what ``staddle job results`` gives as result.safetensors.
 """
 
 import csv
 import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from safetensors.torch import save
 
+from ..algorithms.aggregation import SILOS as AXIS
 from ..algorithms.local_round import state_to_bytes
 from ..algorithms.method import CoordinatorState, SiloState
 from ..errors import UnwritableError
@@ -38,7 +41,8 @@ def write(
     """Write all into a run's folder; the files. Existing ones of the same name are replaced."""
     files = {ROUNDS: rounds_csv(history).encode(), SILOS: silos_csv(silos, history).encode()}
     if coordinator:
-        files[COORDINATOR] = save({name: tensor.detach().clone().contiguous() for name, tensor in coordinator.items()})
+        own = {name: tensor.detach().clone().contiguous() for name, tensor in coordinator.items()}
+        files[COORDINATOR] = save(own, {AXIS: json.dumps([silo.name for silo in silos])})
     try:
         (folder / MODELS).mkdir(exist_ok=True)
     except OSError as error:

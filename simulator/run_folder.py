@@ -59,7 +59,7 @@ def opened(out: Path, run: Run, population: Population, schedule: Schedule) -> I
 
 
 class RunFolder:
-    """A run on disk, between two of its rounds. ``begun`` is where it goes on from; None for a new one."""
+    """A run on disk, between two of its rounds."""
 
     def __init__(self, path: Path, run: Run, here: Identity) -> None:
         self.path, self._run, self._identity = path, run, here
@@ -69,6 +69,7 @@ class RunFolder:
         if there is None or (there != here and not (path / "checkpoint.json").exists()):
             write_atomic(path / RUN, here.to_bytes(), 0o644)
             there = here
+        _tidy(path)
         self._checkpoint = Checkpoint(path, sha256(there.to_bytes()).hexdigest())
         index = self._checkpoint.index
         over = index.finished if index else None
@@ -80,9 +81,12 @@ class RunFolder:
                 "choose another --out, or remove it"
             )
         kept = over.history if over and self.finished else index.history if index else NOTHING
-        self.begun: Snapshot | None = None if self.finished else self._checkpoint.load()
         self._history = HistoryFile(path / HISTORY, kept)
         self._measures = list(self._history.measures)
+
+    def begun(self) -> Snapshot | None:
+        """Where the run goes on from; None for a new one."""
+        return self._checkpoint.load()
 
     @property
     def history(self) -> tuple[Measured, ...]:
@@ -127,3 +131,12 @@ def _identity_there(path: Path) -> Identity | None:
     if foreign:
         raise LocalError(f"{path}: has no {RUN}, but {foreign[0]!r}; choose another --out, or move that away")
     return None
+
+
+def _tidy(path: Path) -> None:
+    """Remove what a process that died left half written."""
+    try:
+        for left in path.rglob(".*.tmp"):
+            left.unlink()
+    except OSError as error:
+        raise UnwritableError(f"{path}: cannot tidy it: {unwritable(error)}") from error
