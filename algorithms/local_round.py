@@ -290,7 +290,7 @@ def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
     """Read what ``state_to_bytes`` wrote; ``origin`` names it in errors."""
     try:
         flat = load(data)
-        taints = taints_from_text(_metadata(data).get(TAINTS, "[]"))
+        taints = taints_from_text(metadata_of(data).get(TAINTS, "[]"))
     except (SafetensorError, ValueError, KeyError) as error:
         raise LocalError(f"{origin}: not a state file: {error}; restore it from a backup") from error
     parts: dict[str, dict[str, Tensor]] = {}
@@ -307,7 +307,7 @@ def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
     return SiloState(parts, extra, taints)
 
 
-def _metadata(data: bytes) -> dict[str, str]:
+def metadata_of(data: bytes) -> dict[str, str]:
     """Of a safetensors file that was read: 8 bytes with the length of its header, and the header in JSON."""
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     found: dict[str, str] = header.get("__metadata__", {})
