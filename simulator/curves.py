@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,12 +15,12 @@ from ..errors import LocalError
 from .drawing import Style, percent, picture, styles_of, within
 from .history import Measure, Measured
 from .measures import TITLES
+from .scores import Average
 
 Histories = Mapping[str, Mapping[int, Sequence[Measured]]]  # by label and seed, in the order of the experiment
-Mean = Literal["macro", "micro"]
 Numbers = NDArray[np.float64]
 
-MEANS: dict[Mean, str] = {"macro": "macro: mean over silos", "micro": "micro: share of all silos' records"}
+MEANS: dict[Average, str] = {"macro": "macro: mean over silos", "micro": "micro: share of all silos' records"}
 ALL: tuple[Measure, ...] = ("all/aggregated", "all/trained")
 GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 are spread evenly, however many
 DOTS = ((50, 26, 0.7), (400, 14, 0.5), (inf, 6, 0.3))  # up to so many: points², and how opaque
@@ -38,7 +37,7 @@ class Curve:
     high: Numbers
 
 
-def curve(seeds: Mapping[int, Sequence[Measured]], measure: Measure, mean: Mean = "macro") -> Curve:
+def curve(seeds: Mapping[int, Sequence[Measured]], measure: Measure, mean: Average = "macro") -> Curve:
     """Of one method; no rounds where a seed has none of this measure."""
     found = [{m.rounds: getattr(m, mean) for m in history if m.measure == measure} for history in seeds.values()]
     rounds = tuple(sorted(set.intersection(*map(set, found)))) if found else ()
@@ -52,7 +51,7 @@ def last(seeds: Mapping[int, Sequence[Measured]], measure: Measure) -> Numbers:
     return np.concatenate([one for own in found for one in own]) if all(found) and found else np.array([])
 
 
-def curves(histories: Histories, measures: Sequence[Measure] = ALL, mean: Mean = "macro") -> bytes:
+def curves(histories: Histories, measures: Sequence[Measure] = ALL, mean: Average = "macro") -> bytes:
     """PNG: a panel a measure, a line a method; LocalError where no method has any of the measures."""
     _check(histories, measures)
     styles, seeds = styles_of(list(histories)), max(map(len, histories.values()))

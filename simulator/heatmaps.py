@@ -17,6 +17,7 @@ it than the method's wire list says.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -24,6 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
+from scipy.cluster.hierarchy import leaves_list, linkage
 from torch.nn.functional import normalize
 
 from ..algorithms import heatmap
@@ -41,8 +43,9 @@ Numbers = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 MOST_NAMES = 40  # along a side
+SHOWN = 0.99  # of the numbers of pairs have a colour of their own; a few large ones would leave the rest dark
 NOTHING = "#bdbdbd"  # where there is no number; on none of the scales
-SMALLEST_DEGREE = 1e-12  # of a silo that is like nobody
+MOST_OPTIMAL = 200  # silos whose leaves are turned so that neighbours are most alike, which takes their cube
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,7 @@ class HeatMap:
     unit: str  # what a number is
     values: Numbers
     silos: tuple[str, ...]
-    scale: tuple[float, float]  # of the colours; from below zero the middle is white
+    scale: tuple[float, float]  # of the colours; where it begins below zero, zero is white
     absent: str = ""  # why two silos may have no number
 
     @property
@@ -84,10 +87,10 @@ def heat_map(job: Job, coordinator: CoordinatorState, states: Mapping[str, SiloS
                 job, "FedAIMS: whose backbones are alike", f"cosine of {of}", "never in a round together", cosines
             )
         case PPFL():
-            rows = heatmap.simulated({silo: states[silo] for silo in job.silos})
-            heatmap.check(rows, job.silos)
-            title, shares = "PPFL: which models a silo mixes", rows.double().numpy()
-            return HeatMap(title, "share of the model", shares, job.silos, (0.0, 1.0))
+            shares = heatmap.simulated({silo: states[silo] for silo in job.silos})
+            heatmap.check(shares, job.silos)
+            title = "PPFL: which models a silo mixes"
+            return HeatMap(title, "share of the model", shares.double().numpy(), job.silos, (0.0, 1.0))
         case _:
             return None
 
@@ -98,7 +101,7 @@ def _pairs(job: Job, title: str, unit: str, absent: str, values: Numbers) -> Hea
     known = others[np.isfinite(others)]
     if not len(known):
         return None
-    high = float(np.abs(known).max())
+    high = float(np.quantile(np.abs(known), SHOWN))
     return HeatMap(title, unit, others, job.silos, (-high if bool((known < 0).any()) else 0.0, high), absent)
 
 
@@ -109,17 +112,14 @@ def by_class(counts: Counts) -> list[int]:
 
 
 def by_likeness(found: HeatMap) -> list[int]:
-    """Silos of one main model together, or such that like ones are near: along the second eigenvector of the graph."""
+    """Silos with the same main model together; pairs as the leaves of their tree of clusters, average linkage."""
     if not found.pairs:
         main, share = found.values.argmax(1), found.values.max(1)
         return sorted(range(len(main)), key=lambda silo: (main[silo], -share[silo]))
-    like = np.clip(np.nan_to_num(found.values), 0, None)
-    like = (like + like.T) / 2
-    degree = np.maximum(like.sum(1), SMALLEST_DEGREE)
-    scaled = like / np.sqrt(np.outer(degree, degree))
-    _, vectors = np.linalg.eigh(scaled)
-    place = vectors[:, -2] / np.sqrt(degree)
-    return [int(silo) for silo in np.argsort(place if place[0] <= place[-1] else -place, kind="stable")]
+    alike = np.nan_to_num(np.clip(found.values, *found.scale))  # where there is no number: not alike
+    apart = found.scale[1] - (alike + alike.T) / 2
+    above = apart[np.triu_indices(len(apart), 1)]
+    return [int(silo) for silo in leaves_list(linkage(above, "average", optimal_ordering=len(apart) <= MOST_OPTIMAL))]
 
 
 def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = ()) -> bytes:
@@ -145,7 +145,8 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
             _cells(second, found, order)
             _blocks(second, found, counts[order].argmax(1), classes)
             second.set_title("silos by dominant class")
-        figure.colorbar(image, ax=[first, second], label=found.unit, shrink=0.8)
+        beyond: Literal["both", "max"] = "both" if found.scale[0] < 0 else "max"
+        figure.colorbar(image, ax=[first, second], label=found.unit, shrink=0.8, extend=beyond if found.pairs else None)
         figure.suptitle(found.title)
         if found.pairs:
             figure.supxlabel(f"grey: {found.absent}; or a silo and itself", fontsize="small")
