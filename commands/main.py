@@ -8,7 +8,21 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import StaddleError
-from . import coordinator, demo, job, keys, ledger, membership, operator, policy, privacy, roster, silo, status
+from . import (
+    coordinator,
+    demo,
+    job,
+    keys,
+    ledger,
+    membership,
+    operator,
+    policy,
+    privacy,
+    roster,
+    silo,
+    simulate,
+    status,
+)
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(keys.app, name="keys")
@@ -23,6 +37,7 @@ app.add_typer(privacy.app, name="privacy")
 app.add_typer(membership.app, name="membership")
 app.command("status")(status.status)
 app.command("demo")(demo.demo)
+app.command("simulate")(simulate.simulate)
 
 
 def _show_version(asked: bool) -> None:

@@ -35,4 +35,4 @@ def simulate(
     from . import simulating  # noqa: PLC0415 torch takes seconds to import
 
     asked = simulating.Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device)
-    simulating.simulate(file, asked, tensorboard=tensorboard, as_json=as_json)
+    simulating.simulate(file, asked, as_json=as_json)

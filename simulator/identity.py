@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from ..algorithms.job import DERIVED
+from ..errors import LocalError
 from ..files import Strict, canonical_json, parse_canonical, read_bytes
 from .plan import Population, Run, Schedule
 
@@ -82,6 +83,12 @@ def read(folder: Path) -> Identity:
     """That of a run's folder."""
     path = folder / RUN
     return parse_canonical(read_bytes(path), Identity, str(path))
+
+
+def check_same(folder: Path, there: Identity, here: Identity) -> None:
+    """LocalError where the folder is of another run; another release counts only where a run is gone on with."""
+    if told := differences(there, here):
+        raise LocalError(f"{folder}: holds another run: {'; '.join(told)}; choose another --out, or remove it")
 
 
 def differences(there: Identity, here: Identity) -> list[str]:

@@ -27,7 +27,7 @@ from . import identity, results
 from .checkpoint import Checkpoint, Finished
 from .history import Measured
 from .history_file import NOTHING, HistoryFile
-from .identity import RUN, Identity, differences
+from .identity import RUN, Identity
 from .plan import Population, Run, Schedule
 
 HISTORY = "history.jsonl"
@@ -64,8 +64,8 @@ class RunFolder:
     def __init__(self, path: Path, run: Run, here: Identity) -> None:
         self.path, self._run, self._identity = path, run, here
         there = _identity_there(path)
-        if there is not None and (told := differences(there, here)):
-            raise LocalError(f"{path}: holds another run: {'; '.join(told)}; choose another --out, or remove it")
+        if there is not None:
+            identity.check_same(path, there, here)
         if there is None or (there != here and not (path / "checkpoint.json").exists()):
             write_atomic(path / RUN, here.to_bytes(), 0o644)
             there = here

@@ -33,7 +33,7 @@ def complete(
             return
         trainer = Stoppable(engine(run.job), stop)
         try:
-            simulation = Simulation(run.job, trainer, begun=folder.begun)
+            simulation = Simulation(run.job, trainer, begun=folder.begun())
             watch.begin(run, min(_rounds(run.job, simulation.round), run.job.rounds - 1))  # the last ends with a look
             _Rounds(run, simulation, folder, schedule, watch).to_the_end()
         finally:
