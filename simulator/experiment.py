@@ -276,7 +276,7 @@ def job_of(
     document["method"] = method.model_dump(include=set(MethodTable.model_fields), exclude_unset=True)
     document["training"] |= method.training
     document["model"] |= method.model
-    document["rounds"] = method.rounds or file.rounds
+    document["rounds"] = file.rounds if method.rounds is None else method.rounds
     return Job.from_file(validate(document, JobFile, origin), origin)
 
 
