@@ -25,7 +25,7 @@ from ..algorithms.job import Job
 from ..algorithms.local_round import Look, Outcome
 from ..algorithms.simulation import nothing
 from ..errors import LocalError, StaddleError
-from .shared import Layout, mapped
+from .shared import mapped
 
 Task: TypeAlias = Literal["train", "look"]
 Answer: TypeAlias = Outcome | Look | LocalError
@@ -42,11 +42,11 @@ class Order:
     work: Work
 
 
-def serve(line: Line, records: int, layout: Layout) -> None:
-    """Carry out orders until the parent is gone; ``records`` is the descriptor of their memory."""
+def serve(line: Line, records: int, table: int) -> None:
+    """Carry out orders until the parent is gone; ``records`` and ``table`` are as ``mapped`` takes them."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    held = mapped(records, layout)
+    held = mapped(records, table)
     engine: Serial | None = None
     while True:
         try:

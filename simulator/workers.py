@@ -47,10 +47,10 @@ class Crew:
         self._workers: list[_Worker] = []
         self._context = multiprocessing.get_context("forkserver")  # torch is loaded once, and no lock of it is held
         self._context.set_forkserver_preload([serve.__module__])
-        file, layout = written(records)
+        file, table = written(records)
         with file, _interrupts_held():
             for _ in range(min(count, len(records))):
-                self._begin(Descriptor(file.fileno()), layout)
+                self._begin(Descriptor(file.fileno()), table)
 
     def _begin(self, *arguments: Any) -> None:
         ours, theirs = self._context.Pipe()
