@@ -145,7 +145,7 @@ class Plain:
         def step(x: Tensor, y: Tensor) -> float:
             loss = stage.loss(modules, x, y, stage.context).mean()  # [B] → scalar
             if stage.penalty is not None:
-                loss = loss + stage.penalty(parameters_of(modules))
+                loss = loss + stage.penalty(parameters_of(modules), stage.context)
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             apply(parameters, gradients, velocity, stage.optimiser)
             return float(loss.detach())
