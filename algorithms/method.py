@@ -31,7 +31,7 @@ from .taint import PRIVATE, PUBLIC, Taint
 
 Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]  # part name → the module, or its functional form under vmap
 Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]  # (parts, x [B, …], y [B], context) → [B]
-Penalty: TypeAlias = Callable[[Mapping[str, Tensors]], Tensor]  # parameters by part → scalar
+Penalty: TypeAlias = Callable[[Mapping[str, Tensors], Tensors], Tensor]  # (parameters by part, context) → scalar
 CoordinatorState: TypeAlias = Mapping[str, Tensor]  # small and named, so that the coordinator can store it
 Results: TypeAlias = Mapping[str, Tensors]  # part name → what the exchange gave
 

@@ -140,7 +140,7 @@ class _Rule(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
         if self._stage.penalty is not None:
-            penalty = self._stage.penalty(parameters_of(self._modules))
+            penalty = self._stage.penalty(parameters_of(self._modules), self._stage.context)
             added = torch.autograd.grad(penalty, self._parameters, materialize_grads=True)
             gradients = [one + other for one, other in zip(gradients, added, strict=True)]
         apply(self._parameters, gradients, self._velocity, self._stage.optimiser)

@@ -145,7 +145,7 @@ class Plain:
         def step(x: Tensor, y: Tensor) -> float:
             loss = stage.loss(modules, x, y, stage.context).mean()  # [B] → scalar
             if stage.penalty is not None:
-                loss = loss + stage.penalty(parameters_of(modules))
+                loss = loss + stage.penalty(parameters_of(modules), stage.context)
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             apply(parameters, gradients, velocity, stage.optimiser)
             return float(loss.detach())
@@ -159,6 +159,18 @@ PLAIN = Plain()
 def parameters_of(modules: Modules) -> dict[str, dict[str, nn.Parameter]]:
     """Parameters by part, for a stage's penalty."""
     return {part: dict(module.named_parameters()) for part, module in modules.items()}
+
+
+def check_trains(modules: Modules, stage: Stage) -> None:
+    """LocalError unless the stage trains parts of the model."""
+    if set(stage.trains) - set(modules) or not stage.trains:
+        raise LocalError(f"a stage trains {list(stage.trains)}, the model has parts {list(modules)}")
+
+
+def check_loss(loss: float, optimiser: Optimiser) -> None:
+    """LocalError where a batch's loss is not finite."""
+    if not isfinite(loss):
+        raise LocalError(f"the training loss is {loss}; lower training.lr ({optimiser.lr}) or momentum")
 
 
 def train(
@@ -175,9 +187,7 @@ def train(
 
     Raises CancelledError between two batches once ``cancelled()`` holds, LocalError where the loss is not finite.
     """
-    unknown = set(stage.trains) - set(modules)
-    if unknown or not stage.trains:
-        raise LocalError(f"a stage trains {list(stage.trains)}, the model has parts {list(modules)}")
+    check_trains(modules, stage)
     for part, module in modules.items():
         module.train(part in stage.trains)
         module.requires_grad_(part in stage.trains)
@@ -191,10 +201,7 @@ def train(
                 raise CancelledError("training stopped between two batches, as asked")
             batch = data.take(index)
             losses.append(step(batch.x, batch.y))
-            if not isfinite(losses[-1]):
-                raise LocalError(
-                    f"the training loss is {losses[-1]}; lower training.lr ({stage.optimiser.lr}) or momentum"
-                )
+            check_loss(losses[-1], stage.optimiser)
             progress()
         mean = sum(losses) / len(losses)
     for module in modules.values():
