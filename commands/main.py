@@ -16,6 +16,7 @@ from . import (
     ledger,
     membership,
     operator,
+    partition,
     policy,
     privacy,
     roster,
@@ -35,6 +36,7 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(membership.app, name="membership")
+app.add_typer(partition.app, name="partition")
 app.command("status")(status.status)
 app.command("demo")(demo.demo)
 app.command("simulate")(simulate.simulate)

@@ -1,6 +1,6 @@
 """The finished runs of a simulation as a table, and as JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..simulator.history import Measure

@@ -2,14 +2,14 @@
 
 import json
 import signal
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 from rich.console import Console
 
-from ..algorithms.engine import Serial
 from ..errors import CancelledError, LocalError, UnwritableError
 from ..simulator import out_folder
 from ..simulator.experiment import Experiment, read
@@ -19,6 +19,7 @@ from ..simulator.recorded import load_runs
 from ..simulator.runner import complete
 from ..simulator.runs import runs
 from ..simulator.stopping import stopping
+from ..simulator.workers import Crew, usable_cores
 from . import simulate_results
 from .simulate_progress import named, shown
 from .tables import print_table
@@ -70,18 +71,27 @@ def _run(
 ) -> list[str]:
     """Run after run; what a run could not do is told in the end, and keeps no other from its turn."""
     faults: list[str] = []
+    waiting = deque(chosen)
     with stopping(*ENDS) as stop, shown(console, chosen) as watch:
-        for run in chosen:
-            try:
-                complete(
-                    out, run, population, experiment.schedule, lambda job: Serial(job, population.records), watch, stop
+        while waiting:
+            with Crew(population.records, asked.workers or usable_cores()) as crew:  # anew after a fault
+                faults += _until_fault(
+                    waiting, lambda run: complete(out, run, population, experiment.schedule, crew.engine, watch, stop)
                 )
-            except (CancelledError, UnwritableError):
-                raise
-            except LocalError as error:
-                faults.append(f"{named(run)}: {error}")
-                _tell(console, faults[-1:])
     return faults
+
+
+def _until_fault(waiting: deque[Run], run_it: Callable[[Run], None]) -> list[str]:
+    """Runs in turn; of the first that cannot go on, what it said."""
+    while waiting:
+        run = waiting.popleft()
+        try:
+            run_it(run)
+        except (CancelledError, UnwritableError):
+            raise
+        except LocalError as error:
+            return [f"{named(run)}: {error}"]
+    return []
 
 
 def _of(population: Population) -> str:

@@ -60,7 +60,11 @@ def test_paths_start_at_the_file(experiment, tmp_path):
         ({"methods": '[method]\nname = "local"\nmodel = { clases = 3 }'}, "unknown key 'model.clases'; did you mean"),
         (
             {"methods": '[[methods]]\nname = "local"\n[[methods]]\nname = "fedavg"\nmodel = { classes = 9 }'},
-            r"methods take different records: local \[1, 8, 8\] of 10 classes, fedavg \[1, 8, 8\] of 9 classes",
+            r"method 'fedavg': its model has classes 9, \[model\] of the file 10; all methods take the same records",
+        ),
+        (
+            {"methods": '[method]\nname = "local"\nmodel = { name = "lenet5" }'},
+            r"its model has input \(3, 32, 32\), \[model\] of the file \(1, 8, 8\)",
         ),
         (
             {"methods": f'[method]\nname = "local"\n{PRIVATE}'},
