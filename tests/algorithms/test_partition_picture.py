@@ -40,6 +40,8 @@ def test_a_disc_a_silo_and_class_of_which_it_holds_records():
     assert np.isclose(ink[1, 1], ink[0, 0])
     assert np.isclose(ink[0, 0] / cell(image, 0, 0).max(), np.pi * LARGEST**2, rtol=0.02)
     assert image[3 * CELL :].any()  # the names below
+    assert not np.array_equal(image[-16:], drawn(2 * COUNTS)[-16:])  # what the largest stands for
+    assert np.array_equal(image[:-16], drawn(2 * COUNTS)[:-16])
 
 
 def test_names_are_drawn_and_take_room():
