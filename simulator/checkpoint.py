@@ -128,7 +128,7 @@ class Checkpoint:
         thin = {name for name, file in self._written.items() if 2 * live[name] < file.weight}
         placed = {key: old for key, old in placed.items() if old.file not in thin}
         written = dict(self._written)
-        number = max((int(Path(file.name).stem) for file in self._index.files), default=-1) if self._index else -1
+        number = max((int(path.stem) for path in self._ours()), default=-1)
         fresh = {key: source for key, source in sources.items() if key not in placed}
         for number, entries in enumerate(_batches(fresh), number + 1):  # noqa: B020 - goes on counting
             name = f"{number:08d}.safetensors"
@@ -138,17 +138,17 @@ class Checkpoint:
             written[name] = _Written(len(data), hashlib.sha256(data).hexdigest(), sum(weights.values()))
             placed |= {key: _Placed(fresh[key], weight, name) for key, weight in weights.items()}
         live = _live(placed.values())
-        self._written = {name: file for name, file in written.items() if name in live}
-        self._placed = placed
+        written = {name: file for name, file in written.items() if name in live}
         self._replace(
             Index(
                 run=self._run,
                 round=snapshot.round,
                 trained=tuple(sorted(snapshot.trained)),
                 history=history,
-                files=tuple(self._files()),
+                files=tuple(_files(placed, written)),
             )
         )
+        self._placed, self._written = placed, written
         self._sweep()
 
     def finish(self, finished: Finished) -> None:
@@ -159,25 +159,22 @@ class Checkpoint:
             )
         self._replace(self._index.model_copy(update={"finished": finished}))
 
-    def _files(self) -> Iterator[File]:
-        holds: dict[str, list[Key]] = {name: [] for name in self._written}
-        for key, placed in self._placed.items():
-            holds[placed.file].append(key)
-        for name, file in self._written.items():
-            yield File(name=name, bytes=file.bytes, sha256=file.sha256, holds=tuple(holds[name]))
-
     def _replace(self, index: Index) -> None:
         document = index.model_dump()
         sealed = {"index": document, "sha256": hashlib.sha256(canonical_json(document)).hexdigest()}
         write_atomic(self._path, canonical_json(sealed) + b"\n")
         self._index = index
 
+    def _ours(self) -> list[Path]:
+        """Files of checkpoints, whether the index names them or not: a write that failed may have replaced it."""
+        return [path for path in self._folder.iterdir() if OURS.fullmatch(path.name)]
+
     def _sweep(self) -> None:
         """Remove what the index does not name: what was replaced, or written by a process that died before it."""
         named = {file.name for file in self._index.files} if self._index else set()
         try:
-            for path in self._folder.iterdir():
-                if OURS.fullmatch(path.name) and path.name not in named:
+            for path in self._ours():
+                if path.name not in named:
                     path.unlink()
         except OSError as error:
             raise UnwritableError(f"{self._folder}: cannot tidy it: {unwritable(error)}") from error
@@ -262,6 +259,15 @@ def _live(placed: Iterable[_Placed]) -> Counter[str]:
     for one in placed:
         live[one.file] += one.weight
     return live
+
+
+def _files(placed: Mapping[Key, _Placed], written: Mapping[str, _Written]) -> Iterator[File]:
+    """What the index says of each file."""
+    holds: dict[str, list[Key]] = {name: [] for name in written}
+    for key, one in placed.items():
+        holds[one.file].append(key)
+    for name, file in written.items():
+        yield File(name=name, bytes=file.bytes, sha256=file.sha256, holds=tuple(holds[name]))
 
 
 def _batches(fresh: Mapping[Key, Source]) -> Iterator[dict[Key, Entry]]:
