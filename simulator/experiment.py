@@ -64,7 +64,7 @@ from ..algorithms.data_table import Shared
 from ..algorithms.job import Job, JobFile, JobSettings, MethodTable, Rounds, Seed, Silos
 from ..algorithms.job_security import SecurityTable
 from ..algorithms.kinds import of_kind
-from ..algorithms.models import input_shape
+from ..algorithms.models import ModelOptions, input_shape
 from ..algorithms.partition_sides import Ratio
 from ..algorithms.synthetic import LARGEST, PUBLISHED_SILOS
 from ..errors import LocalError
@@ -258,11 +258,10 @@ def read(path: Path) -> Experiment:
         updates["partition"] = file.partition.model_copy(update={"file": path.parent / file.partition.file})
     experiment = Experiment(path, file.model_copy(update=updates))
     silos = file.silos or numbered(_announced(file))
-    jobs = {method.title: job_of(experiment, method, 0, silos, SecurityTable()) for method in file.all_methods}
-    records = {label: (input_shape(job.model), job.model.classes) for label, job in jobs.items()}
-    if len(set(records.values())) > 1:
-        found = ", ".join(f"{label} {list(shape)} of {classes} classes" for label, (shape, classes) in records.items())
-        raise LocalError(f"{path}: methods take different records: {found}; give them the same model.input and classes")
+    for method in file.all_methods:
+        model = job_of(experiment, method, 0, silos, SecurityTable()).model
+        if fault := _records_fault(file.model, model):
+            raise LocalError(f"{path}, method {method.title!r}: {fault}")
     return experiment
 
 
@@ -276,8 +275,21 @@ def job_of(
     document["method"] = method.model_dump(include=set(MethodTable.model_fields), exclude_unset=True)
     document["training"] |= method.training
     document["model"] |= method.model
-    document["rounds"] = method.rounds or file.rounds
+    document["rounds"] = file.rounds if method.rounds is None else method.rounds
     return Job.from_file(validate(document, JobFile, origin), origin)
+
+
+def _records_fault(here: ModelOptions, there: ModelOptions) -> str:
+    """Why a method's model does not take the records that the file's takes; empty if it does."""
+    pairs = {
+        "input": (input_shape(here), input_shape(there)),
+        "classes": (here.classes, there.classes),
+        "class_names": (here.class_names, there.class_names),
+    }
+    for key, (own, other) in pairs.items():
+        if own != other:
+            return f"its model has {key} {other}, [model] of the file {own}; all methods take the same records"
+    return ""
 
 
 def _announced(file: ExperimentFile) -> int:

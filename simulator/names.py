@@ -16,12 +16,19 @@ def numbered(count: int) -> tuple[str, ...]:
     return silo_names([str(number) for number in range(count)])
 
 
-def silo_names(clients: Sequence[str]) -> tuple[str, ...]:
-    """One a client: silo-007 where all are numbers, else the client's own without what a name cannot have."""
+def silo_names(clients: Sequence[str], given: Sequence[str] | None = None) -> tuple[str, ...]:
+    """One a client: those given, or silo-007 where all are numbers, or the client's own less what no name can have."""
+    if given is not None:
+        if len(given) != len(clients):
+            raise LocalError(
+                f"silos names {len(given)}, the partition has {len(clients)} clients; name each, or leave it out"
+            )
+        return tuple(given)
     if all(client.isdecimal() and client.isascii() for client in clients):
         digits = max(DIGITS, *map(len, clients))
-        return tuple(f"silo-{client:0>{digits}}" for client in clients)
-    names = tuple(map(_name, clients))
+        names = tuple(f"silo-{client:0>{digits}}" for client in clients)
+    else:
+        names = tuple(map(_name, clients))
     first: dict[str, str] = {}
     for client, name in zip(clients, names, strict=True):
         if not name or len(name) > LONGEST:

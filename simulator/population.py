@@ -23,7 +23,7 @@ from ..errors import LocalError
 from ..files import canonical_json
 from .dealing import check_groups, from_file, from_tables, title
 from .experiment import Experiment, ExperimentFile, Merged, PartitionFromFile, Synthetic
-from .names import numbered, silo_names
+from .names import silo_names
 from .plan import Population
 
 Counts = NDArray[np.int64]
@@ -36,7 +36,7 @@ def populate(experiment: Experiment) -> Population:
     """Every silo's records; LocalError says what the file, the data or the partition lack."""
     file = experiment.file
     if isinstance(file.data, Synthetic):
-        drawn = _drawn(file.data, _named(numbered(file.data.silos), file.silos))
+        drawn = _drawn(file.data, silo_names([str(number) for number in range(file.data.silos)], file.silos))
         names = file.model.class_names
         return Population(drawn, file.model.classes, names, _digest(drawn, file.model.classes, names))
     return _populate(file, file.data)
@@ -56,14 +56,13 @@ def _populate(file: ExperimentFile, source: Source) -> Population:
         dealt = from_file(file.partition, source, data)
     else:
         dealt = from_tables(file.partition, file.split or Merged(), source, data)
-    clients = dict(zip(silo_names(tuple(dealt.sides)), dealt.sides.values(), strict=True))
-    held = {silo: sides for silo, sides in clients.items() if len(sides.all())}
-    silos = dict(zip(_named(tuple(held), file.silos), held.values(), strict=True))
+    held = {client: sides for client, sides in dealt.sides.items() if len(sides.all())}
+    silos = dict(zip(silo_names(tuple(held), file.silos), held.values(), strict=True))
     check_groups(silos, data.groups)
     partition = partition_file(silos, data.y.numpy(), title(source), dealt.seed, dealt.how)
     records = cut(data, silos)
     classes, names = file.model.classes, file.model.class_names or data.class_names
-    notes = _notes([silo for silo in clients if silo not in held], silos, len(data))
+    notes = _notes([client for client in dealt.sides if client not in held], silos, len(data))
     return Population(records, classes, names, _digest(records, classes, names), partition, notes)
 
 
@@ -84,14 +83,6 @@ def _load(file: ExperimentFile, source: Source) -> Dataset:
 def _drawn(table: Synthetic, silos: Sequence[str]) -> dict[str, Records]:
     keys = table.model_dump(exclude={"kind", "silos"})
     return {silo: Records(*sides) for silo, sides in synthetic.population(silos, **keys).shards.items()}
-
-
-def _named(found: Sequence[str], wanted: Sequence[str] | None) -> Sequence[str]:
-    if wanted is not None and len(wanted) != len(found):
-        raise LocalError(
-            f"silos names {len(wanted)}, the partition has {len(found)} clients; name each, or leave it out"
-        )
-    return wanted or found
 
 
 def cut(data: Dataset, sides: Mapping[str, Sides]) -> dict[str, Records]:
@@ -149,7 +140,7 @@ def _notes(empty: Sequence[str], silos: Mapping[str, Sides], records: int) -> tu
     notes = []
     if empty:
         named = ", ".join(empty[:MOST_NAMED]) + (" …" if len(empty) > MOST_NAMED else "")
-        notes.append(f"clients without any record take no part: {named}")
+        notes.append(f"clients of the partition without any record take no part: {named}")
     if rest := records - sum(len(own.all()) for own in silos.values()):
         notes.append(f"{rest:,} of {records:,} records are given to no silo")
     return tuple(notes)

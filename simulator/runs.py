@@ -61,6 +61,7 @@ def _declared(security: SecurityTable, population: Population, *, class_counts: 
     labels = {silo: records.train.y for silo, records in population.records.items()}
     declared: dict[str, object] = {"counts": {silo: len(y) for silo, y in labels.items()}}
     if class_counts and not security.class_counts:
-        by_class = {silo: torch.bincount(y, minlength=population.classes).tolist() for silo, y in labels.items()}
-        declared["class_counts"] = by_class
+        declared["class_counts"] = {
+            silo: tuple(torch.bincount(y, minlength=population.classes).tolist()) for silo, y in labels.items()
+        }
     return security.model_copy(update=declared)
