@@ -12,7 +12,7 @@ from ..algorithms.exchange import Tensors
 from ..algorithms.local_round import state_from_bytes
 from ..algorithms.method import SiloState
 from ..errors import LocalError
-from . import elapsed, history_file, identity
+from . import history_file, identity
 from .checkpoint import read_index
 from .history import Measured
 from .identity import RUN, Identity, SiloRecords
@@ -80,7 +80,7 @@ def _recorded(folder: Path) -> Recorded:
         history,
         over is not None,
         found,
-        elapsed.read(folder),
+        index.milliseconds / 1000 if index else None,
     )
 
 

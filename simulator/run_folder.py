@@ -6,7 +6,6 @@
                               history.jsonl             what was measured, line by line (history_file.py)
                               checkpoint.json, checkpoint/    where it is (checkpoint.py)
                               rounds.csv, silos.csv, models/, coordinator.safetensors    at the end (results.py)
-                              elapsed.json              how long it took so far (elapsed.py)
                               LOCK                      held by the one process that runs it
 
 Who runs it calls, round after round, ``record`` with what was measured and, every few rounds and after the last,
@@ -26,7 +25,6 @@ from ..files import unwritable, write_atomic
 from ..security.lock import locked
 from . import identity, results
 from .checkpoint import Checkpoint, Finished
-from .elapsed import Stopwatch
 from .history import Measured
 from .history_file import NOTHING, HistoryFile
 from .identity import RUN, Identity, differences
@@ -85,7 +83,6 @@ class RunFolder:
         kept = over.history if over and self.finished else index.history if index else NOTHING
         self._history = HistoryFile(path / HISTORY, kept)
         self._measures = list(self._history.measures)
-        self._stopwatch = Stopwatch(path)
 
     def begun(self) -> Snapshot | None:
         """Where the run goes on from; None for a new one."""
@@ -105,7 +102,6 @@ class RunFolder:
     def checkpoint(self, snapshot: Snapshot) -> None:
         """Let the run go on from here; it is on the disk when this returns."""
         self._checkpoint.write(snapshot, self._history.sync())
-        self._stopwatch.keep()
 
     def finish(
         self, last: Iterable[Measured], states: Mapping[str, SiloState], coordinator: CoordinatorState
@@ -118,7 +114,6 @@ class RunFolder:
         models = {silo: states[silo] for silo in self._run.job.silos}
         made = results.write(self.path, self._identity.silos, self.history, models, coordinator)
         names = tuple(path.relative_to(self.path).as_posix() for path in made)
-        self._stopwatch.keep()
         self._checkpoint.finish(Finished(history=self._history.sync(), results=names))
         self.finished = True
         return made

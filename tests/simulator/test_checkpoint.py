@@ -109,6 +109,21 @@ def test_a_run_is_over_once_and_only_after_a_checkpoint(tmp_path):
     assert read_index(tmp_path).finished is None  # it goes on
 
 
+def test_a_process_adds_its_time_to_that_of_earlier_ones(tmp_path):
+    now = [100.0]
+    first = Checkpoint(tmp_path, RUN, lambda: now[0])
+    now[0] += 2.5
+    first.write(begun(), KEPT)
+    now[0] += 60  # killed here: not counted
+    second = Checkpoint(tmp_path, RUN, lambda: now[0])
+    now[0] += 0.25
+    second.write(begun(), KEPT)
+    assert read_index(tmp_path).milliseconds == 2750
+    now[0] += 0.25
+    second.finish(Finished(history=KEPT, results=()))
+    assert read_index(tmp_path).milliseconds == 3000
+
+
 # What is not as it was written.
 
 
