@@ -1,6 +1,7 @@
 """Who holds what: one column a silo, one row a class, a disc whose area is the count (as in pFedSim's Figure 3).
 
-The largest disc fills its cell; a class of which a silo holds any record shows as a dot at least.
+The largest disc fills its cell, and the last line says what it stands for; a class of which a silo holds any record
+shows as a dot at least.
 """
 
 import io
@@ -47,13 +48,16 @@ def picture(counts: Counts, silos: Sequence[str] = (), classes: Sequence[str] = 
     discs = _discs(counts)
     left = [_text(name) for name in classes or [str(number) for number in range(counts.shape[1])]]
     below = [_text(name).rotate(90, expand=True) for name in silos or [str(number) for number in range(len(counts))]]
-    margin = max(text.width for text in left)
-    image = Image.new("RGB", (margin + discs.width, discs.height + max(text.height for text in below)), "white")
+    scale = _text(f"largest: {counts.max():,} records")
+    margin = max(scale.width - discs.width, *(text.width for text in left))
+    height = discs.height + max(text.height for text in below)
+    image = Image.new("RGB", (margin + discs.width, height + scale.height + SPACE), "white")
     image.paste(discs, (margin, 0))
     for row, text in enumerate(left):
         image.paste(text, (margin - text.width, row * CELL + (CELL - text.height) // 2))
     for column, text in enumerate(below):
         image.paste(text, (margin + column * CELL + (CELL - text.width) // 2, discs.height))
+    image.paste(scale, (image.width - scale.width, height + SPACE))
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return buffer.getvalue()

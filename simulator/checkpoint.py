@@ -15,10 +15,13 @@ changed.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from time import monotonic
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
 
 from ..algorithms.aggregation import Shelved
 from ..algorithms.exchange import Tensors
@@ -55,11 +58,15 @@ class Finished(Strict):
 
 
 class Index(Strict):
-    """What stands in checkpoint.json, beside a SHA-256 of it: ``run`` is that of run.json."""
+    """What stands in checkpoint.json, beside a SHA-256 of it: ``run`` is that of run.json.
+
+    ``milliseconds`` is how long processes were at the run by then; what one did after its last checkpoint is lost.
+    """
 
     version: Literal[1] = 1
     run: str
     round: int
+    milliseconds: Annotated[int, Field(ge=0)]
     trained: tuple[str, ...]
     history: Prefix
     files: tuple[File, ...]
@@ -90,9 +97,11 @@ class _Written:
 class Checkpoint:
     """The checkpoints of one run, one replacing the other; one process writes them."""
 
-    def __init__(self, folder: Path, run: str) -> None:
+    def __init__(self, folder: Path, run: str, clock: Callable[[], float] = monotonic) -> None:
         self._folder, self._path, self._run = folder / FOLDER, folder / INDEX, run
+        self._clock, self._begun = clock, clock()
         self._index = read_index(folder)
+        self._earlier = self._index.milliseconds if self._index else 0
         if self._index is not None and self._index.run != run:
             raise LocalError(f"{self._path}: is of another run than run.json beside it; {BEGIN_ANEW}")
         self._placed: dict[Key, _Placed] = {}
@@ -143,6 +152,7 @@ class Checkpoint:
             Index(
                 run=self._run,
                 round=snapshot.round,
+                milliseconds=self._milliseconds,
                 trained=tuple(sorted(snapshot.trained)),
                 history=history,
                 files=tuple(_files(placed, written)),
@@ -157,7 +167,11 @@ class Checkpoint:
             raise LocalError(
                 f"{self._path}: a run ends with a checkpoint after its last round; this is a bug in Staddle"
             )
-        self._replace(self._index.model_copy(update={"finished": finished}))
+        self._replace(self._index.model_copy(update={"finished": finished, "milliseconds": self._milliseconds}))
+
+    @property
+    def _milliseconds(self) -> int:
+        return self._earlier + round(1000 * (self._clock() - self._begun))
 
     def _replace(self, index: Index) -> None:
         document = index.model_dump()

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from ..errors import LocalError
 from .drawing import Style, percent, picture, styles_of, within
 from .history import Measure, Measured
-from .measures import TITLES
+from .measures import ALL, TITLES
 from .scores import Average
 
 Histories = Mapping[str, Mapping[int, Sequence[Measured]]]  # by label and seed, in the order of the experiment
 Numbers = NDArray[np.float64]
 
 MEANS: dict[Average, str] = {"macro": "macro: mean over silos", "micro": "micro: share of all silos' records"}
-ALL: tuple[Measure, ...] = ("all/aggregated", "all/trained")
 GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 are spread evenly, however many
 DOTS = ((50, 26, 0.7), (400, 14, 0.5), (inf, 6, 0.3))  # up to so many: points², and how opaque
 FEW = 12  # points that all get a marker

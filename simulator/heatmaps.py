@@ -14,7 +14,7 @@ The other methods compare no silos. In a simulation all of this is at hand; in a
 it than the method's wire list says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -65,8 +65,11 @@ class HeatMap:
         return bool(self.absent)
 
 
-def heat_map(job: Job, coordinator: CoordinatorState, states: Mapping[str, SiloState]) -> HeatMap | None:
-    """What a simulation of this job came to; None where its method compares no silos, or has not compared any yet."""
+def heat_map(job: Job, coordinator: CoordinatorState, state: Callable[[str], SiloState]) -> HeatMap | None:
+    """What a simulation of this job came to; None where its method compares no silos, or has not compared any yet.
+
+    ``state`` gives the last state of a silo.
+    """
     method = configure(job.method_name, job.method_options, job.setting())
     match method:
         case PFedSim():
@@ -87,7 +90,7 @@ def heat_map(job: Job, coordinator: CoordinatorState, states: Mapping[str, SiloS
                 job, "FedAIMS: whose backbones are alike", f"cosine of {of}", "never in a round together", cosines
             )
         case PPFL():
-            shares = heatmap.simulated({silo: states[silo] for silo in job.silos})
+            shares = heatmap.simulated({silo: state(silo) for silo in job.silos})
             heatmap.check(shares, job.silos)
             title = "PPFL: which models a silo mixes"
             return HeatMap(title, "share of the model", shares.double().numpy(), job.silos, (0.0, 1.0))
@@ -131,6 +134,7 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
     if counts is not None and len(counts) != n:
         raise LocalError(f"a heat map of {n} silos, and class counts of {len(counts)}; give those of the same silos")
     high = min(max(3.0, 0.2 * n), 5.5)
+    names = 0.06 * max(map(len, found.silos)) if n <= MOST_NAMES and found.pairs else 0.0  # inches
     wide = high if found.pairs else min(0.4 * columns + 1.0, 5.0)
 
     def draw(figure: Figure) -> None:
@@ -151,7 +155,7 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
         if found.pairs:
             figure.supxlabel(f"grey: {found.absent}; or a silo and itself", fontsize="small")
 
-    return picture(2 * wide + 2.4, high + 1.2, draw)
+    return picture(2 * wide + 2.4, high + 1.3 + names, draw)
 
 
 def _cells(axes: Axes, found: HeatMap, order: Sequence[int]) -> AxesImage:
@@ -172,13 +176,12 @@ def _cells(axes: Axes, found: HeatMap, order: Sequence[int]) -> AxesImage:
 def _blocks(axes: Axes, found: HeatMap, dominant: NDArray[np.int64], classes: Sequence[str]) -> None:
     """Lines between the silos of one class and the next, and the classes' names beside those with room for them."""
     ends = [0, *(np.flatnonzero(np.diff(dominant)) + 1).tolist(), len(dominant)]
+    colour = "#666666" if found.scale[0] < 0 else "white"
     for end in ends[1:-1]:
-        axes.axhline(end - 0.5, color="white", linewidth=0.8)
+        axes.axhline(end - 0.5, color=colour, linewidth=0.8)
         if found.pairs:
-            axes.axvline(end - 0.5, color="white", linewidth=0.8)
+            axes.axvline(end - 0.5, color=colour, linewidth=0.8)
     roomy = [(start, end) for start, end in pairwise(ends) if end - start >= len(dominant) / MOST_NAMES]
     named = [classes[label] if classes else str(label) for label in (int(dominant[start]) for start, _ in roomy)]
     axes.set_yticks([(start + end - 1) / 2 for start, end in roomy], named, fontsize="x-small")
     axes.set_ylabel("class")
-    if found.pairs:
-        axes.set_xticks([])

@@ -15,14 +15,17 @@ from ..errors import LocalError
 from . import history_file, identity
 from .checkpoint import read_index
 from .history import Measured
-from .identity import RUN, SiloRecords
+from .identity import RUN, Identity, SiloRecords
 from .results import COORDINATOR, model_file
 from .run_folder import HISTORY
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One run, finished or not; ``rounds`` are all that it trains. Models and coordinator are of a finished one."""
+    """One run, finished or not; ``rounds`` are all that it trains. Models and coordinator are of a finished one.
+
+    ``seconds`` is how long processes were at it, up to its last checkpoint; None before the first.
+    """
 
     folder: Path
     label: str
@@ -32,6 +35,8 @@ class Recorded:
     silos: tuple[SiloRecords, ...]
     history: tuple[Measured, ...]
     finished: bool
+    identity: Identity
+    seconds: float | None
 
     @property
     def product(self) -> Literal["delivered", "trained"]:
@@ -74,6 +79,8 @@ def _recorded(folder: Path) -> Recorded:
         found.silos,
         history,
         over is not None,
+        found,
+        index.milliseconds / 1000 if index else None,
     )
 
 

@@ -24,7 +24,7 @@ def make_job(method="fedavg", seed=7, **fields):
         "seed": seed,
         "rounds": 4,
         "silos": SILOS,
-        "participation": 0.5,
+        "participation": 0.75 if method == "fedsimsup" else 0.5,
         "method": {"name": method, "options": OPTIONS.get(method, {})},
         "model": {"name": MODELS.get(method, "cnn-digits"), "classes": 3},
         "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},

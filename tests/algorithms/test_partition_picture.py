@@ -40,12 +40,14 @@ def test_a_disc_a_silo_and_class_of_which_it_holds_records():
     assert np.isclose(ink[1, 1], ink[0, 0])
     assert np.isclose(ink[0, 0] / cell(image, 0, 0).max(), np.pi * LARGEST**2, rtol=0.02)
     assert image[3 * CELL :].any()  # the names below
+    assert not np.array_equal(image[-16:], drawn(2 * COUNTS)[-16:])  # what the largest stands for
+    assert np.array_equal(image[:-16], drawn(2 * COUNTS)[:-16])
 
 
 def test_names_are_drawn_and_take_room():
     plain, named = drawn(COUNTS), drawn(COUNTS, ["cleveland", "va"], ["absent", "mild", "severe"])
     assert named.shape[0] > plain.shape[0]
-    assert named.shape[1] > plain.shape[1]
+    assert named[: 3 * CELL, : -2 * CELL].sum() > plain[: 3 * CELL, : -2 * CELL].sum()
     for silo in range(2):
         for label in range(3):
             assert np.array_equal(cell(plain, silo, label), cell(named, silo, label))

@@ -1,4 +1,7 @@
+import os
+
 import pytest
+import torch
 
 from staddle.simulator.experiment import read
 
@@ -26,6 +29,22 @@ BUNDLED = 'kind = "bundled"\nname = "digits"'
 DIRICHLET = '[partition]\nkind = "dirichlet"\nsilos = 4\nalpha = 0.5'
 MODEL = 'name = "cnn-digits"\nclasses = 10'
 METHODS = '[[methods]]\nname = "fedavg"'
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """A disk that is never waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture

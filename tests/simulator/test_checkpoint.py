@@ -1,15 +1,14 @@
 """Snapshots made by hand: what is written, what is read, and what a disk or a kill may do in between."""
 
 import errno
-import os
 import random
 
 import faults
 import pytest
 import torch
 from faults import Calls, failing, killed, short
+from snapshots import after, begun, story, told
 
-from staddle.algorithms.aggregation import Shelved
 from staddle.algorithms.method import SiloState
 from staddle.algorithms.simulation import Snapshot
 from staddle.algorithms.taint import PRIVATE, PUBLIC
@@ -20,51 +19,6 @@ from staddle.simulator.history_file import NOTHING, Prefix
 
 RUN = "a" * 64
 KEPT = Prefix(bytes=7, sha256="b" * 64)
-
-
-def state(value, size=3):
-    return SiloState(
-        {"extractor": {"w": torch.full((size,), float(value))}, "classifier": {}}, {"n": torch.tensor(value)}
-    )
-
-
-def begun(silos=4):
-    return Snapshot(1, {f"s{i}": state(i) for i in range(silos)}, frozenset(), {}, Shelved({}, {}, {}))
-
-
-def after(before, changed, value):
-    """The next snapshot, in which these silos trained; all the rest are the same objects."""
-    states = {**before.states, **{silo: state(value) for silo in changed}}
-    given = {("extractor", silo): {"w": torch.tensor([float(value)])} for silo in changed}
-    mail = {key: held for key, held in before.shelved.mail.items() if key[1] not in changed}
-    mail["extractor", min(set(before.states) - set(changed))] = {"@keep": torch.tensor(0.5, dtype=torch.float64)}
-    shelved = Shelved({"model": {"w": torch.tensor([value])}}, {**before.shelved.versions, **given}, mail)
-    return Snapshot(before.round + 1, states, before.trained | set(changed), {"phi": torch.tensor([[value]])}, shelved)
-
-
-def story(length=3):
-    """Snapshots that follow one another, two of four silos a round."""
-    told = [begun()]
-    for number in range(1, length):
-        told.append(after(told[-1], [f"s{number % 4}", f"s{(number + 1) % 4}"], 10 * number))
-    return told
-
-
-def told(snapshot):
-    """All of a snapshot, for comparison."""
-    states = {
-        silo: ({part: listed(held) for part, held in one.parts.items()}, listed(one.extra), one.taints)
-        for silo, one in snapshot.states.items()
-    }
-    shelved = [
-        {key: listed(held) for key, held in room.items()}
-        for room in (snapshot.shelved.published, snapshot.shelved.versions, snapshot.shelved.mail)
-    ]
-    return snapshot.round, states, snapshot.trained, listed(snapshot.coordinator), shelved
-
-
-def listed(tensors):
-    return [(name, tensor.dtype, tensor.tolist()) for name, tensor in tensors.items()]
 
 
 def loaded(folder):
@@ -155,6 +109,21 @@ def test_a_run_is_over_once_and_only_after_a_checkpoint(tmp_path):
     assert read_index(tmp_path).finished is None  # it goes on
 
 
+def test_a_process_adds_its_time_to_that_of_earlier_ones(tmp_path):
+    now = [100.0]
+    first = Checkpoint(tmp_path, RUN, lambda: now[0])
+    now[0] += 2.5
+    first.write(begun(), KEPT)
+    now[0] += 60  # killed here: not counted
+    second = Checkpoint(tmp_path, RUN, lambda: now[0])
+    now[0] += 0.25
+    second.write(begun(), KEPT)
+    assert read_index(tmp_path).milliseconds == 2750
+    now[0] += 0.25
+    second.finish(Finished(history=KEPT, results=()))
+    assert read_index(tmp_path).milliseconds == 3000
+
+
 # What is not as it was written.
 
 
@@ -218,12 +187,6 @@ def test_what_no_index_names_goes_at_the_next_start_and_other_peoples_files_stay
 
 
 # What may happen at each call that changes the disk.
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """A disk that is never waited for."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture
