@@ -34,5 +34,5 @@ def simulate(
     """
     from . import simulating  # noqa: PLC0415 torch takes seconds to import
 
-    asked = simulating.Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device)
+    asked = simulating.Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, tensorboard)
     simulating.simulate(file, asked, as_json=as_json)

@@ -8,6 +8,7 @@ from ..simulator.recorded import Recorded
 from ..simulator.scores import Named, Spread, over_seeds, scores
 
 SHOWN: tuple[Measure, ...] = ("all/trained", "all/aggregated")
+MEANING = "mean accuracy of the silos on their test records, after the last round (mean ± deviation over seeds)"
 COLUMNS = ("method", "seeds", "rounds", *SHOWN)
 
 

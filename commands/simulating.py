@@ -4,18 +4,23 @@ import json
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import typer
 from rich.console import Console
 
+from ..algorithms.engine import Engine
+from ..algorithms.job import Job
 from ..errors import CancelledError, LocalError, UnwritableError
-from ..simulator import out_folder
-from ..simulator.experiment import Experiment, read
+from ..simulator import out_folder, tensorboard
+from ..simulator.experiment import read
 from ..simulator.plan import Population, Run
 from ..simulator.population import populate
 from ..simulator.recorded import load_runs
+from ..simulator.report import write_report
 from ..simulator.runner import complete
 from ..simulator.runs import runs
 from ..simulator.stopping import stopping
@@ -38,10 +43,13 @@ class Asked:
     rounds: int | None
     workers: int | None
     device: str
+    tensorboard: bool
 
 
 def simulate(path: Path, asked: Asked, *, as_json: bool) -> None:
     """All runs that are asked for, and the report of all that the output folder holds."""
+    if asked.tensorboard:
+        tensorboard.check_installed()
     console = Console(stderr=as_json)
     experiment = read(path)
     out = asked.out or path.parent / experiment.name
@@ -49,49 +57,61 @@ def simulate(path: Path, asked: Asked, *, as_json: bool) -> None:
     chosen = runs(experiment, population, asked.methods, asked.seeds, asked.rounds)
     out_folder.check(out, chosen, population, experiment.schedule)
     _tell(console, [_of(population), *population.notes])
-    faults = _run(console, out, experiment, population, chosen, asked)
-    recorded = load_runs(out)
-    if as_json:
-        typer.echo(
-            json.dumps({"experiment": experiment.name, "out": str(out), "methods": simulate_results.document(recorded)})
-        )
-    else:
-        print_table(simulate_results.COLUMNS, simulate_results.rows(recorded))
+    with stopping(*ENDS) as stop, shown(console, chosen) as watch:
+
+        def go_on(run: Run, engine: Callable[[Job], Engine]) -> None:
+            schedule = experiment.schedule
+            complete(out, run, population, schedule, engine, watch, stop, events=asked.tensorboard)
+
+        faults = _each(chosen, lambda: Crew(population.records, asked.workers or usable_cores()), go_on)
+    labels = [method.title for method in experiment.file.all_methods]
+    _report(console, out, population, labels, as_json=as_json)
     if faults:
         raise LocalError("\n".join(faults))
 
 
-def _run(
-    console: Console,
-    out: Path,
-    experiment: Experiment,
-    population: Population,
+def _each(
     chosen: Sequence[Run],
-    asked: Asked,
+    engines: Callable[[], AbstractContextManager[Crew]],
+    go_on: Callable[[Run, Callable[[Job], Engine]], None],
 ) -> list[str]:
-    """Run after run; what a run could not do is told in the end, and keeps no other from its turn."""
+    """Run after run; what a run could not do is told in the end, and keeps no other from its turn.
+
+    What engines take is begun with the first run that needs one, and anew after a fault.
+    """
     faults: list[str] = []
     waiting = deque(chosen)
-    with stopping(*ENDS) as stop, shown(console, chosen) as watch:
-        while waiting:
-            with Crew(population.records, asked.workers or usable_cores()) as crew:  # anew after a fault
-                faults += _until_fault(
-                    waiting, lambda run: complete(out, run, population, experiment.schedule, crew.engine, watch, stop)
-                )
+    while waiting:
+        with ExitStack() as stack:
+            engine = _when_needed(stack, engines)
+            while waiting:
+                run = waiting.popleft()
+                try:
+                    go_on(run, engine)
+                except (CancelledError, UnwritableError):
+                    raise
+                except LocalError as error:
+                    faults.append(f"{named(run)}: {error}")
+                    break
     return faults
 
 
-def _until_fault(waiting: deque[Run], run_it: Callable[[Run], None]) -> list[str]:
-    """Runs in turn; of the first that cannot go on, what it said."""
-    while waiting:
-        run = waiting.popleft()
-        try:
-            run_it(run)
-        except (CancelledError, UnwritableError):
-            raise
-        except LocalError as error:
-            return [f"{named(run)}: {error}"]
-    return []
+def _when_needed(stack: ExitStack, engines: Callable[[], AbstractContextManager[Crew]]) -> Callable[[Job], Engine]:
+    begun = cache(lambda: stack.enter_context(engines()))
+    return lambda job: begun().engine(job)
+
+
+def _report(console: Console, out: Path, population: Population, labels: Sequence[str], *, as_json: bool) -> None:
+    finished = [run for run in load_runs(out) if run.finished]
+    if not finished:
+        return
+    summary, *_ = write_report(out, population, labels)
+    finished.sort(key=lambda run: labels.index(run.label) if run.label in labels else len(labels))
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), "methods": simulate_results.document(finished)}))
+        return
+    print_table(simulate_results.COLUMNS, simulate_results.rows(finished))
+    _tell(console, [f"{simulate_results.MEANING}; all measures, and pictures: {summary}"])
 
 
 def _of(population: Population) -> str:

@@ -52,6 +52,10 @@ class Identity(Strict):
     look_every: int
     made_with: MadeWith
 
+    def with_seed(self, seed: int) -> "Identity":
+        """Of the same run with another seed."""
+        return self.model_copy(update={"seed": seed, "job": {**self.job, "seed": seed}})
+
     def to_bytes(self) -> bytes:
         """Canonical JSON and a newline."""
         return canonical_json(self.model_dump()) + b"\n"

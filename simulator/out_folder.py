@@ -18,20 +18,21 @@ def check(out: Path, runs: Sequence[Run], population: Population, schedule: Sche
     """
     if out.exists() and not out.is_dir():
         raise LocalError(f"{out}: is no folder; choose another --out")
+    begun = {path.parent: identity.read(path.parent) for path in sorted(out.glob(f"*/seed-*/{RUN}"))}
     for run in runs:
-        folder = folder_of(out, run)
+        folder, here = folder_of(out, run), identity.identity(run, population, schedule)
         if held(folder):
             raise LocalError(f"{folder}: another process runs with this folder; stop it first")
-        if (folder / RUN).exists():
-            identity.check_same(folder, identity.read(folder), identity.identity(run, population, schedule))
-    for path in sorted(out.glob(f"*/seed-*/{RUN}")):
-        there = identity.read(path.parent)
+        for path, there in begun.items():
+            if there.label == run.label:  # all seeds of one label are one method
+                identity.check_same(path, there, here.with_seed(there.seed))
+    for path, there in begun.items():
         if there.job["name"] != runs[0].job.name:
             raise LocalError(
-                f"{out}: holds experiment {there.job['name']!r}, this is {runs[0].job.name!r}; choose another --out"
+                f"{path}: is of experiment {there.job['name']!r}, this is {runs[0].job.name!r}; choose another --out"
             )
         if there.population != population.digest:
             raise LocalError(
-                f"{out}: holds runs on other records, or with another partition or split; choose another --out, or "
+                f"{path}: holds a run on other records, or with another partition or split; choose another --out, or "
                 "remove it"
             )

@@ -1,6 +1,7 @@
 """One run from where its folder says it is to its end."""
 
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from ..algorithms.engine import Engine
@@ -11,6 +12,7 @@ from .history import Measured, of_look, of_round
 from .plan import Population, Run, Schedule
 from .run_folder import RunFolder, opened
 from .stopping import Stop, Stoppable
+from .tensorboard import Board
 from .watch import Watch
 
 
@@ -22,28 +24,38 @@ def complete(
     engine: Callable[[Job], Engine],
     watch: Watch,
     stop: Stop,
+    *,
+    events: bool = False,
 ) -> None:
     """Run what is left of a run, all of it where its folder is new, nothing where it is finished.
 
-    CancelledError where ``stop`` was asked to; the rounds that were whole by then are in the checkpoint.
+    ``events`` are written for TensorBoard where they are asked for. CancelledError where ``stop`` was asked to; the
+    rounds that were whole by then are in the checkpoint.
     """
-    with opened(out, run, population, schedule) as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(opened(out, run, population, schedule))
+        board = stack.enter_context(closing(Board(folder.path, folder.history))) if events else None
         if folder.finished:
             watch.begin(run, run.job.rounds)
             return
-        trainer = Stoppable(engine(run.job), stop)
-        try:
-            simulation = Simulation(run.job, trainer, begun=folder.begun())
-            watch.begin(run, min(_rounds(run.job, simulation.round), run.job.rounds - 1))  # the last ends with a look
-            _Rounds(run, simulation, folder, schedule, watch).to_the_end()
-        finally:
-            trainer.close()
+        trainer = stack.enter_context(closing(Stoppable(engine(run.job), stop)))
+        simulation = Simulation(run.job, trainer, begun=folder.begun())
+        watch.begin(run, min(_rounds(run.job, simulation.round), run.job.rounds - 1))  # the last ends with a look
+        _Rounds(run, simulation, folder, schedule, watch, board).to_the_end()
 
 
 class _Rounds:
-    def __init__(self, run: Run, simulation: Simulation, folder: RunFolder, schedule: Schedule, watch: Watch) -> None:
+    def __init__(
+        self,
+        run: Run,
+        simulation: Simulation,
+        folder: RunFolder,
+        schedule: Schedule,
+        watch: Watch,
+        board: Board | None,
+    ) -> None:
         self._run, self._job, self._simulation = run, run.job, simulation
-        self._folder, self._schedule, self._watch = folder, schedule, watch
+        self._folder, self._schedule, self._watch, self._board = folder, schedule, watch, board
 
     def to_the_end(self) -> None:
         whole, kept = self._simulation.snapshot(), self._simulation.round
@@ -76,6 +88,7 @@ class _Rounds:
         if rounds % self._schedule.look_every == 0 and rounds < job.rounds:
             measured += self._look()
         self._folder.record(measured)
+        self._show(measured)
         if rounds < job.rounds:
             self._watch.round(rounds, measured)
 
@@ -85,7 +98,12 @@ class _Rounds:
         measured = of_look(self._job.rounds, last)
         self._simulation.finish(last)
         self._folder.finish(measured, self._simulation.states, self._simulation.coordinator)
+        self._show(measured)
         self._watch.round(self._job.rounds, measured)
+
+    def _show(self, measured: tuple[Measured, ...]) -> None:
+        if self._board is not None:
+            self._board.add(measured)
 
     def _look(self) -> tuple[Measured, ...]:
         self._watch.work("looking", len(self._job.silos))
