@@ -23,6 +23,7 @@ Numbers = NDArray[np.float64]
 MEANS: dict[Average, str] = {"macro": "macro: mean over silos", "micro": "micro: share of all silos' records"}
 GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 are spread evenly, however many
 DOTS = ((50, 26, 0.7), (400, 14, 0.5), (inf, 6, 0.3))  # up to so many: points², and how opaque
+LEGEND = 6.4  # inches that it takes
 FEW = 12  # points that all get a marker
 
 
@@ -101,7 +102,7 @@ def spread(histories: Histories, measures: Sequence[Measure] = ALL) -> bytes:
         legend = "dot: a silo under one seed     box: the middle half     bar: median     diamond: mean (macro)"
         figure.supxlabel(legend, fontsize="small")
 
-    return picture(4.4 * len(measures) + _room(histories), 1.7 + 0.45 * len(styles), draw)
+    return picture(max(4.4 * len(measures) + _room(histories), LEGEND), 1.7 + 0.45 * len(styles), draw)
 
 
 def _check(histories: Histories, measures: Sequence[Measure]) -> None:

@@ -63,7 +63,9 @@ def test_every_method_is_drawn_and_nothing_is_cut_off(draw):
 
 def test_one_method_one_seed_one_look_is_a_picture_too():
     alone = {"local": {1: [measured(5, 3, 4)]}}
-    assert has_colour(pixels(curves(alone, ["all/trained"])), COLOURS[0])
+    made = pixels(curves(alone, ["all/trained"]))
+    assert has_colour(made, COLOURS[0])
+    assert whole(made)
     assert whole(pixels(spread(alone, ["all/trained"])))
 
 
