@@ -47,7 +47,7 @@ def test_twenty_one_methods_look_different():
 
 @pytest.mark.parametrize("draw", [curves, spread])
 def test_every_method_is_drawn_and_nothing_is_cut_off(draw):
-    labels = [*"abcdef", "a label as long as they get, with $options$ and all"]
+    labels = [*"abcdef", r"a label as long as they get, with $\no$ mathematics"]
     histories = {label: {1: ONE, 2: OTHER} for label in labels}
     with mpl.rc_context({"figure.facecolor": "black", "text.usetex": True}):  # a person's own settings
         made = draw(histories)
