@@ -6,8 +6,8 @@ and for the time of a call the values of as many silos as go at once.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,13 +20,26 @@ from .local_round import Look, Outcome, Report, Seen, facts_of, handed, metrics,
 from .method import METRICS, Facts, SiloState, Stage
 from .models import input_shape
 from .resident import Resident
-from .stacked import Silos, evaluate, measure, saved_bytes, train
+from .stacked import Silos, train
+from .stacked_batches import Pieces
+from .stacked_looks import evaluate, measure, saved_bytes
 from .training import PLAIN, Modules, batch_coupled, check_loss, check_trains
 
 BYTES_AT_ONCE = 4 * 2**30  # of values and of what a backward pass keeps, roughly
 COPIES = 5  # of a silo's values: themselves, their gradients, momentum, and two on the way
 
-Side = Literal["train", "test", "validation"]
+Side: TypeAlias = Literal["train", "test", "validation"]
+States: TypeAlias = Mapping[str, SiloState]
+
+
+@dataclass(frozen=True, eq=False)
+class _Template:
+    """Modules of one architecture, without values; what a silo's values take, and one record's backward pass."""
+
+    key: Hashable
+    modules: Modules
+    value_bytes: int
+    record_bytes: int
 
 
 class Stacked:
@@ -48,8 +61,8 @@ class Stacked:
             raise LocalError(f"at_once = {at_once}: at least one silo trains at a time; raise it or leave it out")
         self._job, self._method, self._records, self._at_once = job, job.method(), records, at_once
         self._resident = Resident(records, device)
-        self._templates: dict[Hashable, Modules] = {}
-        self._architectures: dict[str, Hashable] = {}
+        self._known: dict[Hashable, _Template] = {}
+        self._templates: dict[str, _Template] = {}
 
     def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Outcome]:
         """``local_round`` of each."""
@@ -58,24 +71,23 @@ class Stacked:
         before: dict[str, int] = {}
         for group in self._groups(states, {}):
             silos = self._silos(group, states)
-            before |= self._correct(silos, group, "test")
+            before |= self._correct(group, silos, "test")
             with self._running(group):
                 sums = measure(method, silos, self._places(group, "train"))
             facts |= {silo: replace(facts[silo], measured=own) for silo, own in zip(group, sums, strict=True)}
         stages = {silo: method.stages(state, facts[silo]) for silo, state in states.items()}
         outcomes: dict[str, Outcome] = {}
         for group in self._groups(states, stages):
-            silos = self._silos(group, states)
-            loss: Mapping[str, float] = {}
+            silos, loss = self._silos(group, states), dict[str, float]()
             for number in range(len(stages[group[0]])):
                 loss = self._train(round_, number, silos, {silo: stages[silo][number] for silo in group})
-            after = self._correct(silos, group, "test")
+            after = self._correct(group, silos, "test")
             for silo, parts in zip(group, _apart(silos), strict=True):
-                own, trained = self._records[silo], SiloState(parts, states[silo].extra)
+                own, state = self._records[silo], SiloState(parts, states[silo].extra)
                 counts = (len(own.train), len(own.test), before[silo], after[silo])
                 report = Report(round_, *counts, loss.get(silo))
-                gifts = {**method.give(trained, facts[silo]), METRICS.name: metrics(report)}
-                outcomes[silo] = Outcome(trained, gifts, report)
+                gifts = {**method.give(state, facts[silo]), METRICS.name: metrics(report)}
+                outcomes[silo] = Outcome(state, gifts, report)
                 done()
         return {one.silo: outcomes[one.silo] for one in work}
 
@@ -86,8 +98,7 @@ class Stacked:
         looks: dict[str, Look] = {}
         for group in self._groups(own, {}):
             new, old = self._silos(group, fresh), self._silos(group, own)
-            test = self._seen(new, old, group, "test")
-            validation = self._seen(new, old, group, "validation")
+            test, validation = self._seen(group, new, old, "test"), self._seen(group, new, old, "validation")
             for silo in group:
                 looks[silo] = Look(fresh[silo], test[silo], validation.get(silo))
                 done()
@@ -103,102 +114,101 @@ class Stacked:
         }
         return facts, states
 
+    # What the silos of a group do at once.
+
     def _train(self, round_: int, number: int, silos: Silos, stages: Mapping[str, Stage]) -> dict[str, float]:
-        """One stage of all, in place; the mean loss of the last epoch by silo."""
+        """One stage of all, in place; by silo the mean loss of the last epoch."""
         group, stage = list(stages), next(iter(stages.values()))
         modules = handed(silos.modules, stage)
-        try:
+        with _named(round_, group[0]):
             check_trains(modules, stage)
-        except LocalError as error:
-            raise LocalError(f"round {round_} at silo {group[0]!r}: {error}") from error
-        wrap, size, pieces = batch_coupled(modules), self._job.batch_size, []
+        pieces = self._pieces(round_, number, group, stage, batch_coupled(modules))
+        device, given = silos.x.device, [own.context for own in stages.values()]
+        context = {name: torch.stack([own[name] for own in given]).to(device) for name in stage.context}
+        stack = replace(silos, modules=modules, values={part: silos.values[part] for part in modules})
+        with self._running(group):
+            losses = train(stack, stage, context, pieces).T.tolist()
+        own = {silo: of[: len(batches)] for silo, of, batches in zip(group, losses, pieces, strict=True)}
+        for silo in sorted(group, key=self._job.silos.index):
+            with _named(round_, silo):
+                for loss in own[silo]:
+                    check_loss(loss, stage.optimiser)
+        last = {silo: of[len(of) - len(of) // stage.epochs :] for silo, of in own.items()}
+        return {silo: sum(of) / len(of) for silo, of in last.items()}
+
+    def _pieces(self, round_: int, number: int, group: Sequence[str], stage: Stage, wrap: bool) -> list[Pieces]:
+        """The batches of all epochs by silo, as ``local_round`` draws them."""
+        pieces: list[Pieces] = []
         for silo, places in zip(group, self._places(group, "train"), strict=True):
             rng = stage_stream(self._method, self._job, silo, round_, number)
-            drawn = (PLAIN.batches(stage, len(places), size, rng, wrap) for _ in range(stage.epochs))
-            pieces.append([places.start + batch for epoch in drawn for batch in epoch])
-        device = self._resident.x.device
-        context = {
-            name: torch.stack([own.context[name] for own in stages.values()]).to(device) for name in stage.context
-        }
-        values = {part: silos.values[part] for part in modules}
-        with self._running(group):
-            losses = train(replace(silos, modules=modules, values=values), stage, context, pieces).T.tolist()
-        found = {}
-        for silo, own, batches in zip(group, losses, pieces, strict=True):
-            steps = len(batches)
-            found[silo] = own[:steps]
-        for silo in sorted(group, key=self._job.silos.index):
-            for loss in found[silo]:
-                try:
-                    check_loss(loss, stage.optimiser)
-                except LocalError as error:
-                    raise LocalError(f"round {round_} at silo {silo!r}: {error}") from error
-        return {silo: _last(own, stage.epochs) for silo, own in found.items()}
+            epochs = (PLAIN.batches(stage, len(places), self._job.batch_size, rng, wrap) for _ in range(stage.epochs))
+            pieces.append([places.start + batch for epoch in epochs for batch in epoch])
+        return pieces
 
-    def _seen(self, new: Silos, old: Silos, group: Sequence[str], side: Side) -> dict[str, Seen]:
-        """Of the silos that have records of the side."""
-        delivered, trained = self._correct(new, group, side), self._correct(old, group, side)
-        counts = {silo: len(places) for silo, places in zip(group, self._places(group, side), strict=True)}
-        return {silo: Seen(n, delivered[silo], trained[silo]) for silo, n in counts.items() if n}
-
-    def _correct(self, silos: Silos, group: Sequence[str], side: Side) -> dict[str, int]:
+    def _correct(self, group: Sequence[str], silos: Silos, side: Side) -> dict[str, int]:
         with self._running(group):
             return dict(zip(group, evaluate(self._method, silos, self._places(group, side)), strict=True))
+
+    def _seen(self, group: Sequence[str], new: Silos, old: Silos, side: Side) -> dict[str, Seen]:
+        """Of the silos that have records of the side."""
+        delivered, trained = self._correct(group, new, side), self._correct(group, old, side)
+        counts = {silo: len(places) for silo, places in zip(group, self._places(group, side), strict=True)}
+        return {silo: Seen(n, delivered[silo], trained[silo]) for silo, n in counts.items() if n}
 
     def _places(self, group: Sequence[str], side: Side) -> list[range]:
         return [self._resident.places(getattr(self._records[silo], side)) for silo in group]
 
-    def _groups(self, states: Mapping[str, SiloState], stages: Mapping[str, Sequence[Stage]]) -> Iterator[list[str]]:
-        """Silos that go at once, those with more records first: in each step those that still train come first."""
-        alike: dict[Hashable, list[str]] = {}
-        for silo in sorted(states, key=lambda silo: -len(self._records[silo].train)):
-            key = self._architecture(silo), course(stages.get(silo, ()))
-            alike.setdefault(key, []).append(silo)
-        for silos in alike.values():
-            size = self._at_once or self._fitting(silos, stages.get(silos[0], ()))
-            yield from (silos[start : start + size] for start in range(0, len(silos), size))
-
-    def _architecture(self, silo: str) -> Hashable:
-        if silo not in self._architectures:
-            modules = {part: module.to("meta") for part, module in self._method.modules(silo).items()}
-            kept = [id(t) for module in modules.values() for t in module.state_dict(keep_vars=True).values()]
-            held = {id(t) for module in modules.values() for t in (*module.parameters(), *module.buffers())}
-            if len(kept) != len(held) or set(kept) != held:
-                raise LocalError(
-                    f"the model of silo {silo!r} shares tensors between layers, or keeps some out of its state, so "
-                    "silos cannot train at once; simulate it with silos one by one"
-                )
-            key = self._architectures[silo] = architecture(modules)
-            self._templates.setdefault(key, modules)
-        return self._architectures[silo]
-
-    def _fitting(self, group: Sequence[str], stages: Sequence[Stage]) -> int:
-        """How many silos of a group go at once."""
-        modules = self._templates[self._architecture(group[0])]
-        most = len(self._records[group[0]].train)
-        records = max([self._job.batch_size, *(most for stage in stages if stage.full_batch)])
-        values = sum(tensor.nbytes for module in modules.values() for tensor in module.state_dict().values())
-        kept = saved_bytes(self._method.predict, modules, input_shape(self._job.model))
-        each: int = COPIES * values + 2 * records * kept
-        return max(1, BYTES_AT_ONCE // each)
-
-    def _silos(self, group: Sequence[str], states: Mapping[str, SiloState]) -> Silos:
+    def _silos(self, group: Sequence[str], states: States) -> Silos:
         """Their values on the device; LocalError where a state and the model do not fit."""
-        modules, device = self._templates[self._architecture(group[0])], self._resident.x.device
+        modules, device = self._template(group[0]).modules, self._resident.x.device
         for silo in group:
             _check_fit(silo, modules, states[silo])
+        held = [states[silo].parts for silo in group]
         values = {
-            part: {
-                name: torch.stack([states[silo].parts[part][name] for silo in group]).to(device)
-                for name in module.state_dict()
-            }
+            part: {name: torch.stack([own[part][name] for own in held]).to(device) for name in module.state_dict()}
             for part, module in modules.items()
         }
         return Silos(modules, values, self._resident.x, self._resident.y)
 
+    # Which silos go at once.
+
+    def _groups(self, states: States, stages: Mapping[str, Sequence[Stage]]) -> Iterator[list[str]]:
+        """Silos with more records come first: so those that still train at a step are the first of their group."""
+        alike: dict[Hashable, list[str]] = {}
+        for silo in sorted(states, key=lambda silo: -len(self._records[silo].train)):
+            alike.setdefault((self._template(silo).key, course(stages.get(silo, ()))), []).append(silo)
+        for silos in alike.values():
+            size = self._at_once or self._fitting(silos[0], stages.get(silos[0], ()))
+            yield from (silos[start : start + size] for start in range(0, len(silos), size))
+
+    def _fitting(self, largest: str, stages: Sequence[Stage]) -> int:
+        """How many silos go at once, of which this one has the most records."""
+        template, own = self._template(largest), len(self._records[largest].train)
+        records = own if any(stage.full_batch for stage in stages) else self._job.batch_size
+        each = COPIES * template.value_bytes + 2 * records * template.record_bytes
+        return max(1, BYTES_AT_ONCE // each)
+
+    def _template(self, silo: str) -> _Template:
+        if silo not in self._templates:
+            modules = self._method.modules(silo)
+            kept = [t for module in modules.values() for t in module.state_dict(keep_vars=True).values()]
+            held = {id(t) for module in modules.values() for t in (*module.parameters(), *module.buffers())}
+            if len(kept) != len(held) or {id(t) for t in kept} != held:
+                raise LocalError(
+                    f"the model of silo {silo!r} shares tensors between layers, or keeps some out of its state, so "
+                    "silos cannot train at once; simulate it with silos one by one"
+                )
+            key = architecture(modules)
+            if key not in self._known:
+                record = saved_bytes(self._method.predict, modules, input_shape(self._job.model))
+                without = {part: module.to("meta") for part, module in modules.items()}
+                self._known[key] = _Template(key, without, sum(t.nbytes for t in kept), record)
+            self._templates[silo] = self._known[key]
+        return self._templates[silo]
+
     @contextmanager
     def _running(self, group: Sequence[str]) -> Iterator[None]:
-        """Sums as exact as the tensors, the same again in the next run; LocalError for what cannot be run at once."""
+        """Sums as exact as the tensors and the same again in the next run; LocalError for what cannot go at once."""
         exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False, fp32_precision="ieee")
         try:
             with exact:
@@ -210,21 +220,22 @@ class Stacked:
             ) from error
         except RuntimeError as error:
             raise LocalError(
-                f"method {self._method.name!r} cannot train many silos at once: {error}; simulate it with silos one "
-                "by one"
+                f"method {self._method.name!r} cannot train silos at once: {error}; simulate it with silos one by one"
             ) from error
+
+
+@contextmanager
+def _named(round_: int, silo: str) -> Iterator[None]:
+    try:
+        yield
+    except LocalError as error:
+        raise LocalError(f"round {round_} at silo {silo!r}: {error}") from error
 
 
 def _check_fit(silo: str, modules: Modules, state: SiloState) -> None:
     wanted = {part: specs(module.state_dict()) for part, module in modules.items() if module.state_dict()}
     if {part: specs(held) for part, held in state.parts.items() if held} != wanted:
-        raise LocalError(f"the state of silo {silo!r} does not fit the job's model; begin the simulation anew")
-
-
-def _last(losses: Sequence[float], epochs: int) -> float:
-    """The mean over the last epoch."""
-    own = losses[len(losses) - len(losses) // epochs :]
-    return sum(own) / len(own)
+        raise LocalError(f"the state of silo {silo!r} is not of the job's model; begin the simulation anew")
 
 
 def _apart(silos: Silos) -> Iterator[dict[str, dict[str, Tensor]]]:
