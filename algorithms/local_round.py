@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -97,7 +98,7 @@ def local_round(
     total = sum(stage.epochs * side.way(stage).steps(stage, len(train_data), size) for stage in stages)
     counter, loss = _Counter(progress, total), None
     for number, stage in enumerate(stages):
-        rng = stream(job.seed, client, method.stream_round(round_), f"train/{number}")
+        rng = stage_stream(method, job, client, round_, number)
         given = handed(modules, stage)
         before = {f"{part}.{name}": b.clone() for part, m in given.items() for name, b in m.named_buffers()}
         try:
@@ -114,6 +115,11 @@ def local_round(
     gifts, taints = side.give(trained)
     seen, of_seen = side.metrics(metrics(report))
     return Outcome(trained, {**gifts, METRICS.name: seen}, report, taints | of_seen, side.spending)
+
+
+def stage_stream(method: Method, job: Job, client: str, round_: int, number: int) -> np.random.Generator:
+    """What shuffles the batches of a round's stage."""
+    return stream(job.seed, client, method.stream_round(round_), f"train/{number}")
 
 
 def _side(

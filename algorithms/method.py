@@ -15,6 +15,11 @@ this: it learns of the records from ``facts`` alone, whose counts are noisy then
 ``effort`` says; a ``loss`` treats each record by itself, and reaches the state's parts only as it is handed them;
 ``measure`` can run under ``torch.vmap``; ``deliver`` and ``give`` compute with tensors, and take no value out of one
 that was trained without noise (taint.py). ``private_fault`` names what leaves a record's influence without bounds.
+
+A simulation on a GPU trains silos at once (stacked.py), and gives the same if the file keeps to this: ``loss``,
+``penalty``, ``predict`` and ``measure`` can run under ``torch.vmap``, and all that they take of one silo they take of
+what they are handed, such as the stage's ``context``; a ``loss`` treats each record by itself, or its stage says
+``coupled``. A loss or penalty that is made anew for each silo is right too, but then silos train one by one (alike.py).
 """
 
 from abc import ABC, abstractmethod
@@ -146,6 +151,9 @@ class Stage:
     ``reads`` are the parts that loss and penalty are handed beside those that the stage trains; none named, all. In a
     private job a ``noiseless`` stage trains without noise and costs nothing: what it trains must stay here, and what
     reads that must stay too, or the round is held back.
+
+    With ``coupled`` the loss of a record depends on the other records of its batch, or on their number; that of batch
+    norm need not be said.
     """
 
     trains: tuple[str, ...]
@@ -157,6 +165,7 @@ class Stage:
     full_batch: bool = False  # an epoch is one step on the gradient over all records
     reads: tuple[str, ...] | None = None
     noiseless: bool = False
+    coupled: bool = False
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,10 @@ class Crew:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __len__(self) -> int:
-        return len(self._workers)
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the processes that run."""
+        return tuple(worker.process.pid or 0 for worker in self._workers)
 
     def close(self) -> None:
         """End all processes at once, whatever they are doing."""

@@ -169,7 +169,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_its_silo_named():
     job = job_of("fedavg")
     crew = Crew(RECORDS, 1)
     engine = crew.engine(job)
-    (pid,) = (worker.process.pid for worker in crew._workers)
+    (pid,) = crew.pids
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(LocalError, match="silo 'd': the worker process that had it was ended by SIGKILL"):
         Simulation(job, engine).look()
@@ -188,7 +188,7 @@ LONG = """
     def train_long():
         with Crew(RECORDS, 2) as crew:
             Simulation(job_of("fedavg"), crew.engine(job_of("fedavg"))).look()  # they have begun
-            print(*(worker.process.pid for worker in crew._workers), flush=True)
+            print(*crew.pids, flush=True)
             job = job_of("fedavg", epochs=10_000_000)
             Simulation(job, crew.engine(job)).step()
 
