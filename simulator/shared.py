@@ -14,9 +14,9 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.reduction import DupFd
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from ..errors import LocalError
 ALIGNED = 64  # bytes, as torch aligns its own tensors
 SIDES = ("train", "test", "validation")
 
+Place: TypeAlias = tuple[int, int, tuple[int, ...]]  # the bytes at which x and y begin, and the shape of x
+
 
 class Descriptor(int):
     """The number of an open file, handed to a process that is being started, where it may be another."""
@@ -42,10 +44,7 @@ def written(records: Mapping[str, Records]) -> tuple[BinaryIO, int]:
     """Memory that holds these records, and where its table begins; LocalError where there is not enough."""
     file = _memory()
     try:
-        places = {
-            silo: {side: (_put(file, data.x), _put(file, data.y), tuple(data.x.shape)) for side, data in _sides(own)}
-            for silo, own in records.items()
-        }
+        places = _write(file, records)
         table = file.tell()
         file.write(json.dumps(places).encode())
         file.flush()
@@ -78,6 +77,18 @@ def _memory() -> BinaryIO:
     return tempfile.TemporaryFile()
 
 
+def _write(file: BinaryIO, records: Mapping[str, Records]) -> dict[str, dict[str, Place]]:
+    known: dict[int, Place] = {}  # several silos may be tested on the same records
+    places: dict[str, dict[str, Place]] = {}
+    for silo, own in records.items():
+        places[silo] = {}
+        for side, data in _sides(own):
+            if id(data) not in known:
+                known[id(data)] = _put(file, data.x), _put(file, data.y), tuple(data.x.shape)
+            places[silo][side] = known[id(data)]
+    return places
+
+
 def _put(file: BinaryIO, tensor: Tensor) -> int:
     file.write(bytes(-file.tell() % ALIGNED))
     start = file.tell()
@@ -85,7 +96,7 @@ def _put(file: BinaryIO, tensor: Tensor) -> int:
     return start
 
 
-def _dataset(memory: mmap.mmap, at_x: int, at_y: int, shape: list[int]) -> Dataset:
+def _dataset(memory: mmap.mmap, at_x: int, at_y: int, shape: Sequence[int]) -> Dataset:
     x: NDArray[np.float32] = np.ndarray(shape, np.float32, memory, at_x)
     y: NDArray[np.int64] = np.ndarray(shape[:1], np.int64, memory, at_y)
     return Dataset(torch.from_numpy(x), torch.from_numpy(y))

@@ -41,6 +41,15 @@ def test_records_that_are_no_block_of_memory_are_written_in_order():
         assert torch.equal(mapped(os.dup(file.fileno()), table)["a"].train.x, turned)
 
 
+def test_records_that_silos_share_are_held_once():
+    common = data(8)
+    file, table = written({silo: Records(data(1), common) for silo in "abcdef"})
+    with file:
+        found = mapped(os.dup(file.fileno()), table)
+    assert table < 2 * common.x.nbytes + 6 * 256
+    assert all(torch.equal(own.test.x, common.x) for own in found.values())
+
+
 def test_what_one_process_writes_no_other_sees():
     file, table = written(RECORDS)
     with file:
