@@ -73,5 +73,6 @@ def canonical(
         )
     with torch.device("meta"):  # construction draws nothing from torch's generator
         made = Canonical([build() for _ in range(models)], mixture)
+    made.to_empty(device="cpu")
     initialise(made, seed, prefix)
     return made

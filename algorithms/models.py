@@ -92,15 +92,14 @@ def build(options: ModelOptions, seed: int) -> dict[str, nn.Module]:
     """A freshly initialised model by part; the same options and seed give the same bits everywhere."""
     parts = sketch(options)
     for part, module in parts.items():
+        module.to_empty(device="cpu")
         initialise(module, seed, part)
     return parts
 
 
 @torch.no_grad()
 def initialise(module: nn.Module, seed: int, prefix: str) -> None:
-    """Give a sketched module its values, from the streams ``init/<prefix>.<name>``; norms start as identities."""
-    # As Module.to_empty, which would import half a second of symbolic shapes into every worker process.
-    module._apply(lambda sketched: torch.empty(sketched.shape, dtype=sketched.dtype))  # noqa: SLF001
+    """Fill a module's parameters and buffers from the streams ``init/<prefix>.<name>``; norms start as identities."""
     for name, leaf in module.named_modules():
         if any(True for _ in leaf.children()):
             if leaf._parameters or leaf._buffers:  # noqa: SLF001 - torch has no public name for a module's own tensors

@@ -129,5 +129,6 @@ def build_supervisor(name: str, shape: Shape, classes: int, seed: int, silo: str
     """A freshly initialised supervisor; each silo has its own stream."""
     with torch.device("meta"):
         module = SUPERVISORS[name](shape, classes)
+    module.to_empty(device="cpu")
     initialise(module, seed, f"supervisor/{silo}")
     return module

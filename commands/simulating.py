@@ -4,9 +4,8 @@ import json
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -16,6 +15,7 @@ from ..algorithms.engine import Engine
 from ..algorithms.job import Job
 from ..errors import CancelledError, LocalError, UnwritableError
 from ..simulator import out_folder, tensorboard
+from ..simulator.engines import Engines, choose
 from ..simulator.experiment import read
 from ..simulator.plan import Population, Run
 from ..simulator.population import populate
@@ -24,7 +24,6 @@ from ..simulator.report import write_report
 from ..simulator.runner import complete
 from ..simulator.runs import runs
 from ..simulator.stopping import stopping
-from ..simulator.workers import Crew, usable_cores
 from . import simulate_results
 from .simulate_progress import named, shown
 from .tables import print_table
@@ -56,14 +55,15 @@ def simulate(path: Path, asked: Asked, *, as_json: bool) -> None:
     population = populate(experiment)
     chosen = runs(experiment, population, asked.methods, asked.seeds, asked.rounds)
     out_folder.check(out, chosen, population, experiment.schedule)
-    _tell(console, [_of(population), *population.notes])
+    engines = partial(choose, population.records, asked.device, asked.workers)
+    _tell(console, [f"{_of(population)}, trained by {engines().where}", *population.notes])
     with stopping(*ENDS) as stop, shown(console, chosen) as watch:
 
         def go_on(run: Run, engine: Callable[[Job], Engine]) -> None:
             schedule = experiment.schedule
             complete(out, run, population, schedule, engine, watch, stop, events=asked.tensorboard)
 
-        faults = _each(chosen, lambda: Crew(population.records, asked.workers or usable_cores()), go_on)
+        faults = _each(chosen, engines, go_on)
     labels = [method.title for method in experiment.file.all_methods]
     _report(console, out, population, labels, as_json=as_json)
     if faults:
@@ -71,34 +71,23 @@ def simulate(path: Path, asked: Asked, *, as_json: bool) -> None:
 
 
 def _each(
-    chosen: Sequence[Run],
-    engines: Callable[[], AbstractContextManager[Crew]],
-    go_on: Callable[[Run, Callable[[Job], Engine]], None],
+    chosen: Sequence[Run], engines: Callable[[], Engines], go_on: Callable[[Run, Callable[[Job], Engine]], None]
 ) -> list[str]:
-    """Run after run; what a run could not do is told in the end, and keeps no other from its turn.
-
-    What engines take is begun with the first run that needs one, and anew after a fault.
-    """
+    """Run after run; what a run could not do is told in the end, and keeps no other from its turn."""
     faults: list[str] = []
     waiting = deque(chosen)
     while waiting:
-        with ExitStack() as stack:
-            engine = _when_needed(stack, engines)
+        with engines() as made:  # anew after a fault, which may have ended worker processes
             while waiting:
                 run = waiting.popleft()
                 try:
-                    go_on(run, engine)
+                    go_on(run, made.engine)
                 except (CancelledError, UnwritableError):
                     raise
                 except LocalError as error:
                     faults.append(f"{named(run)}: {error}")
                     break
     return faults
-
-
-def _when_needed(stack: ExitStack, engines: Callable[[], AbstractContextManager[Crew]]) -> Callable[[Job], Engine]:
-    begun = cache(lambda: stack.enter_context(engines()))
-    return lambda job: begun().engine(job)
 
 
 def _report(console: Console, out: Path, population: Population, labels: Sequence[str], *, as_json: bool) -> None:

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 import torch
@@ -53,8 +55,9 @@ def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
     count = min(workers, len(records))
     if count == 1:
         return Engines("this process, one thread", lambda job: Serial(job, records))
-    crew = Crew(records, count)
-    return Engines(f"{count} worker processes, a thread each", crew.engine, crew.close)
+    stack = ExitStack()
+    crew = cache(lambda: stack.enter_context(Crew(records, count)))  # begun with the first job, if there is one
+    return Engines(f"{count} worker processes, a thread each", lambda job: crew().engine(job), stack.close)
 
 
 def _on_gpu(records: Mapping[str, Records], device: str) -> Engines:

@@ -14,7 +14,7 @@ import typer
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
-from staddle.commands import simulate
+from staddle.commands import simulate, simulating
 from staddle.errors import LocalError
 from staddle.security.lock import locked
 
@@ -45,6 +45,7 @@ lr = 0.1
 {methods}
 
 [simulation]
+look_every = {looks}
 checkpoint_every = 2
 """
 TWO = '[[methods]]\nname = "fedavg"\n\n[[methods]]\nname = "pfedsim"\nlabel = "early"\noptions = { rho = 0.3 }'
@@ -92,9 +93,9 @@ def write(tmp_path):
     x, y = load_digits(return_X_y=True)
     np.savez(tmp_path / "digits.npz", x=(x[:160] / 16).astype(np.float32).reshape(-1, 1, 8, 8), y=y[:160])
 
-    def write(methods=TWO, rounds=2, name="toy.toml"):
-        (tmp_path / name).write_text(FILE.format(methods=methods, rounds=rounds))
-        return tmp_path / name
+    def write(methods=TWO, rounds=2, looks=1):
+        (tmp_path / "toy.toml").write_text(FILE.format(methods=methods, rounds=rounds, looks=looks))
+        return tmp_path / "toy.toml"
 
     return write
 
@@ -210,9 +211,10 @@ def until(process, path, size=1):
         time.sleep(0.002)
 
 
-def test_killed_stopped_and_gone_on_with_it_ends_in_the_same_bytes(write, tmp_path):
+def test_killed_stopped_and_gone_on_with_it_ends_in_the_same_bytes(write, tmp_path, monkeypatch):
     """By kill -9 after a checkpoint and by SIGTERM in a round, of two workers each; the rest in one process."""
-    file, killed = write(rounds=30), tmp_path / "killed"
+    monkeypatch.setattr(simulating, "write_report", lambda out, *_: (out / "summary.md",))  # it is seen above
+    file, killed = write(rounds=24, looks=6), tmp_path / "killed"
     chosen = ("--method", "early", "--seed", "2")
     run = killed / "early" / "seed-2"
     with begun(file, killed, *chosen, "--workers", "2") as process:
