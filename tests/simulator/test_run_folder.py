@@ -1,12 +1,13 @@
 """A run on disk: gone on with after any round, it ends in the same bytes; what is not its own is refused."""
 
+import errno
 import re
 from dataclasses import replace
 
 import faults
 import pytest
 import torch
-from faults import killed
+from faults import Calls, failing, killed
 from simulated import SCHEDULE, conduct, make_population, make_run, results
 from snapshots import story, told
 
@@ -210,6 +211,27 @@ def test_a_kill_at_any_call_of_a_run_changes_no_result(tmp_path, quick, monkeypa
         assert results(folder_of(out, LIFE)) == whole
         assert not list(out.rglob("*.tmp"))
         nth += 3
+    assert nth > 60
+
+
+def test_a_full_disk_at_any_call_of_a_run_is_told_and_changes_no_result(tmp_path, quick, monkeypatch):
+    live(tmp_path / "whole", lambda _: None)
+    whole = results(folder_of(tmp_path / "whole", LIFE))
+    monkeypatch.setattr(faults, "CALLS", (*faults.CALLS, "unlink"))
+    nth, failed = 1, True
+    while failed:
+        out, promised, failed = tmp_path / str(nth), [0], False
+        with monkeypatch.context() as patch:
+            Calls(patch, nth, failing(errno.ENOSPC))
+            try:
+                live(out, promised.append)
+            except UnwritableError as error:
+                failed = "make room" in str(error)
+        seen = []
+        live(out, seen.append)
+        assert not seen or seen[0] >= promised[-1]
+        assert results(folder_of(out, LIFE)) == whole
+        nth += 2
     assert nth > 60
 
 
