@@ -14,7 +14,6 @@ from snapshots import story, told
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.local_round import state_to_bytes
 from staddle.errors import LocalError, UnwritableError
-from staddle.simulator import run_folder
 from staddle.simulator.history import Measured
 from staddle.simulator.plan import Run, Schedule
 from staddle.simulator.run_folder import folder_of, opened
@@ -171,8 +170,9 @@ def test_what_a_dead_process_left_half_written_goes(tmp_path, quick):
 
 # A kill at any call that changes the disk, of a run that trains nothing.
 
-STORY = {snapshot.round: snapshot for snapshot in story(RUN.job.length)}
-LIFE = Run("life", 1, RUN.job)
+LIFE = make_run(silos=("s3", "s1", "s0", "s2"))
+ALIVE = make_population(silos=LIFE.job.silos)
+STORY = {snapshot.round: snapshot for snapshot in story(LIFE.job.length)}
 
 
 def measures(rounds):
@@ -181,7 +181,7 @@ def measures(rounds):
 
 def live(out, promise):
     """All of a run's life on disk; ``promise`` is told the round that is kept."""
-    with opened(out, LIFE, POPULATION, SCHEDULE) as folder:
+    with opened(out, LIFE, ALIVE, SCHEDULE) as folder:
         if folder.finished:
             return
         snapshot = folder.begun()
@@ -189,13 +189,13 @@ def live(out, promise):
         assert at == 0 or told(snapshot) == told(STORY[at])
         assert [one.rounds for one in folder.history] == list(range(1, at + 1))
         promise(at)
-        while at < RUN.job.length:
+        while at < LIFE.job.length:
             at += 1
             folder.record(measures(at))
             folder.checkpoint(STORY[at])
             promise(at)
-        states = {silo: STORY[at].states[f"s{number}"] for number, silo in enumerate(RUN.job.silos)}
-        folder.finish([Measured(at, "all/aggregated", dict.fromkeys(states, 1), dict.fromkeys(states, 2))], states, {})
+        counts = dict.fromkeys(LIFE.job.silos, 1)
+        folder.finish([Measured(at, "all/aggregated", counts, counts)], STORY[at].states, {})
 
 
 def test_a_kill_at_any_call_of_a_run_changes_no_result(tmp_path, quick, monkeypatch):
@@ -237,6 +237,13 @@ def test_a_full_disk_at_any_call_of_a_run_is_told_and_changes_no_result(tmp_path
 
 def test_models_are_those_that_the_silos_keep(tmp_path, quick):
     live(tmp_path, lambda _: None)
-    path = folder_of(tmp_path, LIFE) / "models" / "d.safetensors"
-    assert path.read_bytes() == state_to_bytes(STORY[RUN.job.length].states["s0"])
-    assert run_folder.HISTORY == "history.jsonl"
+    path = folder_of(tmp_path, LIFE) / "models" / "s0.safetensors"
+    assert path.read_bytes() == state_to_bytes(STORY[LIFE.job.length].states["s0"])
+
+
+def test_silos_are_gone_on_with_in_job_order(tmp_path, quick):
+    with opened(tmp_path, LIFE, ALIVE, SCHEDULE) as folder:
+        for snapshot in STORY.values():
+            folder.checkpoint(snapshot)
+    with opened(tmp_path, LIFE, ALIVE, SCHEDULE) as folder:
+        assert list(folder.begun().states) == list(LIFE.job.silos) == ["s3", "s1", "s0", "s2"]
