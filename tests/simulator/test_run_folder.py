@@ -2,6 +2,7 @@
 
 import errno
 import re
+import shutil
 from dataclasses import replace
 
 import faults
@@ -22,6 +23,20 @@ POPULATION = make_population()
 RUN = make_run()
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, quick):
+    """A finished run, to be looked at only."""
+    return conduct(tmp_path_factory.mktemp("whole"), RUN, POPULATION)
+
+
+@pytest.fixture
+def made(tmp_path, whole):
+    """A copy of it, in ``tmp_path``."""
+    path = folder_of(tmp_path, RUN)
+    shutil.copytree(whole.path, path)
+    return path
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_taken_down_after_any_round_every_method_ends_in_the_same_bytes(tmp_path, quick, method):
     run, every = make_run(method, rounds=3), Schedule(2, 1)
@@ -36,51 +51,44 @@ def test_taken_down_after_any_round_every_method_ends_in_the_same_bytes(tmp_path
     assert len(whole.history) == 2 * 3 + 4 * 2
 
 
-def test_what_came_after_the_last_checkpoint_is_measured_again(tmp_path, quick):
-    whole = conduct(tmp_path / "whole", RUN, POPULATION)
+def test_what_came_after_the_last_checkpoint_is_measured_again(tmp_path, whole):
     for until in (1, 3, 1):
-        conduct(tmp_path / "parts", RUN, POPULATION, until)
-    parts = conduct(tmp_path / "parts", RUN, POPULATION)
+        conduct(tmp_path, RUN, POPULATION, until)
+    parts = conduct(tmp_path, RUN, POPULATION)
     assert results(parts.path) == results(whole.path)
 
 
-def test_a_checkpoint_as_often_as_one_likes_changes_no_result(tmp_path, quick):
-    whole = conduct(tmp_path / "whole", RUN, POPULATION)
-    conduct(tmp_path / "parts", RUN, POPULATION, 2, Schedule(2, 1))
-    parts = conduct(tmp_path / "parts", RUN, POPULATION, schedule=Schedule(2, 50))
+def test_a_checkpoint_as_often_as_one_likes_changes_no_result(tmp_path, whole):
+    conduct(tmp_path, RUN, POPULATION, 2, Schedule(2, 1))
+    parts = conduct(tmp_path, RUN, POPULATION, schedule=Schedule(2, 50))
     assert results(parts.path) == results(whole.path)
 
 
-def test_a_finished_run_is_not_run_again(tmp_path, quick):
-    made = conduct(tmp_path, RUN, POPULATION)
-    before = results(made.path)
-    (made.path / "checkpoint").rename(tmp_path / "away")  # large, and not needed any more
+def test_a_finished_run_is_not_run_again(tmp_path, whole, made):
+    (made / "checkpoint").rename(tmp_path / "away")  # large, and not needed any more
     with opened(tmp_path, RUN, POPULATION, SCHEDULE) as folder:
         assert folder.finished
-        assert folder.history == made.history
-    assert results(made.path) == before
+        assert folder.history == whole.history
+    assert results(made) == results(whole.path)
 
 
 @pytest.mark.parametrize("gone", ["rounds.csv", "models/a.safetensors"])
-def test_a_result_that_is_missing_is_made_again(tmp_path, quick, gone):
-    made = conduct(tmp_path, RUN, POPULATION)
-    before = results(made.path)
-    (made.path / gone).unlink()
+def test_a_result_that_is_missing_is_made_again(tmp_path, whole, made, gone):
+    (made / gone).unlink()
     with opened(tmp_path, RUN, POPULATION, SCHEDULE) as folder:
         assert not folder.finished
         assert folder.begun().round == RUN.job.length
     assert conduct(tmp_path, RUN, POPULATION).finished
-    assert results(made.path) == before
+    assert results(made) == results(whole.path)
 
 
 # What is not its own.
 
 
-def test_the_folder_of_another_run_is_refused_and_stays(tmp_path, quick):
-    made = conduct(tmp_path, RUN, POPULATION, 3)
-    before = {path: path.read_bytes() for path in made.path.rglob("*") if path.is_file()}
+def test_the_folder_of_another_run_is_refused_and_stays(tmp_path, made):
+    before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
     other = Run(RUN.label, RUN.seed, make_run(rounds=9).job)
-    why = re.escape(f"{made.path}: holds another run: rounds is 4 there and 9 here; choose another --out, or remove it")
+    why = re.escape(f"{made}: holds another run: rounds is 4 there and 9 here; choose another --out, or remove it")
     with pytest.raises(LocalError, match=why), opened(tmp_path, other, POPULATION, SCHEDULE):
         pass
     with (
@@ -88,7 +96,7 @@ def test_the_folder_of_another_run_is_refused_and_stays(tmp_path, quick):
         opened(tmp_path, RUN, make_population("6a" * 32), SCHEDULE),
     ):
         pass
-    assert {path: path.read_bytes() for path in made.path.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before
 
 
 def test_two_processes_cannot_have_one_folder(tmp_path):
@@ -102,20 +110,19 @@ def test_two_processes_cannot_have_one_folder(tmp_path):
         assert folder.begun() is None
 
 
-def test_another_release_does_not_go_on_and_still_shows_what_is_over(tmp_path, quick, monkeypatch):
-    conduct(tmp_path, RUN, POPULATION, 2)
-    other = make_run(seed=8)
-    conduct(tmp_path, other, POPULATION)
-    conduct(tmp_path, make_run(seed=9), POPULATION, 1)
+def test_another_release_does_not_go_on_and_still_shows_what_is_over(tmp_path, made, monkeypatch):
+    cut, anew = make_run(seed=8), make_run(seed=9)
+    conduct(tmp_path, cut, POPULATION, 2, Schedule(2, 1))
+    conduct(tmp_path, anew, POPULATION, 1)
     monkeypatch.setattr(torch, "__version__", "9.9.9")
     with (
         pytest.raises(LocalError, match=r"was begun with Staddle .* and torch .*, here are .* and 9\.9\.9, which may"),
-        opened(tmp_path, RUN, POPULATION, SCHEDULE),
+        opened(tmp_path, cut, POPULATION, SCHEDULE),
     ):
         pass
-    with opened(tmp_path, other, POPULATION, SCHEDULE) as folder:
+    with opened(tmp_path, RUN, POPULATION, SCHEDULE) as folder:
         assert folder.finished
-    with opened(tmp_path, make_run(seed=9), POPULATION, SCHEDULE) as folder:
+    with opened(tmp_path, anew, POPULATION, SCHEDULE) as folder:
         assert (folder.begun(), folder.history) == (None, ())  # nothing is lost with it
 
 
@@ -157,15 +164,14 @@ def test_an_error_of_who_runs_it_comes_through_and_lets_the_folder_go(tmp_path):
         pass
 
 
-def test_what_a_dead_process_left_half_written_goes(tmp_path, quick):
-    made = conduct(tmp_path, RUN, POPULATION)
-    left = [made.path / name for name in (".rounds.csv.00.tmp", "models/.a.safetensors.00.tmp", "checkpoint/.x.tmp")]
+def test_what_a_dead_process_left_half_written_goes(tmp_path, made):
+    left = [made / name for name in (".rounds.csv.00.tmp", "models/.a.safetensors.00.tmp", "checkpoint/.x.tmp")]
     for path in left:
         path.write_bytes(b"half")
-    (made.path / "notes.tmp").write_bytes(b"mine")
+    (made / "notes.tmp").write_bytes(b"mine")
     conduct(tmp_path, RUN, POPULATION)
     assert not any(path.exists() for path in left)
-    assert (made.path / "notes.tmp").exists()
+    assert (made / "notes.tmp").exists()
 
 
 # A kill at any call that changes the disk, of a run that trains nothing.
@@ -210,7 +216,7 @@ def test_a_kill_at_any_call_of_a_run_changes_no_result(tmp_path, quick, monkeypa
         assert promised is None or seen[0] >= promised
         assert results(folder_of(out, LIFE)) == whole
         assert not list(out.rglob("*.tmp"))
-        nth += 3
+        nth += 5
     assert nth > 60
 
 
