@@ -17,7 +17,7 @@ from ..algorithms.partition_sides import Sides, apart, merged
 from ..algorithms.partition_table import Partition, alike, deal
 from ..algorithms.sources import Source, place
 from ..errors import LocalError
-from .experiment import Apart, Merged, PartitionFromFile, Split
+from .records_tables import Apart, Merged, PartitionFromFile, Split
 
 Indices = NDArray[np.int64]
 

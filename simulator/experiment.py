@@ -54,90 +54,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any
 
 import pydantic
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field
 
 from ..algorithms import partition_table, sources
-from ..algorithms.data_table import Shared
 from ..algorithms.job import Job, JobFile, JobSettings, MethodTable, Rounds, Seed, Silos
 from ..algorithms.job_security import SecurityTable
-from ..algorithms.kinds import of_kind
 from ..algorithms.models import ModelOptions, input_shape
-from ..algorithms.partition_sides import Ratio
-from ..algorithms.synthetic import LARGEST, PUBLISHED_SILOS
 from ..errors import LocalError
 from ..files import Strict, read_toml, validate
 from .names import numbered
 from .plan import Schedule
+from .records_tables import Count, Data, Partition, PartitionFromFile, Split, Synthetic
 
 FEWEST = 2  # silos of a job
 
-Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}$")]  # the name of a folder
-
-
-class Synthetic(Strict):
-    """``kind = "synthetic"``: ``synthetic.population``, which needs no partition."""
-
-    kind: Literal["synthetic"]
-    silos: Annotated[int, Field(strict=True, ge=2, le=10_000)] = PUBLISHED_SILOS
-    components: Count = 3
-    dimension: Count = 150
-    alpha: Positive = 0.4
-    noise: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 0.1
-    seed: Seed = 12345
-    tests: Count = 100
-    """Test records of each silo."""
-    largest: Count = LARGEST
-    """Training records of the largest silo."""
-
-
-class PartitionFromFile(Strict):
-    """``file = …``: who holds which records, and on which side, made by this software or by another."""
-
-    kind: Literal["file"] = "file"
-    file: Path
-    format: Literal["staddle", "ppfl"] = "staddle"
-
-
-class Merged(Strict):
-    """``kind = "merged"``: each silo's records, of the official parts together, on the sides of a ratio."""
-
-    kind: Literal["merged"] = "merged"
-    ratio: Ratio = "75/25"
-
-
-class Apart(Strict):
-    """``kind = "apart"``: the official training records partitioned, the official test records dealt alike."""
-
-    kind: Literal["apart"]
-    validation: Annotated[bool, Field(strict=True)] = False
-    """Whether one in nine training records validates."""
-
-
-DATA: dict[str, type[Strict]] = {**sources.KINDS, "synthetic": Synthetic}
-PARTITIONS: dict[str, type[Strict]] = {**partition_table.KINDS, "file": PartitionFromFile}
-SPLITS: dict[str, type[Strict]] = {"merged": Merged, "apart": Apart}
-
-
-def _data(value: Any) -> Strict:
-    table = of_kind(value, DATA, "npz")
-    if "test_fraction" in table.model_fields_set:
-        raise ValueError("test_fraction is of a silo's configuration; take it out, [split] says what is tested on")
-    if isinstance(table, Shared) and table.share is not None:
-        raise ValueError("share is of a silo's configuration; take it out, [partition] deals out the records")
-    return table
-
-
-def _partition(value: Any) -> Strict:
-    return of_kind(value, PARTITIONS, "file" if isinstance(value, dict) and "file" in value else None)
-
-
-def _split(value: Any) -> Strict:
-    return of_kind(value, SPLITS, "merged")
 
 
 def _no_privacy(value: Any) -> None:
@@ -146,11 +80,6 @@ def _no_privacy(value: Any) -> None:
             "a simulation keeps no privacy budget; take the table out, or run the job by staddle demo --private, or in "
             "a federation"
         )
-
-
-Data: TypeAlias = Annotated[sources.Source | Synthetic, PlainValidator(_data)]
-Partition: TypeAlias = Annotated[partition_table.Partition | PartitionFromFile, PlainValidator(_partition)]
-Split: TypeAlias = Annotated[Merged | Apart, PlainValidator(_split)]
 
 
 class ChosenMethod(MethodTable):

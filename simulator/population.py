@@ -22,9 +22,10 @@ from ..algorithms.sources import Source, check_present, load, where
 from ..errors import LocalError
 from ..files import canonical_json
 from .dealing import check_groups, from_file, from_tables, title
-from .experiment import Experiment, ExperimentFile, Merged, PartitionFromFile, Synthetic
+from .experiment import Experiment, ExperimentFile
 from .names import silo_names
 from .plan import Population
+from .records_tables import Merged, PartitionFromFile, Synthetic
 
 Counts = NDArray[np.int64]
 

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import LocalError
-from staddle.simulator.experiment import Apart, Merged, read
+from staddle.simulator.experiment import read
 from staddle.simulator.plan import Schedule
+from staddle.simulator.records_tables import Apart, Merged
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 TWO = '[[methods]]\nname = "fedavg"\n[[methods]]\nname = "fedavg"\n'

@@ -70,15 +70,16 @@ def test_every_record_of_the_digits_is_at_one_silo(experiment):
 def test_the_digest_names_the_records_whose_they_are_and_what_they_are_called(experiment, tmp_path):
     save_npz(tmp_path / "data.npz", some())
 
-    def digest(partition=4, name="pixels", change=0.0):
+    def digest(partition=4, name="pixels", change=0.0, top="seed = 1"):
         data = some(class_names=("a", "b", name))
         data.x[7] += change
         save_npz(tmp_path / "data.npz", data)
         table = f'[partition]\nkind = "dirichlet"\nsilos = 3\nalpha = 1.0\nseed = {partition}'
-        return populate(experiment(data=NPZ, partition=table, model=GLM)).digest
+        return populate(experiment(top, data=NPZ, partition=table, model=GLM)).digest
 
-    assert digest() == digest()
-    assert len({digest(), digest(5), digest(name="other"), digest(change=0.5)}) == 4
+    assert digest() == digest() == digest(top="seeds = [2, 3]")
+    named = digest(top='seed = 1\nsilos = ["a", "b", "c"]')
+    assert len({digest(), digest(5), digest(name="other"), digest(change=0.5), named}) == 5
 
 
 def test_natural_silos_are_called_by_their_sources_in_the_order_of_numbers(experiment, tmp_path):
