@@ -59,11 +59,6 @@ def test_tensors_that_share_memory_or_lie_otherwise_come_back():
     assert all(tensor.data_ptr() % 64 == 0 for tensor in entry.rooms["r"].values())  # where torch itself puts them
 
 
-def test_a_parameter_is_packed_without_its_gradient():
-    grown = torch.nn.Parameter(torch.ones(2))
-    assert not unpack(pack({("a",): Entry({"": {"w": grown}})}), "x")["a",].rooms[""]["w"].requires_grad
-
-
 @pytest.mark.parametrize(
     "data", [b"", b"\1" * 99, pack({})[:-1], save({"0": torch.ones(1)})], ids=["empty", "other", "cut", "no table"]
 )
