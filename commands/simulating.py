@@ -20,7 +20,6 @@ from ..simulator.experiment import read
 from ..simulator.plan import Population, Run
 from ..simulator.population import populate
 from ..simulator.recorded import load_runs
-from ..simulator.report import write_report
 from ..simulator.runner import complete
 from ..simulator.runs import runs
 from ..simulator.stopping import stopping
@@ -94,6 +93,8 @@ def _report(console: Console, out: Path, population: Population, labels: Sequenc
     finished = [run for run in load_runs(out) if run.finished]
     if not finished:
         return
+    from ..simulator.report import write_report  # noqa: PLC0415 matplotlib takes a second to import
+
     summary, *_ = write_report(out, population, labels)
     finished.sort(key=lambda run: labels.index(run.label) if run.label in labels else len(labels))
     if as_json:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ import typer
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
-from staddle.commands import simulate, simulating
+from staddle.algorithms.engine import Serial
+from staddle.commands import simulate
 from staddle.errors import LocalError
 from staddle.security.lock import locked
+from staddle.simulator import report
 
 FILE = """\
 version = 1
@@ -49,6 +52,7 @@ look_every = {looks}
 checkpoint_every = 2
 """
 TWO = '[[methods]]\nname = "fedavg"\n\n[[methods]]\nname = "pfedsim"\nlabel = "early"\noptions = { rho = 0.3 }'
+ONE, RUN = ("--method", "early", "--seed", "2"), "early/seed-2"
 FIVE = """\
 [[methods]]
 name = "pfedsim"
@@ -199,34 +203,62 @@ def test_a_run_that_fails_keeps_no_other_from_its_turn(write, tmp_path):
     assert (tmp_path / "toy" / "summary.md").exists()
 
 
-def begun(file, out, *arguments):
-    command = [sys.executable, "-P", "-m", "staddle.commands", "simulate", str(file), "--out", str(out), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def test_ended_by_a_signal_it_goes_on_where_it_was(write, tmp_path, monkeypatch, quick):
+    """SIGTERM in the third round, which is lost; not so the two before it."""
+    file, trained = write(rounds=4), []
+
+    def train(self, *work):
+        trained.append(work)
+        if len(trained) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return train_all(self, *work)
+
+    with monkeypatch.context() as patch:
+        train_all = Serial.train
+        patch.setattr(Serial, "train", train)
+        told = refused(file, *ONE)
+    assert told == "early, seed 2: stopped; the same command goes on after round 2 of 4"
+    assert "early, seed 2: goes on after round 2, of 4" in said(file, *ONE).output
+    said(file, *ONE, "--out", str(tmp_path / "whole"))
+    assert results(tmp_path / "toy") == results(tmp_path / "whole")
 
 
-def until(process, path, size=1):
-    """Until a file has grown so far."""
-    while not path.exists() or path.stat().st_size < size:
-        assert process.poll() is None, process.stderr.read()
+@pytest.fixture
+def begin():
+    """Begins the command as a process of its own, which does not outlive the test."""
+    with ExitStack() as stack:
+
+        def begin(file, out, workers):
+            command = (sys.executable, "-P", "-m", "staddle.commands", "simulate", str(file), "--out", str(out), *ONE)
+            process = subprocess.Popen([*command, "--workers", workers], stdout=subprocess.DEVNULL)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield begin
+
+
+def kill_after(processes):
+    """Kill each once its run has done so many rounds."""
+    while processes:
+        for process, (out, rounds) in tuple(processes.items()):
+            assert process.poll() is None
+            history = out / RUN / "history.jsonl"
+            if history.exists() and f'{{"rounds":{rounds},' in history.read_text():
+                process.kill()
+                process.wait()
+                del processes[process]
         time.sleep(0.002)
 
 
-def test_killed_stopped_and_gone_on_with_it_ends_in_the_same_bytes(write, tmp_path, monkeypatch):
-    """By kill -9 after a checkpoint and by SIGTERM in a round, of two workers each; the rest in one process."""
-    monkeypatch.setattr(simulating, "write_report", lambda out, *_: (out / "summary.md",))  # it is seen above
-    file, killed = write(rounds=24, looks=6), tmp_path / "killed"
-    chosen = ("--method", "early", "--seed", "2")
-    run = killed / "early" / "seed-2"
-    with begun(file, killed, *chosen, "--workers", "2") as process:
-        until(process, run / "checkpoint.json")
-        process.kill()
-    with begun(file, killed, *chosen, "--workers", "2") as process:
-        until(process, run / "history.jsonl", 2 * (run / "history.jsonl").stat().st_size)
-        process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert told.startswith("staddle: early, seed 2: stopped; the same command goes on after round ")
-    assert not (run / "rounds.csv").exists()
-    assert "goes on after round" in said(file, *chosen, "--out", str(killed)).output
-    said(file, *chosen, "--out", str(tmp_path / "whole"))
-    assert results(killed) == results(tmp_path / "whole")
+def test_killed_and_gone_on_with_it_ends_in_the_same_bytes(write, begin, tmp_path, monkeypatch):
+    """By kill -9, after the first checkpoint, of two workers; and in a later round, of one process."""
+    monkeypatch.setattr(report, "write_report", lambda out, *_: (out / "summary.md",))  # it is seen above
+    file, outs = write(rounds=24, looks=6), [tmp_path / "two", tmp_path / "one"]
+    kill_after({begin(file, outs[0], "2"): (outs[0], 3), begin(file, outs[1], "1"): (outs[1], 8)})
+    for out in outs:
+        assert not (out / RUN / "rounds.csv").exists()
+        assert "goes on after round" in said(file, *ONE, "--out", str(out)).output
+    said(file, *ONE, "--out", str(tmp_path / "whole"))
+    for out in outs:
+        assert results(out) == results(tmp_path / "whole")
