@@ -142,7 +142,9 @@ def ours(crew: Crew, engine: Engine, job: Job) -> Timed:
     return Timed(lambda _: simulation.step(), 1, crew.pids)
 
 
-def plain(population: Population, job: Job, way: Any, epochs: int = EPOCHS) -> tuple[PlainLoop, Timed]:
+def plain(
+    population: Population, job: Job, way: Any, epochs: int = EPOCHS, threads: int = 1
+) -> tuple[PlainLoop, Timed]:
     """The plain loop with the same cohorts."""
     model = nn.Sequential()
     for part, module in build(job.model, job.seed).items():
@@ -150,12 +152,13 @@ def plain(population: Population, job: Job, way: Any, epochs: int = EPOCHS) -> t
     loop = PlainLoop(
         model, population.pixels, population.labels, *population.sides(), way, epochs, BATCH, LR, job.rounds // 2
     )
-    return loop, Timed(
-        lambda number: loop.round(number, [job.silos.index(silo) for silo in job.cohort(number)]), THREADS
-    )
+
+    def run(number: int) -> None:
+        loop.round(number, [job.silos.index(silo) for silo in job.cohort(number)])
+
+    return loop, Timed(run, threads)
 
 
-THREADS = torch.get_num_threads()  # torch's own number
 Row = dict[str, str | float]
 
 
@@ -167,7 +170,7 @@ def measure_loop(options: argparse.Namespace) -> list[Row]:
     tell(f"pFedSim, {population.silos} silos, {job.cohort_size} a round, {rounds - 1} rounds of each, in turn")
     with Crew(population.records(), options.workers) as crew:
         contenders = {"ours": ours(crew, crew.engine(job), job)}
-        contenders |= {f"plain, {way}": plain(population, job, way)[1] for way in WAYS}
+        contenders |= {f"plain, {way}": plain(population, job, way, threads=options.plain_threads)[1] for way in WAYS}
         for number in range(rounds):
             for one in contenders.values():
                 one.run(number)
@@ -252,6 +255,8 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; all by default")
     parser.add_argument("--rounds", type=int, default=10, help="counted rounds")
     parser.add_argument("--workers", type=int, default=usable_cores(), help="worker processes; one a core by default")
+    own = torch.get_num_threads()
+    parser.add_argument("--plain-threads", type=int, default=own, help="of the plain loop; torch's own by default")
     parser.add_argument("--quick", action="store_true", help="a minute instead of a quarter of an hour")
     parser.add_argument("--csv", type=Path, help="write the tables to this file too")
     options = parser.parse_args()

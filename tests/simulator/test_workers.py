@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from staddle.algorithms.data import Dataset
-from staddle.algorithms.engine import Records, Serial
+from staddle.algorithms.engine import Records, Serial, Work
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import state_to_bytes
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.simulation import Simulation
 from staddle.errors import LocalError
 from staddle.simulator.workers import Crew, usable_cores
@@ -164,19 +165,28 @@ def ended(pids, seconds=10):
     return not any(map(alive, pids))
 
 
-def test_a_worker_that_is_killed_ends_the_run_with_its_silo_named():
-    """Last of those with processes of this test run: it takes a crew for itself."""
+@pytest.mark.parametrize("place", ["_give", "_answering"])
+def test_a_worker_that_is_killed_ends_the_run_with_its_silo_named(monkeypatch, place):
+    """Killed while it has nothing to do, or while it trains."""
+    job = job_of("fedavg", epochs=10_000)
+    with Crew(RECORDS, 1) as crew:
+        engine, (pid,), real = crew.engine(job), crew.pids, getattr(Crew, place)
+        monkeypatch.setattr(Crew, place, lambda *order: os.kill(pid, signal.SIGKILL) or real(*order))
+        largest = job.cohort(0)[-1]
+        with pytest.raises(LocalError, match=f"silo '{largest}': the worker process that had it was ended by SIGKILL"):
+            Simulation(job, engine).step()
+        assert ended([pid])
+        assert crew.pids == ()
+        with pytest.raises(LocalError, match="the worker processes have ended"):
+            Simulation(job, engine).look()
+
+
+def test_a_mistake_in_a_method_ends_the_worker_that_meets_it():
     job = job_of("fedavg")
-    crew = Crew(RECORDS, 1)
-    engine = crew.engine(job)
-    (pid,) = crew.pids
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(LocalError, match="silo 'd': the worker process that had it was ended by SIGKILL"):
-        Simulation(job, engine).look()
-    assert ended([pid])
-    with pytest.raises(LocalError, match="the worker processes have ended"):
-        Simulation(job, engine).look()
-    crew.close()
+    with Crew(RECORDS, 1) as crew:
+        work = [Work("d", initial_state(job.method(), "d"), {"model": {"classifier.bias": "no tensor"}})]
+        with pytest.raises(LocalError, match=r"silo 'd': the worker process .* ended with code 1; what it printed"):
+            crew.engine(job).look(1, work, lambda: None)
 
 
 LONG = """
@@ -189,7 +199,7 @@ LONG = """
         with Crew(RECORDS, 2) as crew:
             Simulation(job_of("fedavg"), crew.engine(job_of("fedavg"))).look()  # they have begun
             print(*crew.pids, flush=True)
-            job = job_of("fedavg", epochs=10_000_000)
+            job = job_of("fedavg", epochs=10_000)
             Simulation(job, crew.engine(job)).step()
 
     if __name__ == "__main__":
