@@ -31,7 +31,10 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     # (2) They are what the model takes.
     if tuple(x.shape[1:]) != shape:
         wanted = ", ".join(str(side) for side in shape)
-        raise LocalError(f"{where}: x is {list(x.shape)}, the job's model takes [N, {wanted}]; reshape it")
+        raise LocalError(
+            f"{where}: x is {list(x.shape)}, the job's model takes [N, {wanted}]; reshape it, or have the job say "
+            f"model.input = {list(x.shape[1:])}"
+        )
     # (3) Their labels are classes of the job.
     outside = y[(y < 0) | (y >= classes)]
     if len(outside):
