@@ -18,6 +18,7 @@ import torch
 from ..algorithms.job import DERIVED
 from ..errors import LocalError
 from ..files import Strict, canonical_json, parse_canonical, read_bytes
+from .history_file import BEGIN_ANEW
 from .plan import Population, Run, Schedule
 
 RUN = "run.json"
@@ -84,9 +85,12 @@ def identity(run: Run, population: Population, schedule: Schedule) -> Identity:
 
 
 def read(folder: Path) -> Identity:
-    """That of a run's folder."""
+    """That of a run's folder; LocalError where it is not as it was written."""
     path = folder / RUN
-    return parse_canonical(read_bytes(path), Identity, str(path))
+    try:
+        return parse_canonical(read_bytes(path), Identity, str(path))
+    except LocalError as error:
+        raise LocalError(f"{error}; {BEGIN_ANEW}") from error
 
 
 def check_same(folder: Path, there: Identity, here: Identity) -> None:
