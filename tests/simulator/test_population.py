@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,9 @@ from staddle.algorithms.partition_sides import Sides
 from staddle.errors import LocalError
 from staddle.simulator.population import counts, cut, populate, rearrange
 
+REAL = pytest.mark.skipif(
+    "STADDLE_DATA" not in os.environ, reason="STADDLE_DATA names no folder with real sets, unpacked"
+)
 GLM = 'name = "glm"\nclasses = 3\ninput = [1, 1, 2]'
 NPZ = 'file = "data.npz"'
 COLUMN = '[partition]\nkind = "column"\nminimum = 2'
@@ -193,3 +198,41 @@ def test_data_that_cannot_be_dealt_out_are_refused(experiment, tmp_path, data, p
         save_npz(tmp_path / "data.npz", data)
     with pytest.raises(LocalError, match=text):
         populate(experiment(data=NPZ, partition=partition, model=GLM))
+
+
+@REAL
+def test_persons_and_hospitals_are_silos(experiment):
+    har = f'kind = "natural"\nname = "har"\nfolder = "{os.environ["STADDLE_DATA"]}"'
+    model = 'name = "glm"\nclasses = 6\ninput = [9, 1, 128]'
+    people = populate(experiment(data=har, partition='[partition]\nkind = "column"', model=model))
+    assert list(people.records) == [f"silo-{person:03}" for person in range(1, 31)]
+    assert people.class_names[5] == "lying"
+    for own in people.records.values():
+        assert 0.15 < len(own.test) / (len(own.train) + len(own.test)) < 0.35
+    with pytest.raises(LocalError, match="which belong together, are on two sides"):
+        populate(experiment(data=har, model=model))
+    heart = f'kind = "natural"\nname = "heart-disease"\nfolder = "{os.environ["STADDLE_DATA"]}/heart_disease"'
+    model = 'name = "glm"\nclasses = 2\ninput = [1, 1, 22]'
+    people = populate(experiment(data=heart, partition='[partition]\nkind = "column"', model=model))
+    assert dict(zip(people.records, counts(people).sum(1).tolist(), strict=True)) == {
+        "cleveland": 303,
+        "hungarian": 294,
+        "switzerland": 123,
+        "va": 200,
+    }
+
+
+@REAL
+def test_the_published_split_with_a_client_of_nothing_has_one_silo_less(experiment):
+    folder = os.environ["STADDLE_DATA"]
+    split = f"{folder}/ppfl_splits/cifar10_80clients_3domains_alpha0.2.npz"
+    people = populate(
+        experiment(
+            data=f'kind = "torchvision"\nname = "CIFAR10"\nfolder = "{folder}"',
+            partition=f'[partition]\nfile = "{split}"\nformat = "ppfl"',
+            model='name = "lenet5"\nclasses = 10',
+        )
+    )
+    assert len(people.records) == 79
+    assert people.notes == ("clients of the partition without any record take no part: 35",)
+    assert counts(people).sum(0).tolist() == [6000] * 10
