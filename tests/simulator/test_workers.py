@@ -100,16 +100,21 @@ def test_answers_keep_the_order_of_the_work_and_one_crew_serves_jobs_in_turn(cre
     assert found == [slow[i].step().reports for i in (0, 1, 0, 1)]
 
 
-def test_the_silo_with_the_most_records_is_taken_first(crew, monkeypatch):
-    given = []
-    give = Crew._give
-    monkeypatch.setattr(Crew, "_give", lambda self, *order: given.append(order[-1].silo) or give(self, *order))
+@pytest.fixture
+def given(monkeypatch):
+    """The silos that workers are given, in turn."""
+    silos, give = [], Crew._give
+    monkeypatch.setattr(Crew, "_give", lambda self, *order: silos.append(order[-1].silo) or give(self, *order))
+    return silos
+
+
+def test_the_silo_with_the_most_records_is_taken_first(crew, given):
     job = job_of("local")
     assert list(Simulation(job, crew.engine(job)).look()) == list(SILOS)
     assert given == ["d", "c", "b", "a"]
 
 
-def test_the_error_of_a_silo_is_its_own_and_the_crew_goes_on(crew):
+def test_the_error_of_a_silo_is_its_own_ends_the_round_and_the_crew_goes_on(crew, given):
     broken = job_of("fedavg", lr=1e38)
     with pytest.raises(LocalError) as serial:
         Simulation(broken, Serial(broken, RECORDS)).step()
@@ -121,8 +126,16 @@ def test_the_error_of_a_silo_is_its_own_and_the_crew_goes_on(crew):
     assert re.match(text, str(own.value))
     assert type(own.value) is LocalError
     assert told == []
+    assert len(given) == 2  # of three: none is begun after a fault
     job = job_of("fedavg")
     assert Simulation(job, crew.engine(job)).step().reports == Simulation(job, Serial(job, RECORDS)).step().reports
+
+
+def test_no_interrupt_reaches_a_worker(crew):
+    for pid in crew.pids:
+        os.kill(pid, signal.SIGINT)
+    job = job_of("local")
+    assert len(Simulation(job, crew.engine(job)).look()) == len(SILOS)
 
 
 def test_a_private_job_is_refused(crew):
@@ -197,9 +210,10 @@ LONG = """
 
     def train_long():
         with Crew(RECORDS, 2) as crew:
-            Simulation(job_of("fedavg"), crew.engine(job_of("fedavg"))).look()  # they have begun
-            print(*crew.pids, flush=True)
-            job = job_of("fedavg", epochs=10_000)
+            one = job_of("fedavg")
+            Simulation(one, crew.engine(one)).look()  # so they have begun
+            job, real = job_of("fedavg", epochs=10_000), Crew._answering
+            Crew._answering = lambda self: print(*self.pids, flush=True) or real(self)  # they have silos now
             Simulation(job, crew.engine(job)).step()
 
     if __name__ == "__main__":
