@@ -94,7 +94,7 @@ from .method import (
     Value,
     specs_of_parameters,
 )
-from .models import initialise
+from .models import fill
 from .networks_fedaims import Blocks
 from .supervision_sampling import balanced, supervision_sampling
 
@@ -182,7 +182,7 @@ class FedAIMS(Method):
                 parts[f"head{j}"] = nn.Linear(width, self.setting.classes)
         for name, module in parts.items():
             if name not in self.template:
-                initialise(module, self.setting.seed, f"fedaims/{name}")
+                fill(module, self.setting.seed, f"fedaims/{name}")
         return parts
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:

@@ -171,12 +171,15 @@ def look(
 
         check_delivered(job, round_, delivered)
         fresh = take_private_delivery(method, job, round_, state, delivered, client, private.account)
-    new, own = to_modules(method, client, fresh), to_modules(method, client, state)
+    modules = to_modules(method, client, fresh)
+    new = [evaluate(method, modules, data) for data in (test_data, validation_data) if data is not None]
+    load_values(modules, state)
 
-    def seen(data: Dataset) -> Seen:
-        return Seen(len(data), evaluate(method, new, data), evaluate(method, own, data))
+    def seen(data: Dataset, correct: int) -> Seen:
+        return Seen(len(data), correct, evaluate(method, modules, data))
 
-    return Look(fresh, seen(test_data), None if validation_data is None else seen(validation_data))
+    validation = None if validation_data is None else seen(validation_data, new[1])
+    return Look(fresh, seen(test_data, new[0]), validation)
 
 
 def final_round(
@@ -269,15 +272,28 @@ def handed(modules: Modules, stage: Stage) -> Modules:
 
 def to_modules(method: Method, client: str, state: SiloState) -> dict[str, nn.Module]:
     """The silo's modules with copies of the state's values; LocalError where state and model do not fit."""
-    modules = method.modules(client)
+    with torch.device("meta"):  # without values: drawing initial ones takes longer than all else here
+        modules = method.modules(client)
+    load_values(modules, state)
+    return modules
+
+
+def load_values(modules: Modules, state: SiloState) -> None:
+    """Let modules have copies of the state's values in place of their own; LocalError where they do not fit."""
     if {part for part, m in modules.items() if m.state_dict()} != {part for part, held in state.parts.items() if held}:
         raise LocalError(f"the saved state has parts {sorted(state.parts)}, the job's model has {sorted(modules)}")
     for part, module in modules.items():
+        values = state.parts.get(part, {})  # a part may hold no tensors
+        other = [
+            name for name, own in module.state_dict().items() if name in values and values[name].dtype != own.dtype
+        ]
+        if other:
+            raise LocalError(f"the saved state of part {part!r} has {other} in another dtype than the job's model")
+        copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in values.items()}
         try:
-            module.load_state_dict(dict(state.parts.get(part, {})), strict=True)  # a part may hold no tensors
+            module.load_state_dict(copies, strict=True, assign=True)
         except RuntimeError as error:
             raise LocalError(f"the saved state of part {part!r} does not fit the job's model: {error}") from error
-    return modules
 
 
 def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:

@@ -79,7 +79,7 @@ class Setting:
     ``build`` returns a freshly initialised model of the job as its two parts, ``extractor`` and ``classifier``; it
     gives the same values at every silo (seeded by the job). ``sketch`` returns it without values, on torch's device
     "meta": names and shapes cost neither time nor memory. Other modules that a method needs come from
-    ``initialise``, by the same streams under a prefix of the method's choice. ``buffers`` says whether floating-point
+    ``models.fill``, by the same streams under a prefix of the method's choice. ``buffers`` says whether floating-point
     buffers, the running statistics of batch norm, stay at a silo or cross with the parameters of their part. Where
     ``counts`` are declared, a method asks no silo for its own.
     """

@@ -92,9 +92,15 @@ def build(options: ModelOptions, seed: int) -> dict[str, nn.Module]:
     """A freshly initialised model by part; the same options and seed give the same bits everywhere."""
     parts = sketch(options)
     for part, module in parts.items():
-        module.to_empty(device="cpu")
-        initialise(module, seed, part)
+        fill(module, seed, part)
     return parts
+
+
+def fill(module: nn.Module, seed: int, prefix: str) -> None:
+    """Give a new module its initial values; none where torch's device is "meta", for whoever has other values."""
+    if torch.get_default_device().type != "meta":
+        module.to_empty(device="cpu")
+        initialise(module, seed, prefix)
 
 
 @torch.no_grad()

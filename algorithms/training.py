@@ -76,17 +76,17 @@ def sgd_step(
     parameters: Sequence[Tensor], gradients: Sequence[Tensor], velocity: list[Tensor], optimiser: Optimiser
 ) -> None:
     """One step of SGD in place; ``velocity`` is empty before the first step of a stage."""
-    for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-        update = gradient
-        if optimiser.weight_decay:
-            update = update.add(parameter, alpha=optimiser.weight_decay)  # g + weight_decay·θ
-        if optimiser.momentum:
-            if len(velocity) == i:
-                velocity.append(update.clone())
-            else:
-                velocity[i].mul_(optimiser.momentum).add_(update)  # v ← momentum·v + g
-            update = velocity[i]
-        parameter.add_(update, alpha=-optimiser.lr)  # θ ← θ − lr·v
+    moved, updates = list(parameters), list(gradients)
+    if optimiser.weight_decay:
+        updates = list(torch._foreach_add(updates, moved, alpha=optimiser.weight_decay))  # noqa: SLF001 g + weight_decay·θ
+    if optimiser.momentum:
+        if velocity:
+            torch._foreach_mul_(velocity, optimiser.momentum)
+            torch._foreach_add_(velocity, updates)  # v ← momentum·v + g
+        else:
+            velocity.extend(update.clone() for update in updates)
+        updates = velocity
+    torch._foreach_add_(moved, updates, alpha=-optimiser.lr)  # θ ← θ − lr·v
 
 
 def clipped(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor]:
@@ -199,8 +199,8 @@ def train(
         for index in way.batches(stage, len(data), batch_size, rng, wrap):
             if cancelled():
                 raise CancelledError("training stopped between two batches, as asked")
-            batch = data.take(index)
-            losses.append(step(batch.x, batch.y))
+            chosen = torch.from_numpy(index)
+            losses.append(step(data.x.index_select(0, chosen), data.y.index_select(0, chosen)))
             check_loss(losses[-1], stage.optimiser)
             progress()
         mean = sum(losses) / len(losses)
