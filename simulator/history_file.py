@@ -78,6 +78,8 @@ class HistoryFile:
     def sync(self) -> Prefix:
         """Make all lines durable; what a checkpoint says of them."""
         try:
+            if os.fstat(self._descriptor).st_size != self._size:
+                raise OSError("its length is not what was written")
             os.fsync(self._descriptor)
         except OSError as error:
             raise UnwritableError(f"{self._path}: cannot write it: {unwritable(error)}") from error

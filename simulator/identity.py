@@ -16,7 +16,9 @@ from typing import Any, Literal
 import torch
 
 from ..algorithms.job import DERIVED
+from ..errors import LocalError
 from ..files import Strict, canonical_json, parse_canonical, read_bytes
+from .history_file import BEGIN_ANEW
 from .plan import Population, Run, Schedule
 
 RUN = "run.json"
@@ -79,9 +81,12 @@ def identity(run: Run, population: Population, schedule: Schedule) -> Identity:
 
 
 def read(folder: Path) -> Identity:
-    """That of a run's folder."""
+    """That of a run's folder; LocalError where it is not as it was written."""
     path = folder / RUN
-    return parse_canonical(read_bytes(path), Identity, str(path))
+    try:
+        return parse_canonical(read_bytes(path), Identity, str(path))
+    except LocalError as error:
+        raise LocalError(f"{error}; {BEGIN_ANEW}") from error
 
 
 def differences(there: Identity, here: Identity) -> list[str]:

@@ -15,6 +15,7 @@ checkpoint and the history up to it, measures and trains again what came after, 
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -85,8 +86,11 @@ class RunFolder:
         self._measures = list(self._history.measures)
 
     def begun(self) -> Snapshot | None:
-        """Where the run goes on from; None for a new one."""
-        return self._checkpoint.load()
+        """Where the run goes on from, its silos in job order; None for a new one."""
+        found = self._checkpoint.load()
+        if found is None:
+            return None
+        return replace(found, states={silo: found.states[silo] for silo in self._run.job.silos})
 
     @property
     def history(self) -> tuple[Measured, ...]:

@@ -12,7 +12,7 @@ from staddle.simulator.plan import Population, Run, Schedule
 from staddle.simulator.run_folder import opened
 
 SILOS = ("d", "b", "a", "c")  # job order is not the alphabet's
-OPTIONS = {"ppfl": {"lam": 0}}
+OPTIONS = {"ppfl": {"lam": 0}, "fedsimsup": {"tau_theta": 1}}
 MODELS = {"fedaims": "convnet-digits"}
 SCHEDULE = Schedule(2, 2)
 

@@ -107,6 +107,18 @@ def test_a_line_that_the_disk_does_not_take_is_told(path, monkeypatch, fault):
     file.close()
 
 
+def test_what_was_torn_is_never_part_of_a_checkpoint(path, monkeypatch):
+    file = HistoryFile(path, NOTHING)
+    with monkeypatch.context() as patch:
+        Calls(patch, 1, short)
+        with pytest.raises(UnwritableError):
+            file.append([ONE])
+    file.append([TWO])
+    with pytest.raises(UnwritableError, match=r"history\.jsonl: cannot write it: its length is not what was written"):
+        file.sync()
+    file.close()
+
+
 def test_a_folder_in_its_place_is_told(path):
     path.mkdir()
     with pytest.raises(UnwritableError, match="cannot write it"):

@@ -39,7 +39,12 @@ def test_it_cannot_be_edited_unseen(tmp_path):
     with pytest.raises(LocalError, match=r"run\.json: is not canonical JSON, so it was edited"):
         identity.read(tmp_path)
     path.write_bytes(b"{}")
-    with pytest.raises(LocalError, match=r"run\.json: missing key 'label'; add it"):
+    with pytest.raises(
+        LocalError, match=r"run\.json: missing key 'label'; add it.*restore it from a backup, or remove"
+    ):
+        identity.read(tmp_path)
+    path.write_bytes(made().to_bytes()[:99])
+    with pytest.raises(LocalError, match=r"run\.json: not valid JSON: .*restore it from a backup, or remove the run's"):
         identity.read(tmp_path)
 
 
