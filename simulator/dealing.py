@@ -37,6 +37,12 @@ def from_file(table: PartitionFromFile, source: Source, data: Dataset) -> Dealt:
     match table.format:
         case "ppfl":
             found = read_ppfl(table.file, labels, title(source))
+            dealt = sum(len(own.all()) for own in found.sides().values())
+            if dealt != len(labels):  # it says nothing else of the records that it was made for
+                raise LocalError(
+                    f"{table.file}: deals out {dealt} records, there are {len(labels)}; take the data set that it is "
+                    "of, official training and test records together"
+                )
         case "staddle":
             found = read(table.file)
             found.check_labels(labels)

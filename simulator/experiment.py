@@ -46,8 +46,8 @@
     checkpoint_every = 10             # rounds after which it can be gone on from
 
 A job file with [data] and [partition] is such a file too. What [security] says stays in the jobs: a simulation adds up
-in the clear, and withholds what a blind job withholds. The counts that a blind job declares of its silos may be left
-out, since here they are known.
+in the clear, withholds what a blind job withholds, and refuses what it refuses, such as silos that change from round to
+round under private weights. The counts that it declares of its silos may be left out, since here they are known.
 """
 
 from collections import Counter

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+import pydantic
 from pydantic import Field, PlainValidator
 
 from ..algorithms import partition_table, sources
@@ -39,6 +40,12 @@ class PartitionFromFile(Strict):
     kind: Literal["file"] = "file"
     file: Path
     format: Literal["staddle", "ppfl"] = "staddle"
+
+    @pydantic.model_validator(mode="after")
+    def _format_of_its_name(self) -> "PartitionFromFile":
+        if (self.file.suffix == ".npz") != (self.format == "ppfl"):
+            raise ValueError(f'{self.file}: format = "ppfl" is for .npz files, others are format = "staddle"')
+        return self
 
 
 class Merged(Strict):

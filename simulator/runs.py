@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..algorithms.fit import check_training
 from ..algorithms.job import Job
 from ..algorithms.job_security import SecurityTable
 from ..algorithms.simulation import check_population
@@ -22,6 +23,8 @@ def runs(
 ) -> tuple[Run, ...]:
     """Method by method, each with its seeds in turn; LocalError where the records do not fit a method's job.
 
+    What a record must be is the same for all methods (``experiment.read``), and is asked once: it takes seconds.
+
     ``methods``, by label or name, ``seeds`` and ``rounds`` stand in for what the file says.
     """
     found: list[Run] = []
@@ -29,7 +32,10 @@ def runs(
         chosen = method if rounds is None else method.model_copy(update={"rounds": rounds})
         wanted = tuple(dict.fromkeys(seeds)) or experiment.file.all_seeds
         own = [Run(chosen.title, seed, _job(experiment, population, chosen, seed)) for seed in wanted]
-        check_population(own[0].job, population.records)
+        if not found:
+            check_population(own[0].job, population.records)
+        for silo, records in population.records.items():
+            check_training(own[0].job, records.train, silo, f"silo {silo!r}")
         found += own
     return tuple(found)
 

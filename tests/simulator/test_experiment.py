@@ -84,6 +84,7 @@ def test_paths_start_at_the_file(experiment, tmp_path):
             {"partition": '[partition]\nfile = "p.json"\n[split]\nratio = "50/50"'},
             "split: the partition's file says which side a record is on; take it out",
         ),
+        ({"partition": '[partition]\nfile = "p.npz"'}, 'partition: p.npz: format = "ppfl" is for .npz files'),
         ({"data": 'kind = "synthetic"'}, "partition: synthetic records are drawn silo by silo; take it out"),
         (
             {"data": 'kind = "synthetic"', "partition": '[split]\nratio = "50/50"'},

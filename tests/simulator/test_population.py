@@ -143,6 +143,9 @@ def test_a_published_split_is_read_and_keeps_its_numbers(experiment, tmp_path):
     assert list(people.records) == ["silo-000", "silo-002"]
     assert indices(people.records["silo-002"].test) == list(range(55, 60))
     assert people.notes == ("clients of the partition without any record take no part: 1",)
+    save_npz(tmp_path / "data.npz", some(61))
+    with pytest.raises(LocalError, match=r"split\.npz: deals out 60 records, there are 61; take the data set that it"):
+        populate(experiment(data=NPZ, partition=table, model=GLM))
 
 
 def test_official_parts_are_kept_apart(experiment, tmp_path):

@@ -1,7 +1,11 @@
+import numpy as np
 import pytest
 import torch
 
+from staddle.algorithms.data import digits
 from staddle.algorithms.job import Job
+from staddle.algorithms.partition_file import partition_file, save
+from staddle.algorithms.partition_sides import Sides
 from staddle.errors import LocalError
 from staddle.simulator.experiment import read
 from staddle.simulator.population import populate
@@ -139,3 +143,18 @@ def test_what_does_not_fit_a_method_is_refused_before_any_run(experiment):
     larger = experiment(model='name = "lenet5"\nclasses = 10')
     with pytest.raises(LocalError, match=r"training records of silo 'silo-000': x is .* the job's model takes"):
         runs(larger, people)
+
+
+def test_every_method_is_asked_whether_the_silos_have_enough_to_train_on(experiment, tmp_path):
+    sides = {
+        "a": Sides(np.array([1]), np.empty(0, np.int64), np.arange(2, 9)),
+        "b": Sides(np.arange(10, 50), np.empty(0, np.int64), np.arange(50, 60)),
+    }
+    save(tmp_path / "p.json", partition_file(sides, digits().y.numpy(), "digits", None, {}))
+    methods = '[[methods]]\nname = "local"\n[[methods]]\nname = "fedavg"\nmodel = { norm = "batch" }'
+    model = 'name = "convnet-digits"\nclasses = 10'
+    found = experiment(partition='[partition]\nfile = "p.json"', model=model, methods=methods)
+    people = populate(found)
+    assert len(runs(found, people, ["local"])) == 2
+    with pytest.raises(LocalError, match="silo 'a': 1 record to train on, which batch norm cannot tell from its batch"):
+        runs(found, people)
