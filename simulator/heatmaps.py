@@ -126,36 +126,34 @@ def by_likeness(found: HeatMap) -> list[int]:
 
 
 def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = ()) -> bytes:
-    """PNG: the silos in job order, and by dominant class where ``counts`` [N, C] are given, else by likeness.
+    """PNG: the silos in job order, by likeness, and where ``counts`` [N, C] are given by dominant class.
 
     ``classes`` are the names of the classes; numbers where not given.
     """
     n, columns = found.values.shape
     if counts is not None and len(counts) != n:
         raise LocalError(f"a heat map of {n} silos, and class counts of {len(counts)}; give those of the same silos")
-    high = min(max(3.0, 0.2 * n), 5.5)
+    orders = {"silos in job order": list(range(n)), "silos by likeness": by_likeness(found)}
+    if counts is not None:
+        orders["silos by dominant class"] = by_class(counts)
+    high = min(max(3.0, 0.2 * n), 5.0)
     names = 0.06 * max(map(len, found.silos)) if n <= MOST_NAMES and found.pairs else 0.0  # inches
     wide = high if found.pairs else min(0.4 * columns + 1.0, 5.0)
 
     def draw(figure: Figure) -> None:
-        first, second = figure.subplots(1, 2)
-        image = _cells(first, found, list(range(n)))
-        first.set_title("silos in job order")
-        if counts is None:
-            _cells(second, found, by_likeness(found))
-            second.set_title("silos by likeness")
-        else:
-            order = by_class(counts)
-            _cells(second, found, order)
-            _blocks(second, found, counts[order].argmax(1), classes)
-            second.set_title("silos by dominant class")
+        panels = figure.subplots(1, len(orders))
+        for axes, (title, order) in zip(panels, orders.items(), strict=True):
+            image = _cells(axes, found, order)
+            axes.set_title(title)
+        if counts is not None:
+            _blocks(panels[-1], found, counts[by_class(counts)].argmax(1), classes)
         beyond: Literal["both", "max"] = "both" if found.scale[0] < 0 else "max"
-        figure.colorbar(image, ax=[first, second], label=found.unit, shrink=0.8, extend=beyond if found.pairs else None)
+        figure.colorbar(image, ax=panels, label=found.unit, shrink=0.8, extend=beyond if found.pairs else None)
         figure.suptitle(found.title)
         if found.pairs:
             figure.supxlabel(f"grey: {found.absent}; or a silo and itself", fontsize="small")
 
-    return picture(2 * wide + 2.4, high + 1.3 + names, draw)
+    return picture(len(orders) * wide + 2.4, high + 1.3 + names, draw)
 
 
 def _cells(axes: Axes, found: HeatMap, order: Sequence[int]) -> AxesImage:

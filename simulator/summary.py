@@ -119,7 +119,7 @@ def _cost(groups: Groups) -> str:
     for label, runs in groups.items():
         timed = [(run.rounds, run.seconds) for run in runs if run.seconds]
         seconds = sum(seconds for _, seconds in timed)
-        told = [f"{seconds / len(timed):,.1f}", f"{sum(n for n, _ in timed) / seconds:,.3g}"] if timed else [NONE] * 2
+        told = [f"{seconds / len(timed):,.1f}", _pace(sum(n for n, _ in timed) / seconds)] if timed else [NONE] * 2
         rows.append([escaped(label), str(len(runs)), *told])
     return (
         "## What it took\n\nSeconds on the wall while processes were at a run, evaluation included; what was lost when "
@@ -159,6 +159,10 @@ def _kept(run: Recorded) -> Measured:
 
 def _last(run: Recorded, measure: Measure) -> Measured:
     return [one for one in run.history if one.measure == measure][-1]
+
+
+def _pace(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _percent(value: Spread | None) -> str:

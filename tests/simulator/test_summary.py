@@ -114,6 +114,8 @@ def test_the_weakest_and_who_does_better_than_alone():
 def test_what_it_took():
     assert row(TEXT, "## What it took", "fedavg") == ["2", "8.0", "0.5"]  # four rounds each, in 16 s
     assert row(TEXT, "## What it took", "local") == ["2", "–", "–"]
+    fast = summary(groups(recorded("local", 1, LOCAL, "local", 0.002)))
+    assert row(fast, "## What it took", "local") == ["1", "0.0", "2,000"]
 
 
 def test_pictures_are_shown_or_named():
