@@ -108,20 +108,20 @@ class _Step:
         whole, rows = self._silos.values, batch.rows
         values, context = rows_of(whole, rows), {name: tensor[rows] for name, tensor in self._context.items()}
         leaves = [tensor.detach().requires_grad_() for tensor in _of(values, self._moved)]
-        buffers = [tensor.clone() for tensor in _of(values, self._buffers)]  # the call changes them in place
-        for (part, name), tensor in zip([*self._moved, *self._buffers], [*leaves, *buffers], strict=True):
-            values[part][name] = tensor
+        for (part, name), leaf in zip(self._moved, leaves, strict=True):
+            values[part][name] = leaf
         mean = _means(self._losses(values, context, batch.places), batch)
         if self._stage.penalty is not None:
             mean = mean + vmap(self._stage.penalty)(_parameters(self._silos.modules, values), context)
         gradients = torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
         velocity = [tensor[rows] for tensor in self._velocity]
         _apply(leaves, gradients, velocity, self._stage.optimiser)
-        if isinstance(rows, Tensor):  # what moved was a copy, not a view
-            for own, new in zip([*_of(whole, self._moved), *self._velocity], [*leaves, *velocity], strict=True):
+        if isinstance(rows, Tensor):  # what changed were copies, not views; buffers changed in the call of the model
+            changed = [*self._moved, *self._buffers]
+            for own, new in zip(_of(whole, changed), _of(values, changed), strict=True):
                 own[rows] = new.detach()
-        for own, new in zip(_of(whole, self._buffers), buffers, strict=True):
-            own[rows] = new
+            for own, new in zip(self._velocity, velocity, strict=True):
+                own[rows] = new
         return mean.detach().double()
 
     @torch.no_grad()

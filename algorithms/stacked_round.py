@@ -190,7 +190,8 @@ class Stacked:
 
     def _template(self, silo: str) -> _Template:
         if silo not in self._templates:
-            modules = self._method.modules(silo)
+            with torch.device("meta"):  # without values
+                modules = self._method.modules(silo)
             kept = [t for module in modules.values() for t in module.state_dict(keep_vars=True).values()]
             held = {id(t) for module in modules.values() for t in (*module.parameters(), *module.buffers())}
             if len(kept) != len(held) or {id(t) for t in kept} != held:
@@ -200,9 +201,9 @@ class Stacked:
                 )
             key = architecture(modules)
             if key not in self._known:
-                record = saved_bytes(self._method.predict, modules, input_shape(self._job.model))
-                without = {part: module.to("meta") for part, module in modules.items()}
-                self._known[key] = _Template(key, without, sum(t.nbytes for t in kept), record)
+                whole = self._method.modules(silo)
+                record = saved_bytes(self._method.predict, whole, input_shape(self._job.model))
+                self._known[key] = _Template(key, modules, sum(t.nbytes for t in kept), record)
             self._templates[silo] = self._known[key]
         return self._templates[silo]
 
