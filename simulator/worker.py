@@ -48,16 +48,16 @@ def serve(line: Line, records: int, table: int) -> None:
     torch.set_num_threads(1)
     held = mapped(records, table)
     engine: Serial | None = None
-    while True:
-        try:
+    try:
+        while True:
             order: Order = receive(line)
-        except (EOFError, ConnectionError):
-            return
-        if order.job is not None:
-            engine = Serial(order.job, held)
-        if engine is None:
-            raise LocalError("a worker process has an order and no job; this is a bug in Staddle")
-        send(line, _answer(engine, order))
+            if order.job is not None:
+                engine = Serial(order.job, held)
+            if engine is None:
+                raise LocalError("a worker process has an order and no job; this is a bug in Staddle")
+            send(line, _answer(engine, order))
+    except (EOFError, ConnectionError):
+        return
 
 
 def _answer(engine: Serial, order: Order) -> Answer:

@@ -89,7 +89,9 @@ class Crew:
     def engine(self, job: Job) -> "Workers":
         """The engine of a job, one of several that may take turns; its ``close`` leaves the processes as they are."""
         if job.privacy is not None:
-            raise LocalError(f"job {job.name!r} has a [privacy] table, and such silos train in one process; use one")
+            raise LocalError(
+                f"job {job.name!r} has a [privacy] table, and its silos train in one process; use one worker"
+            )
         return Workers(self, job)
 
     def run(
@@ -155,7 +157,7 @@ class Crew:
         worker.process.join()
         code = worker.process.exitcode or 0
         if code >= 0:
-            why = f"ended with code {code}; what it printed before says why, and is a bug in Staddle"
+            why = f"ended with code {code}; what it printed before says why"
         else:
             name = signal.Signals(-code).name
             why = f"was ended by {name}"
