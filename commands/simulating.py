@@ -62,17 +62,20 @@ def simulate(path: Path, asked: Asked, *, as_json: bool) -> None:
             schedule = experiment.schedule
             complete(out, run, population, schedule, engine, watch, stop, events=asked.tensorboard)
 
-        faults = _each(chosen, engines, go_on)
+        faults = _each(console, chosen, engines, go_on)
     labels = [method.title for method in experiment.file.all_methods]
     _report(console, out, population, labels, as_json=as_json)
     if faults:
-        raise LocalError("\n".join(faults))
+        raise LocalError(f"{number(len(faults), 'run')} of {len(chosen)} could not go on: {'; '.join(faults)}")
 
 
 def _each(
-    chosen: Sequence[Run], engines: Callable[[], Engines], go_on: Callable[[Run, Callable[[Job], Engine]], None]
+    console: Console,
+    chosen: Sequence[Run],
+    engines: Callable[[], Engines],
+    go_on: Callable[[Run, Callable[[Job], Engine]], None],
 ) -> list[str]:
-    """Run after run; what a run could not do is told in the end, and keeps no other from its turn."""
+    """Run after run; why one cannot go on is told and given back, and keeps no other from its turn."""
     faults: list[str] = []
     waiting = deque(chosen)
     while waiting:
@@ -85,6 +88,7 @@ def _each(
                     raise
                 except LocalError as error:
                     faults.append(f"{named(run)}: {error}")
+                    _tell(console, faults[-1:])
                     break
     return faults
 

@@ -198,7 +198,8 @@ def test_a_run_that_fails_keeps_no_other_from_its_turn(write, tmp_path):
     file = write(methods, rounds=1)
     result = CliRunner().invoke(app, [str(file), "--workers", "1", "--seed", "1"])
     assert isinstance(result.exception, LocalError)
-    assert str(result.exception).startswith("fedavg, seed 1: round 0 at silo 'silo-00")
+    fault = next(line for line in result.output.splitlines() if line.startswith("fedavg, seed 1: round 0 at silo "))
+    assert str(result.exception) == f"1 run of 2 could not go on: {fault}"
     assert "│ local" in result.output
     assert (tmp_path / "toy" / "summary.md").exists()
 
