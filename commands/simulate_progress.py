@@ -21,16 +21,21 @@ def shown(console: Console, runs: Sequence[Run]) -> Iterator[Watch]:
     if not console.is_terminal:
         yield Lines(lambda line: console.print(line, highlight=False, soft_wrap=True))
         return
-    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=console) as progress:
+    with bars(console) as progress:
         yield Bars(progress, runs)
+
+
+def bars(console: Console) -> Progress:
+    """None yet."""
+    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    return Progress(*columns, console=console)
 
 
 class Bars:
     """One bar for all runs where there are several, one for the run and one for its round."""
 
-    def __init__(self, progress: Progress, runs: Sequence[Run]) -> None:
-        self._progress, self._pace, self._own = progress, Pace(), Pace()
+    def __init__(self, progress: Progress, runs: Sequence[Run], clock: Callable[[], float] = monotonic) -> None:
+        self._progress, self._clock, self._pace, self._own = progress, clock, Pace(clock), Pace(clock)
         self._left = sum(run.job.rounds for run in runs)
         self._all = self._bar(f"all {len(runs)} runs", self._left) if len(runs) > 1 else None
         self._run = self._bar("", None)
@@ -39,7 +44,7 @@ class Bars:
 
     def begin(self, run: Run, rounds: int) -> None:
         """A run begins, or goes on."""
-        self._own, self._seen, self._rounds = Pace(), "", run.job.rounds
+        self._own, self._seen, self._rounds = Pace(self._clock), "", run.job.rounds
         self._left -= rounds
         self._progress.reset(self._run, total=run.job.rounds, completed=rounds, description=named(run), note="")
         if self._all is not None:

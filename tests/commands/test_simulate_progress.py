@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from staddle.commands.simulate_progress import Lines, accuracy, shown
+from staddle.commands.simulate_progress import Bars, Lines, accuracy, bars, shown
 from staddle.simulator.history import Measured
 
 
@@ -55,20 +55,28 @@ def test_a_run_that_goes_on_is_timed_from_there_and_a_finished_one_says_nothing(
 
 
 def test_bars_on_a_terminal_count_what_was_done_before():
-    console = Console(force_terminal=True, width=150, height=30, record=True, file=None)
-    runs = [run(rounds=4), run("local", rounds=4)]
-    with console.capture() as said, shown(console, runs) as watch:
-        for one, begun in zip(runs, (4, 3), strict=True):
+    console = Console(force_terminal=True, width=150, height=30)
+    runs, clock = [run(rounds=4), run("local", rounds=4)], Clock()
+    with console.capture() as said, bars(console) as progress:
+        watch = Bars(progress, runs, clock)
+        for one, begun in zip(runs, (4, 2), strict=True):
             watch.begin(one, begun)
-            for number in range(begun + 1, 5):
+            for number in range(begun + 1, 4):
                 watch.work("looking", 2)
                 watch.silo()
-                watch.silo()
+                clock.now += 60
                 watch.round(number, (seen(number), seen(number, "all/aggregated", 2)))
     last = said.get().splitlines()
-    assert any("all 2 runs" in line and "8/8" in line and "0:00:00 left" in line for line in last)
-    assert any("local, seed 1" in line and "4/4" in line and "trained 50.0%, aggregated 75.0%" in line for line in last)
-    assert any("looking" in line and "2/2" in line for line in last)
+    assert any("all 2 runs" in line and "7/8" in line and "0:01:00 left" in line for line in last)
+    assert any("local, seed 1" in line and "3/4" in line and "trained 50.0%, aggregated 75.0%" in line for line in last)
+    assert any("looking" in line and "1/2" in line for line in last)
+
+
+def test_a_terminal_has_bars_and_a_log_has_lines():
+    for terminal, kind in ((True, Bars), (False, Lines)):
+        console = Console(force_terminal=terminal, quiet=True)
+        with shown(console, [run()]) as watch:
+            assert isinstance(watch, kind)
 
 
 def test_accuracy_is_of_all_silos_or_nothing():

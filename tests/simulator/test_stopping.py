@@ -23,6 +23,22 @@ def test_a_guarded_call_ends_at_once_and_no_other_begins():
     assert went == ["before"]
 
 
+def test_asked_again_it_lets_the_call_tidy_up():
+    with stopping(signal.SIGTERM) as stop:
+        tidied = []
+
+        def call():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+                tidied.append(True)
+
+        with pytest.raises(CancelledError):
+            stop.guard(call)
+    assert tidied == [True]
+
+
 def test_what_is_not_guarded_goes_on_to_its_end():
     with stopping(signal.SIGTERM, signal.SIGHUP) as stop:
         assert stop.guard(lambda: 7) == 7
