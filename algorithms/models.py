@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import pydantic
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import LocalError
 from ..files import Strict
@@ -99,8 +99,13 @@ def build(options: ModelOptions, seed: int) -> dict[str, nn.Module]:
 def fill(module: nn.Module, seed: int, prefix: str) -> None:
     """Give a new module its initial values; none where torch's device is "meta", for whoever has other values."""
     if torch.get_default_device().type != "meta":
-        module.to_empty(device="cpu")
+        # As Module.to_empty does it, which would first import symbolic shapes, for half a second.
+        module._apply(_empty)  # type: ignore[no-untyped-call] # noqa: SLF001
         initialise(module, seed, prefix)
+
+
+def _empty(sketched: Tensor) -> Tensor:
+    return torch.empty(sketched.shape, dtype=sketched.dtype)
 
 
 @torch.no_grad()

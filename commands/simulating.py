@@ -21,7 +21,7 @@ from ..simulator.plan import Population, Run
 from ..simulator.population import populate
 from ..simulator.recorded import load_runs
 from ..simulator.runner import complete
-from ..simulator.runs import runs
+from ..simulator.runs import chosen_methods, runs
 from ..simulator.stopping import stopping
 from . import simulate_results
 from .simulate_progress import named, shown
@@ -50,8 +50,10 @@ def simulate(path: Path, asked: Asked, *, as_json: bool) -> None:
         tensorboard.check_installed()
     console = Console(stderr=as_json)
     experiment = read(path)
+    chosen_methods(experiment, asked.methods)  # refused before records are read, which may take a while
     out = asked.out or path.parent / experiment.name
-    population = populate(experiment)
+    with console.status("records are read and dealt out"):
+        population = populate(experiment)
     chosen = runs(experiment, population, asked.methods, asked.seeds, asked.rounds)
     out_folder.check(out, chosen, population, experiment.schedule)
     engines = partial(choose, population.records, asked.device, asked.workers)

@@ -28,7 +28,7 @@ def runs(
     ``methods``, by label or name, ``seeds`` and ``rounds`` stand in for what the file says.
     """
     found: list[Run] = []
-    for method in _chosen(experiment, methods):
+    for method in chosen_methods(experiment, methods):
         chosen = method if rounds is None else method.model_copy(update={"rounds": rounds})
         wanted = tuple(dict.fromkeys(seeds)) or experiment.file.all_seeds
         own = [Run(chosen.title, seed, _job(experiment, population, chosen, seed)) for seed in wanted]
@@ -40,7 +40,8 @@ def runs(
     return tuple(found)
 
 
-def _chosen(experiment: Experiment, wanted: Sequence[str]) -> list[ChosenMethod]:
+def chosen_methods(experiment: Experiment, wanted: Sequence[str]) -> list[ChosenMethod]:
+    """The methods of these labels or names, all for none; LocalError for one that the file does not have."""
     methods = experiment.file.all_methods
     known = {method.title: method for method in methods}
     for name in wanted:
