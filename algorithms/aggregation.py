@@ -15,6 +15,8 @@ from ..errors import LocalError
 from .exchange import DTYPES, Exchanges, Mix, Part, Read, Tensors, all_finite
 from .method import KEEP, METRICS, CoordinatorState, Latest, Mail, Method, Post, Row, Value
 
+SILOS = "silos"  # in the header of a coordinator's result file: the silos as a JSON list, in the order of its rows
+
 ReadGift: TypeAlias = Callable[[str, str, str], Tensor]  # (part, silo, tensor name) → what that silo gave this round
 Delivered: TypeAlias = dict[str, dict[str, Tensor]]
 

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from .models import initialise
+from .models import fill
 
 Mixture: TypeAlias = Literal["probabilities", "logits", "parameters"]
 
@@ -73,6 +73,5 @@ def canonical(
         )
     with torch.device("meta"):  # construction draws nothing from torch's generator
         made = Canonical([build() for _ in range(models)], mixture)
-    made.to_empty(device="cpu")
-    initialise(made, seed, prefix)
+    fill(made, seed, prefix)
     return made

@@ -94,7 +94,7 @@ from .method import (
     Value,
     specs_of_parameters,
 )
-from .models import initialise
+from .models import fill
 from .networks_fedaims import Blocks
 from .supervision_sampling import balanced, supervision_sampling
 
@@ -151,7 +151,8 @@ class FedAIMS(Method):
         self.compared = specs_of_parameters(extractor)  # never statistics, whatever else the backbone holds
         length = sum(spec.elements for spec in self.compared)
         self.backbone = self.shared("backbone", Kind.BACKBONE, "extractor")
-        self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio"), (TensorSpec("mean", "float32", rows),))
+        mean = TensorSpec("mean", self.compared[0].dtype, rows)
+        self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio"), (mean,))
         kind, gram, unit = Kind.BACKBONE, Gram(), TensorSpec("unit", "float32", (1, length))
         if 0 < self.options.sketch < length:
             gram, unit = Gram(self.options.sketch, setting.seed), TensorSpec("sketch", "float64", (1, length))
@@ -181,7 +182,7 @@ class FedAIMS(Method):
                 parts[f"head{j}"] = nn.Linear(width, self.setting.classes)
         for name, module in parts.items():
             if name not in self.template:
-                initialise(module, self.setting.seed, f"fedaims/{name}")
+                fill(module, self.setting.seed, f"fedaims/{name}")
         return parts
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
@@ -245,7 +246,8 @@ class FedAIMS(Method):
         optimiser = self.setting.optimiser
         optimiser = replace(optimiser, lr=optimiser.lr * self.options.lr_decay**facts.round)
         context = {"prototypes": state.extra["prototypes"]}
-        return (Stage(tuple(trains), self.setting.epochs, partial(self.objective, blocks), optimiser, context=context),)
+        objective, coupled = partial(self.objective, blocks), self.options.reduction == "sum"
+        return (Stage(tuple(trains), self.setting.epochs, objective, optimiser, context=context, coupled=coupled),)
 
     def objective(self, blocks: tuple[int, ...], parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """Φ_i by sample [B]."""
@@ -276,9 +278,10 @@ class FedAIMS(Method):
         sums, counts = facts.measured["sums"], facts.class_counts.double()
         mean = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], 0)  # (3); sums may have noise
         weight = counts if self.options.prototype_weights == "class_count" else (counts > 0) * float(facts.samples)
+        (spec,) = self.prototypes.tensors
         gifts = {
             "backbone": Gift(self.flat(state, "extractor"), float(facts.samples)),
-            "prototypes": Gift({"mean": mean.float()}, weight.double()),
+            "prototypes": Gift({spec.name: mean.to(DTYPES[spec.dtype])}, weight.double()),
         }
         if self.clusters:
             vector = self.vector(state).double()

@@ -31,7 +31,10 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     # (2) They are what the model takes.
     if tuple(x.shape[1:]) != shape:
         wanted = ", ".join(str(side) for side in shape)
-        raise LocalError(f"{where}: x is {list(x.shape)}, the job's model takes [N, {wanted}]; reshape it")
+        raise LocalError(
+            f"{where}: x is {list(x.shape)}, the job's model takes [N, {wanted}]; reshape it, or have the job say "
+            f"model.input = {list(x.shape[1:])}"
+        )
     # (3) Their labels are classes of the job.
     outside = y[(y < 0) | (y >= classes)]
     if len(outside):
@@ -53,11 +56,18 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
         if fault:
             raise LocalError(f"{where}: {fault}")
     # (6) No two have the same id, where they have ids.
+    if twice := same_id(records.ids):
+        raise LocalError(f"{where}: records {twice[0]} and {twice[1]} have the same id; give each record its own")
+
+
+def same_id(ids: Sequence[str] | None) -> tuple[int, int] | None:
+    """The first two records of one id; None where each has its own, or none has one."""
     first: dict[str, int] = {}
-    for record, own in enumerate(records.ids or ()):
+    for record, own in enumerate(ids or ()):
         before = first.setdefault(own, record)
         if before != record:
-            raise LocalError(f"{where}: records {before} and {record} have the same id; give each record its own")
+            return before, record
+    return None
 
 
 def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:

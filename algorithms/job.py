@@ -95,24 +95,34 @@ class TrainingTable(Strict):
     weight_decay: Annotated[Real, Field(ge=0)] = 0.0
 
 
-class JobFile(Strict):
-    """A job file."""
+Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
+Rounds = Annotated[Whole, Field(ge=1, le=100_000)]
+Silos = Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
+
+
+class JobSettings(Strict):
+    """What a job file says, and a simulation's file of several jobs says once for all of them."""
 
     version: Annotated[Literal[1], BeforeValidator(_no_bool)]
     name: Name
-    seed: Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
-    rounds: Annotated[Whole, Field(ge=1, le=100_000)]
-    silos: Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
+    rounds: Rounds
     participation: Annotated[Real, Field(gt=0, le=1)] = 1.0
     min_cohort: Annotated[Whole, Field(ge=1)] = 2
     round_timeout: Annotated[Real, Field(gt=0, le=LONGEST_TIMEOUT)] = 600.0
     """Seconds after which a round goes on without those who have not given; together with min_cohort: "cut off"."""
     quorum: Annotated[Real, Field(gt=0, le=1)] = 1.0
     """Share of a cohort whose gifts close a round at once; 1 waits for all that are there."""
-    method: MethodTable
     model: ModelOptions
     training: TrainingTable
     security: SecurityTable = SecurityTable()
+
+
+class JobFile(JobSettings):
+    """A job file."""
+
+    seed: Seed
+    silos: Silos
+    method: MethodTable
     privacy: PrivacyTable | None = None
 
     @pydantic.model_validator(mode="after")

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -97,7 +98,7 @@ def local_round(
     total = sum(stage.epochs * side.way(stage).steps(stage, len(train_data), size) for stage in stages)
     counter, loss = _Counter(progress, total), None
     for number, stage in enumerate(stages):
-        rng = stream(job.seed, client, method.stream_round(round_), f"train/{number}")
+        rng = stage_stream(method, job, client, round_, number)
         given = handed(modules, stage)
         before = {f"{part}.{name}": b.clone() for part, m in given.items() for name, b in m.named_buffers()}
         try:
@@ -114,6 +115,11 @@ def local_round(
     gifts, taints = side.give(trained)
     seen, of_seen = side.metrics(metrics(report))
     return Outcome(trained, {**gifts, METRICS.name: seen}, report, taints | of_seen, side.spending)
+
+
+def stage_stream(method: Method, job: Job, client: str, round_: int, number: int) -> np.random.Generator:
+    """What shuffles the batches of a round's stage."""
+    return stream(job.seed, client, method.stream_round(round_), f"train/{number}")
 
 
 def _side(
@@ -165,12 +171,15 @@ def look(
 
         check_delivered(job, round_, delivered)
         fresh = take_private_delivery(method, job, round_, state, delivered, client, private.account)
-    new, own = to_modules(method, client, fresh), to_modules(method, client, state)
+    modules = to_modules(method, client, fresh)
+    new = [evaluate(method, modules, data) for data in (test_data, validation_data) if data is not None]
+    load_values(modules, state)
 
-    def seen(data: Dataset) -> Seen:
-        return Seen(len(data), evaluate(method, new, data), evaluate(method, own, data))
+    def seen(data: Dataset, correct: int) -> Seen:
+        return Seen(len(data), correct, evaluate(method, modules, data))
 
-    return Look(fresh, seen(test_data), None if validation_data is None else seen(validation_data))
+    validation = None if validation_data is None else seen(validation_data, new[1])
+    return Look(fresh, seen(test_data, new[0]), validation)
 
 
 def final_round(
@@ -263,15 +272,28 @@ def handed(modules: Modules, stage: Stage) -> Modules:
 
 def to_modules(method: Method, client: str, state: SiloState) -> dict[str, nn.Module]:
     """The silo's modules with copies of the state's values; LocalError where state and model do not fit."""
-    modules = method.modules(client)
+    with torch.device("meta"):  # without values: drawing initial ones takes longer than all else here
+        modules = method.modules(client)
+    load_values(modules, state)
+    return modules
+
+
+def load_values(modules: Modules, state: SiloState) -> None:
+    """Let modules have copies of the state's values in place of their own; LocalError where they do not fit."""
     if {part for part, m in modules.items() if m.state_dict()} != {part for part, held in state.parts.items() if held}:
         raise LocalError(f"the saved state has parts {sorted(state.parts)}, the job's model has {sorted(modules)}")
     for part, module in modules.items():
+        values = state.parts.get(part, {})  # a part may hold no tensors
+        other = [
+            name for name, own in module.state_dict().items() if name in values and values[name].dtype != own.dtype
+        ]
+        if other:
+            raise LocalError(f"the saved state of part {part!r} has {other} in another dtype than the job's model")
+        copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in values.items()}
         try:
-            module.load_state_dict(dict(state.parts.get(part, {})), strict=True)  # a part may hold no tensors
+            module.load_state_dict(copies, strict=True, assign=True)
         except RuntimeError as error:
             raise LocalError(f"the saved state of part {part!r} does not fit the job's model: {error}") from error
-    return modules
 
 
 def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:
@@ -290,7 +312,7 @@ def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
     """Read what ``state_to_bytes`` wrote; ``origin`` names it in errors."""
     try:
         flat = load(data)
-        taints = taints_from_text(_metadata(data).get(TAINTS, "[]"))
+        taints = taints_from_text(metadata_of(data).get(TAINTS, "[]"))
     except (SafetensorError, ValueError, KeyError) as error:
         raise LocalError(f"{origin}: not a state file: {error}; restore it from a backup") from error
     parts: dict[str, dict[str, Tensor]] = {}
@@ -307,7 +329,7 @@ def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
     return SiloState(parts, extra, taints)
 
 
-def _metadata(data: bytes) -> dict[str, str]:
+def metadata_of(data: bytes) -> dict[str, str]:
     """Of a safetensors file that was read: 8 bytes with the length of its header, and the header in JSON."""
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     found: dict[str, str] = header.get("__metadata__", {})

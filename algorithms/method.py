@@ -15,6 +15,11 @@ this: it learns of the records from ``facts`` alone, whose counts are noisy then
 ``effort`` says; a ``loss`` treats each record by itself, and reaches the state's parts only as it is handed them;
 ``measure`` can run under ``torch.vmap``; ``deliver`` and ``give`` compute with tensors, and take no value out of one
 that was trained without noise (taint.py). ``private_fault`` names what leaves a record's influence without bounds.
+
+A simulation on a GPU trains silos at once (stacked.py), and gives the same if the file keeps to this: ``loss``,
+``penalty``, ``predict`` and ``measure`` can run under ``torch.vmap``, and all that they take of one silo they take of
+what they are handed, such as the stage's ``context``; a ``loss`` treats each record by itself, or its stage says
+``coupled``. A loss or penalty that is made anew for each silo is right too, but then silos train one by one (alike.py).
 """
 
 from abc import ABC, abstractmethod
@@ -31,7 +36,7 @@ from .taint import PRIVATE, PUBLIC, Taint
 
 Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]  # part name → the module, or its functional form under vmap
 Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]  # (parts, x [B, …], y [B], context) → [B]
-Penalty: TypeAlias = Callable[[Mapping[str, Tensors]], Tensor]  # parameters by part → scalar
+Penalty: TypeAlias = Callable[[Mapping[str, Tensors], Tensors], Tensor]  # (parameters by part, context) → scalar
 CoordinatorState: TypeAlias = Mapping[str, Tensor]  # small and named, so that the coordinator can store it
 Results: TypeAlias = Mapping[str, Tensors]  # part name → what the exchange gave
 
@@ -74,7 +79,7 @@ class Setting:
     ``build`` returns a freshly initialised model of the job as its two parts, ``extractor`` and ``classifier``; it
     gives the same values at every silo (seeded by the job). ``sketch`` returns it without values, on torch's device
     "meta": names and shapes cost neither time nor memory. Other modules that a method needs come from
-    ``initialise``, by the same streams under a prefix of the method's choice. ``buffers`` says whether floating-point
+    ``models.fill``, by the same streams under a prefix of the method's choice. ``buffers`` says whether floating-point
     buffers, the running statistics of batch norm, stay at a silo or cross with the parameters of their part. Where
     ``counts`` are declared, a method asks no silo for its own.
     """
@@ -146,6 +151,9 @@ class Stage:
     ``reads`` are the parts that loss and penalty are handed beside those that the stage trains; none named, all. In a
     private job a ``noiseless`` stage trains without noise and costs nothing: what it trains must stay here, and what
     reads that must stay too, or the round is held back.
+
+    With ``coupled`` the loss of a record depends on the other records of its batch, or on their number; that of batch
+    norm need not be said.
     """
 
     trains: tuple[str, ...]
@@ -157,6 +165,7 @@ class Stage:
     full_batch: bool = False  # an epoch is one step on the gradient over all records
     reads: tuple[str, ...] | None = None
     noiseless: bool = False
+    coupled: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import pydantic
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import LocalError
 from ..files import Strict
@@ -92,9 +92,20 @@ def build(options: ModelOptions, seed: int) -> dict[str, nn.Module]:
     """A freshly initialised model by part; the same options and seed give the same bits everywhere."""
     parts = sketch(options)
     for part, module in parts.items():
-        module.to_empty(device="cpu")
-        initialise(module, seed, part)
+        fill(module, seed, part)
     return parts
+
+
+def fill(module: nn.Module, seed: int, prefix: str) -> None:
+    """Give a new module its initial values; none where torch's device is "meta", for whoever has other values."""
+    if torch.get_default_device().type != "meta":
+        # As Module.to_empty does it, which would first import symbolic shapes, for half a second.
+        module._apply(_empty)  # type: ignore[no-untyped-call] # noqa: SLF001
+        initialise(module, seed, prefix)
+
+
+def _empty(sketched: Tensor) -> Tensor:
+    return torch.empty(sketched.shape, dtype=sketched.dtype)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ import hashlib
 import json
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -62,8 +63,8 @@ class PartitionFile(Strict):
 
     @model_validator(mode="after")
     def _each_record_once(self) -> "PartitionFile":
-        names = [client.name for client in self.clients]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        named = Counter(client.name for client in self.clients)
+        twice = sorted(name for name, times in named.items() if times > 1)
         if twice:
             raise ValueError(f"clients: the names {twice} appear twice; name each once")
         owner: dict[int, str] = {}

@@ -1,9 +1,10 @@
 """Splits that give each silo some of the classes: shards, a number of classes a silo, groups of labels.
 
-- ``shards``: McMahan et al., 2017, arXiv:1602.05629, section 3: sorted by label, cut into equal shards, so many a silo.
-- ``classes_each``: "non-IID: 2/10" of FedSSA, FedAIMS and FedSimSup: equally many silos hold each class, and share its
-  records unevenly, by draws from U(0.4, 0.6), as the code that these papers took it from does (pFedHN: Shamsian et
-  al., 2021, arXiv:2103.04628).
+- ``shards``: McMahan et al., 2017, arXiv:1602.05629, section 3: sorted by label, cut into equal shards, so many a silo;
+  FedSimSup's pathological splits.
+- ``classes_each``: "non-IID: 2/10" of FedSSA, after pFedHN (Shamsian et al., 2021, arXiv:2103.04628): equally many
+  silos hold each class, and share its records unevenly, by draws from U(0.4, 0.6), as the code of both does. FedAIMS
+  has so many classes a silo too, and does not say in which shares.
 - ``label_groups``: PPFL, section 4.1: each silo belongs to one group and holds labels of that group alone.
 - ``group_mixtures``: PPFL, "Effect of Heterogeneity", and its published splits: each group's records are spread over
   all silos by one Dirichlet draw.

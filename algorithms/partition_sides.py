@@ -39,9 +39,16 @@ class Sides:
         return np.sort(np.concatenate([self.train, self.validation, self.test]))
 
 
-def merged(parts: Mapping[str, Indices], ratio: Ratio, seed: int) -> dict[str, Sides]:
-    """Each silo's records at random on the sides of a ratio; at least one on each side that the ratio has."""
-    return {silo: _split(part, RATIOS[ratio], silo, seed) for silo, part in parts.items()}
+def merged(
+    parts: Mapping[str, Indices], ratio: Ratio, seed: int, groups: Sequence[str] | None = None
+) -> dict[str, Sides]:
+    """Each silo's records at random on the sides of a ratio; at least one on each side that the ratio has.
+
+    With ``groups``, one a record, such as windows that overlap, a silo's records of one group are on one side, and the
+    ratio is met as nearly as the order drawn for its groups allows.
+    """
+    numbers = None if groups is None else np.unique(np.array(groups, np.str_), return_inverse=True)[1].astype(np.int64)
+    return {silo: _split(part, RATIOS[ratio], silo, seed, numbers) for silo, part in parts.items()}
 
 
 def apart(
@@ -75,16 +82,30 @@ def apart(
     return sides
 
 
-def _split(part: Indices, ratio: tuple[int, int, int], silo: str, seed: int) -> Sides:
+def _split(part: Indices, ratio: tuple[int, int, int], silo: str, seed: int, groups: Indices | None = None) -> Sides:
+    own = np.arange(len(part)) if groups is None else np.unique(groups[part], return_inverse=True)[1]
+    sizes = np.bincount(own)  # [groups] without groups every record is one
     wanted = sum(weight > 0 for weight in ratio)
-    if len(part) < wanted:
+    if len(sizes) < wanted:
+        what = "records" if groups is None else "groups of records"
         raise LocalError(
-            f"split: silo {silo} has {len(part)} records for {wanted} sides; raise the minimum to {wanted}"
+            f"split: silo {silo} has {len(sizes)} {what} for {wanted} sides; raise the minimum to {wanted}"
         )
-    mixed = part[permutation(stream(seed, silo, 0, "partition/split"), len(part))]
+    mixed = permutation(stream(seed, silo, 0, "partition/split"), len(sizes))
+    ends = np.cumsum(sizes[mixed])
     validation, test = (max(len(part) * w // sum(ratio), 1) if w else 0 for w in ratio[1:])
-    first, second = len(part) - validation - test, len(part) - test
-    return Sides(np.sort(mixed[:first]), np.sort(mixed[first:second]), np.sort(mixed[second:]))
+    second = _nearest(ends, len(part) - test, wanted - 1, len(sizes) - 1) if test else len(sizes)
+    first = _nearest(ends, len(part) - validation - test, 1, second - 1) if validation else second
+    places = np.empty(len(sizes), np.int64)
+    places[mixed] = np.arange(len(sizes))
+    of_record = places[own]
+    bounds = ((0, first), (first, second), (second, len(sizes)))
+    return Sides(*(part[(of_record >= start) & (of_record < stop)] for start, stop in bounds))
+
+
+def _nearest(ends: Indices, wanted: int, least: int, most: int) -> int:
+    """How many groups, ``least`` to ``most``, come nearest to so many records; the fewer of two as near."""
+    return least + int(np.argmin(np.abs(ends[least - 1 : most] - wanted)))
 
 
 def _alike(train: Sequence[Indices], test: Indices, seed: int) -> list[Indices]:

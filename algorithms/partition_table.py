@@ -24,6 +24,8 @@ class Table(Strict):
     """What every kind has."""
 
     minimum: Annotated[int, Field(strict=True, ge=0)] = 10
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**53)] = 0
+    """Of the partition and of its split, whatever seeds its runs have."""
 
 
 class Dirichlet(Table):
@@ -85,26 +87,36 @@ Partition: TypeAlias = Annotated[
 ]
 
 
-def deal(
-    table: Partition, labels: Indices, seed: int, column: Sequence[str] | Sequence[int] | None = None
-) -> dict[str, Indices]:
+KINDS: dict[str, type[Table]] = {
+    "dirichlet": Dirichlet,
+    "shards": Shards,
+    "classes": Classes,
+    "label-groups": LabelGroups,
+    "group-mixtures": GroupMixtures,
+    "sources": Sources,
+    "column": Column,
+}
+
+
+def deal(table: Partition, labels: Indices, column: Sequence[str] | Sequence[int] | None = None) -> dict[str, Indices]:
     """Ascending record indices per silo; silos without a name of their own are called by their numbers.
 
     ``column`` has a value a record, for the kinds "sources" and "column": its source, subject, hospital.
     """
     match table:
         case Dirichlet():
-            return _numbered(dirichlet(labels, table.silos, table.alpha, seed, table.minimum))
+            return _numbered(dirichlet(labels, table.silos, table.alpha, table.seed, table.minimum))
         case Shards():
-            return _numbered(shards(labels, table.silos, table.each, seed, table.minimum))
+            return _numbered(shards(labels, table.silos, table.each, table.seed, table.minimum))
         case Classes():
-            return _numbered(classes_each(labels, table.silos, table.each, seed, table.minimum))
+            return _numbered(classes_each(labels, table.silos, table.each, table.seed, table.minimum))
         case LabelGroups():
-            return _numbered(label_groups(labels, table.silos, table.groups, seed, table.minimum))
+            return _numbered(label_groups(labels, table.silos, table.groups, table.seed, table.minimum))
         case GroupMixtures():
-            return _numbered(group_mixtures(labels, table.silos, table.groups, table.alpha, seed, table.minimum))
+            return _numbered(group_mixtures(labels, table.silos, table.groups, table.alpha, table.seed, table.minimum))
         case Sources():
-            return by_source([str(value) for value in _column(table, labels, column)], table.silos, seed, table.minimum)
+            sources = [str(value) for value in _column(table, labels, column)]
+            return by_source(sources, table.silos, table.seed, table.minimum)
         case Column():
             return by_column(_column(table, labels, column), table.minimum)
 

@@ -259,13 +259,16 @@ class PPFL(Method):
             lam *= float(state.extra["silos"] / b.square().sum()) if bool(b.any()) else 0.0  # Σ_i d_i / N = ‖b‖² / N
         if self.options.no_affinity:
             pull, lam = torch.zeros_like(pull), lam / 2
-
-        def penalty(parameters: Mapping[str, Tensors]) -> Tensor:
-            return lam * coupling_term(parameters["membership"]["c"].double(), degree, pull)
-
+        context = {"degree": degree, "pull": pull, "lam": torch.tensor(lam, dtype=torch.float64)}
         whole = not self.options.membership_batches
         epochs = 1 if whole else self.setting.epochs
-        return Stage(("membership",), epochs, self.loss, optimiser, penalty if lam else None, full_batch=whole)
+        penalty = self.penalty if lam else None
+        return Stage(("membership",), epochs, self.loss, optimiser, penalty, context, full_batch=whole)
+
+    def penalty(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
+        """λ times silo i's share of Eq. 13."""
+        c = parameters["membership"]["c"].double()
+        return context["lam"] * coupling_term(c, context["degree"], context["pull"])
 
     def rate(self, round_: int) -> float:
         """Factor of both learning rates in a round."""

@@ -28,11 +28,12 @@ from opacus.grad_sample.grad_sample_module import GradSampleHooks
 from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from ..errors import LocalError
 from .account import Random
 from .method import Stage
+from .stacked import called
 from .training import Modules, Step, apply, parameters_of
 
 Gradients: TypeAlias = Callable[[Tensor, Tensor], float]  # fills grad_sample of all parameters, and gives Σ losses
@@ -140,7 +141,7 @@ class _Rule(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
         if self._stage.penalty is not None:
-            penalty = self._stage.penalty(parameters_of(self._modules))
+            penalty = self._stage.penalty(parameters_of(self._modules), self._stage.context)
             added = torch.autograd.grad(penalty, self._parameters, materialize_grads=True)
             gradients = [one + other for one, other in zip(gradients, added, strict=True)]
         apply(self._parameters, gradients, self._velocity, self._stage.optimiser)
@@ -191,7 +192,7 @@ def _by_function(modules: Modules, stage: Stage) -> Gradients:
     values = {part: {name: p.detach() for name, p in named.items()} for part, named in parameters.items()}
 
     def loss(of: dict[str, dict[str, Tensor]], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        parts = {part: partial(_called, module, of.get(part, {})) for part, module in modules.items()}
+        parts = {part: partial(called, module, of.get(part, {})) for part, module in modules.items()}
         value = stage.loss(parts, x[None], y[None], stage.context)[0]
         return value, value
 
@@ -211,11 +212,6 @@ def _total(losses: Tensor) -> float:
     """Σ of the losses that are numbers, each cut to what float32 holds: a sum without end would end the training."""
     known = losses.detach().double().nan_to_num(0.0, 0.0, 0.0)
     return float(known.clamp(-LARGEST_LOSS, LARGEST_LOSS).sum())
-
-
-def _called(module: nn.Module, values: dict[str, Tensor], *args: object) -> Tensor:
-    output: Tensor = functional_call(module, values, args)
-    return output
 
 
 def _fill(parameters: list[nn.Parameter], records: int) -> None:

@@ -5,7 +5,6 @@ give one data set. A record whose kind has ids keeps its side of the split when 
 path, a CSV file's and an .npz file's are what the silo declares, and a public set's its place there.
 """
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -20,6 +19,7 @@ from .data_natural import Natural, read_natural
 from .data_table import Table
 from .data_tinyimagenet import TinyImageNet, read_tinyimagenet
 from .data_torchvision import Torchvision, read_torchvision
+from .kinds import of_kind
 from .models import ModelOptions, input_shape
 
 
@@ -42,22 +42,7 @@ KINDS: dict[str, type[Table]] = {
 
 
 def _of_its_kind(value: Any) -> Table:
-    """The table of the kind that it names; keys of another kind are told apart from unknown ones."""
-    if isinstance(value, Table):
-        return value
-    table = dict(value) if isinstance(value, dict) else {}
-    kind = table.get("kind", "npz")
-    if kind not in tuple(KINDS):  # compared, not hashed: a file may have a list there
-        near = difflib.get_close_matches(str(kind), KINDS, n=1)
-        raise ValueError(
-            f"kind = {kind!r}: no such kind; {f'did you mean {near[0]!r}? ' if near else ''}known: {', '.join(KINDS)}"
-        )
-    for key in table:
-        owners = [name for name, other in KINDS.items() if key in other.model_fields]
-        if owners and kind not in owners:
-            known = ", ".join(KINDS[kind].model_fields)
-            raise ValueError(f"{key!r} is a key of kind {' or '.join(owners)}, this is kind {kind!r} with keys {known}")
-    return KINDS[kind].model_validate(value)
+    return of_kind(value, KINDS, "npz")
 
 
 Source: TypeAlias = Annotated[

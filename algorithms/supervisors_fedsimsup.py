@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .models import initialise
+from .models import fill
 from .networks_fedsimsup import Shape, two_and_two
 
 WIDTH, HEADS, BLOCKS = 20, 4, 2  # of the transformer
@@ -129,6 +129,5 @@ def build_supervisor(name: str, shape: Shape, classes: int, seed: int, silo: str
     """A freshly initialised supervisor; each silo has its own stream."""
     with torch.device("meta"):
         module = SUPERVISORS[name](shape, classes)
-    module.to_empty(device="cpu")
-    initialise(module, seed, f"supervisor/{silo}")
+    fill(module, seed, f"supervisor/{silo}")
     return module

@@ -76,17 +76,17 @@ def sgd_step(
     parameters: Sequence[Tensor], gradients: Sequence[Tensor], velocity: list[Tensor], optimiser: Optimiser
 ) -> None:
     """One step of SGD in place; ``velocity`` is empty before the first step of a stage."""
-    for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-        update = gradient
-        if optimiser.weight_decay:
-            update = update.add(parameter, alpha=optimiser.weight_decay)  # g + weight_decay·θ
-        if optimiser.momentum:
-            if len(velocity) == i:
-                velocity.append(update.clone())
-            else:
-                velocity[i].mul_(optimiser.momentum).add_(update)  # v ← momentum·v + g
-            update = velocity[i]
-        parameter.add_(update, alpha=-optimiser.lr)  # θ ← θ − lr·v
+    moved, updates = list(parameters), list(gradients)
+    if optimiser.weight_decay:
+        updates = list(torch._foreach_add(updates, moved, alpha=optimiser.weight_decay))  # noqa: SLF001 g + weight_decay·θ
+    if optimiser.momentum:
+        if velocity:
+            torch._foreach_mul_(velocity, optimiser.momentum)
+            torch._foreach_add_(velocity, updates)  # v ← momentum·v + g
+        else:
+            velocity.extend(update.clone() for update in updates)
+        updates = velocity
+    torch._foreach_add_(moved, updates, alpha=-optimiser.lr)  # θ ← θ − lr·v
 
 
 def clipped(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor]:
@@ -145,7 +145,7 @@ class Plain:
         def step(x: Tensor, y: Tensor) -> float:
             loss = stage.loss(modules, x, y, stage.context).mean()  # [B] → scalar
             if stage.penalty is not None:
-                loss = loss + stage.penalty(parameters_of(modules))
+                loss = loss + stage.penalty(parameters_of(modules), stage.context)
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             apply(parameters, gradients, velocity, stage.optimiser)
             return float(loss.detach())
@@ -159,6 +159,18 @@ PLAIN = Plain()
 def parameters_of(modules: Modules) -> dict[str, dict[str, nn.Parameter]]:
     """Parameters by part, for a stage's penalty."""
     return {part: dict(module.named_parameters()) for part, module in modules.items()}
+
+
+def check_trains(modules: Modules, stage: Stage) -> None:
+    """LocalError unless the stage trains parts of the model."""
+    if set(stage.trains) - set(modules) or not stage.trains:
+        raise LocalError(f"a stage trains {list(stage.trains)}, the model has parts {list(modules)}")
+
+
+def check_loss(loss: float, optimiser: Optimiser) -> None:
+    """LocalError where a batch's loss is not finite."""
+    if not isfinite(loss):
+        raise LocalError(f"the training loss is {loss}; lower training.lr ({optimiser.lr}) or momentum")
 
 
 def train(
@@ -175,9 +187,7 @@ def train(
 
     Raises CancelledError between two batches once ``cancelled()`` holds, LocalError where the loss is not finite.
     """
-    unknown = set(stage.trains) - set(modules)
-    if unknown or not stage.trains:
-        raise LocalError(f"a stage trains {list(stage.trains)}, the model has parts {list(modules)}")
+    check_trains(modules, stage)
     for part, module in modules.items():
         module.train(part in stage.trains)
         module.requires_grad_(part in stage.trains)
@@ -189,12 +199,9 @@ def train(
         for index in way.batches(stage, len(data), batch_size, rng, wrap):
             if cancelled():
                 raise CancelledError("training stopped between two batches, as asked")
-            batch = data.take(index)
-            losses.append(step(batch.x, batch.y))
-            if not isfinite(losses[-1]):
-                raise LocalError(
-                    f"the training loss is {losses[-1]}; lower training.lr ({stage.optimiser.lr}) or momentum"
-                )
+            chosen = torch.from_numpy(index)
+            losses.append(step(data.x.index_select(0, chosen), data.y.index_select(0, chosen)))
+            check_loss(losses[-1], stage.optimiser)
             progress()
         mean = sum(losses) / len(losses)
     for module in modules.values():

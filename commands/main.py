@@ -8,7 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import StaddleError
-from . import coordinator, demo, job, keys, ledger, membership, operator, policy, privacy, roster, silo, status
+from . import (
+    coordinator,
+    demo,
+    job,
+    keys,
+    ledger,
+    membership,
+    operator,
+    partition,
+    policy,
+    privacy,
+    roster,
+    silo,
+    simulate,
+    status,
+)
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(keys.app, name="keys")
@@ -21,8 +36,10 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(membership.app, name="membership")
+app.add_typer(partition.app, name="partition")
 app.command("status")(status.status)
 app.command("demo")(demo.demo)
+app.command("simulate")(simulate.simulate)
 
 
 def _show_version(asked: bool) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms import heatmap
-from ..coordinator.store import SILOS
+from ..algorithms.aggregation import SILOS
 from ..errors import LocalError
 from ..files import parse_json
 

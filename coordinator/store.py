@@ -43,6 +43,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from ..algorithms.aggregation import SILOS
 from ..algorithms.exchange import REGION, WEIGHT, Part, Read, all_finite, bounds_fault
 from ..algorithms.method import CoordinatorState, Post
 from ..errors import LocalError, RefusedError
@@ -55,7 +56,6 @@ MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
 RESULT = "result.safetensors"
 ROWS, WORDS = ".rows", ".words"
 SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, WORDS, ".safetensors")  # of all that is kept
-SILOS = "silos"  # in the header of a result: the job's silos as a JSON list, in the order of its rows
 
 
 class Spool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ..algorithms.engine import Records
 from ..algorithms.job import Job
+from ..algorithms.partition_file import PartitionFile
 
 
 @dataclass(frozen=True, eq=False)
@@ -12,12 +13,15 @@ class Population:
     """Every silo's records by side, under the names that jobs take, and what names them exactly.
 
     ``digest`` is SHA-256 in hex of the partition and of all records: two populations with one digest are the same.
+    ``partition`` is its file, where it is not drawn silo by silo; ``notes`` are what a person should know of it.
     """
 
     records: Mapping[str, Records]
     classes: int
     class_names: tuple[str, ...] | None
     digest: str
+    partition: PartitionFile | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 import staddle
 
-PACKAGES = ("proto", "silo", "coordinator", "algorithms", "security", "commands")
+PACKAGES = ("proto", "silo", "coordinator", "algorithms", "security", "simulator", "commands")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

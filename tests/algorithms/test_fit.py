@@ -44,7 +44,7 @@ def test_1_no_records(make_job):
 @pytest.mark.parametrize("shape", [(8, 1, 7, 8), (8, 64), (8,), (8, 3, 8, 8)])
 def test_2_another_shape_than_the_models(make_job, good, shape):
     why = refused(make_job(), Dataset(torch.zeros(shape), good.y))
-    assert f"x is {list(shape)}, the job's model takes [N, 1, 8, 8]; reshape it" in why
+    assert f"x is {list(shape)}, the job's model takes [N, 1, 8, 8]; reshape it, or have the job say" in why
 
 
 def test_3_labels_that_are_no_class(make_job):

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from staddle.algorithms.partition_picture import CELL, LARGEST, MOST_CELLS, SMALLEST, held, picture, radii
+from staddle.algorithms.partition_picture import MOST_CELLS, NARROW, SMALLEST, WIDE, cell_of, held, picture, radii
 from staddle.errors import LocalError
 
 COUNTS = np.array([[400, 0, 100], [1, 400, 25]])
+CELL, LARGEST = WIDE, WIDE / 2 - 1
 
 
 def drawn(*arguments):
@@ -29,6 +30,8 @@ def test_counts_by_silo_and_class():
 
 def test_areas_are_in_proportion_and_none_vanishes():
     assert np.allclose(radii(COUNTS), LARGEST * np.array([[1, 0, 0.5], [SMALLEST / LARGEST, 1, 0.25]]))
+    assert cell_of(np.ones((2, 26))) == NARROW
+    assert radii(np.ones((26, 2), np.int64)).max() == NARROW / 2 - 1
     assert radii(np.zeros((2, 2), np.int64)).tolist() == [[0, 0], [0, 0]]
 
 
@@ -40,12 +43,14 @@ def test_a_disc_a_silo_and_class_of_which_it_holds_records():
     assert np.isclose(ink[1, 1], ink[0, 0])
     assert np.isclose(ink[0, 0] / cell(image, 0, 0).max(), np.pi * LARGEST**2, rtol=0.02)
     assert image[3 * CELL :].any()  # the names below
+    assert not np.array_equal(image[-20:], drawn(2 * COUNTS)[-20:])  # what the largest stands for
+    assert np.array_equal(image[:-20], drawn(2 * COUNTS)[:-20])
 
 
 def test_names_are_drawn_and_take_room():
     plain, named = drawn(COUNTS), drawn(COUNTS, ["cleveland", "va"], ["absent", "mild", "severe"])
     assert named.shape[0] > plain.shape[0]
-    assert named.shape[1] > plain.shape[1]
+    assert named[: 3 * CELL, : -2 * CELL].sum() > plain[: 3 * CELL, : -2 * CELL].sum()
     for silo in range(2):
         for label in range(3):
             assert np.array_equal(cell(plain, silo, label), cell(named, silo, label))

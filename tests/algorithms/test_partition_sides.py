@@ -95,3 +95,30 @@ def test_silos_with_few_test_records_of_each_class_have_some_of_several():
 def test_impossible_splits_are_refused_with_numbers(draw, text):
     with pytest.raises(LocalError, match=text):
         draw()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=30, max_size=120), st.sampled_from(list(RATIOS)), st.integers(0, 2**40))
+def test_records_of_a_group_are_on_one_side_near_the_ratio(numbers, ratio, seed):
+    part, groups = np.arange(5, 5 + len(numbers)), ["before"] * 5 + [f"window-{number}" for number in numbers]
+    weights, largest = RATIOS[ratio], max(map(groups.count, set(groups[5:])))
+    if len(set(numbers)) < 3:
+        return
+    own = merged({"a": part}, ratio, seed, groups)["a"]
+    assert np.array_equal(own.all(), part)
+    sides = [{groups[index] for index in side} for side in (own.train, own.validation, own.test)]
+    assert sum(map(len, sides)) == len(set(numbers))
+    for names, side, weight in zip(sides, (own.train, own.validation, own.test), weights, strict=True):
+        assert (len(names) > 0) == (weight > 0)
+        assert len(names) <= 1 or abs(len(side) - len(part) * weight / sum(weights)) < 2 * largest + 2
+
+
+def test_groups_of_one_record_are_split_as_without_groups():
+    part = np.arange(0, 90, 2)
+    groups = [f"{index:03}" for index in range(90)]
+    for ratio in RATIOS:
+        plain, grouped = merged({"a": part}, ratio, 3)["a"], merged({"a": part}, ratio, 3, groups)["a"]
+        assert np.array_equal(plain.train, grouped.train)
+        assert np.array_equal(plain.test, grouped.test)
+    with pytest.raises(LocalError, match="silo a has 2 groups of records for 3 sides"):
+        merged({"a": part}, "8:1:1", 3, [str(index > 50) for index in range(90)])

@@ -38,7 +38,7 @@ def table(**keys):
     ],
 )
 def test_every_kind_is_dealt_as_its_function_deals(keys, parts):
-    dealt = deal(table(**keys), LABELS, 7, SOURCES)
+    dealt = deal(table(**keys, seed=7), LABELS, SOURCES)
     expected = parts if isinstance(parts, dict) else {str(number): part for number, part in enumerate(parts)}
     assert list(dealt) == list(expected)
     assert all(np.array_equal(dealt[name], expected[name]) for name in dealt)
@@ -56,7 +56,7 @@ def test_every_kind_is_dealt_as_its_function_deals(keys, parts):
 )
 def test_the_minimum_reaches_every_kind(keys):
     with pytest.raises(LocalError, match="records"):
-        deal(table(**keys), LABELS, 7, SOURCES)
+        deal(table(**keys), LABELS, SOURCES)
 
 
 def test_the_column_is_dealt_alike_where_it_decides_and_the_label_elsewhere():
@@ -65,7 +65,7 @@ def test_the_column_is_dealt_alike_where_it_decides_and_the_label_elsewhere():
     for keys in ({"kind": "column"}, {"kind": "sources", "silos": {"usps": 1}}):
         for column, number in ((None, "none"), (SOURCES[1:], "799")):
             with pytest.raises(LocalError, match=f"a value a record, here {number} for 800 records"):
-                deal(table(**keys), LABELS, 7, column)
+                deal(table(**keys), LABELS, column)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_two_silos_by_hand(make):
 
     def gradient(method):
         stage = method.membership_stage(one, FACTS)
-        return torch.autograd.grad(stage.penalty({"membership": {"c": c}}), c)[0].tolist()
+        return torch.autograd.grad(stage.penalty({"membership": {"c": c}}, stage.context), c)[0].tolist()
 
     # [L C]_a = w (c_a − c_b) = .6 · (−.5, .5); gradient 2 λ [L C]_a with λ = .5
     assert gradient(method) == pytest.approx([-0.3, 0.3], abs=1e-6)
@@ -136,9 +136,11 @@ def test_before_the_first_sums_nothing_pulls(make):
     for scale in ("literal", "mean_degree"):
         method = make(lam_scale=scale).method()
         state = initial_state(method, "a")
-        penalty = method.membership_stage(state, FACTS).penalty
+        stage = method.membership_stage(state, FACTS)
         c = torch.full((3,), 1 / 3, requires_grad=True)
-        assert penalty is None or torch.autograd.grad(penalty({"membership": {"c": c}}), c)[0].abs().sum() == 0
+        if stage.penalty is not None:
+            penalty = stage.penalty({"membership": {"c": c}}, stage.context)
+            assert torch.autograd.grad(penalty, c)[0].abs().sum() == 0
 
 
 # The mirror step: Eq. 14.

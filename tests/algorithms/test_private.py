@@ -290,7 +290,7 @@ def test_a_stage_over_all_records_has_noise_of_its_own():
 
 
 def test_penalties_come_after_the_noise():
-    stage = replace(BOTH, penalty=lambda parts: 0.3 * sum((p**2).sum() for p in parts["classifier"].values()))
+    stage = replace(BOTH, penalty=lambda parts, _: 0.3 * sum((p**2).sum() for p in parts["classifier"].values()))
     one, other = linear(), linear()
     train(one, stage, records(8), 8, rng(), PLAIN)
     train(other, stage, records(8), 8, rng(), private())

@@ -309,7 +309,7 @@ def test_a_stage_sees_what_it_names_and_no_more(make_private, make_job, make_dat
         def stages(self, state, facts):
             frozen = state.parts["classifier"]["weight"]
 
-            def penalty(parameters):
+            def penalty(parameters, context):
                 return (frozen.sum() * parameters["extractor"]["fc1.weight"]).sum()
 
             own, shared = super().stages(state, facts)

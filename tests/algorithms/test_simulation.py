@@ -3,8 +3,9 @@ from math import ceil
 import pytest
 import torch
 
+from staddle.algorithms.engine import Records, Serial
 from staddle.algorithms.local_round import state_to_bytes
-from staddle.algorithms.simulation import simulate
+from staddle.algorithms.simulation import Simulation, simulate
 from staddle.errors import LocalError
 
 METHODS = ("local", "fedavg", "fedper", "pfedsim")
@@ -79,3 +80,86 @@ def test_shards_must_fit_the_job(make_job, make_shards):
     shards.pop("a")
     with pytest.raises(LocalError, match="data was given for silos"):
         simulate(job, shards)
+
+
+def begin(job, shards, begun=None):
+    records = {silo: Records(*sides) for silo, sides in shards.items()}
+    return Simulation(job, Serial(job, records), begun=begun)
+
+
+def held(snapshot):
+    """All of a snapshot, for comparison."""
+    shelved = snapshot.shelved
+    tensors = [dict(snapshot.coordinator), *shelved.published.values(), *shelved.versions.values()]
+    tensors += shelved.mail.values()
+    return (
+        snapshot.round,
+        {silo: state_to_bytes(state) for silo, state in snapshot.states.items()},
+        snapshot.trained,
+        (sorted(shelved.published), sorted(shelved.versions), sorted(shelved.mail)),
+        [(name, tensor.tolist()) for of in tensors for name, tensor in of.items()],
+    )
+
+
+def test_a_snapshot_is_what_goes_on_and_no_later_round_changes_it(make_job, make_shards):
+    job = make_job("pfedsim", participation=0.5, silos=["a", "b", "c", "d"], rounds=4)
+    shards = make_shards(job)
+    simulation = begin(job, shards)
+    assert (simulation.snapshot().round, simulation.snapshot().trained) == (0, set())
+    taken = []
+    for _ in range(job.length):
+        taken.append(simulation.snapshot())
+        before = held(taken[-1])
+        simulation.step()
+        assert held(taken[-1]) == before
+    for number, snapshot in enumerate(taken):
+        assert snapshot.trained == {silo for round_ in range(number) for silo in job.cohort(round_)}
+        assert set(snapshot.shelved.published) == ({"model"} if number else set())
+        assert set(snapshot.shelved.versions) == {("extractor", s) for r in range(2, number) for s in job.cohort(r)}
+        again = begin(job, shards, snapshot)
+        while again.round < job.length:
+            again.step()
+        assert held(again.snapshot()) == held(simulation.snapshot())
+
+
+def test_only_the_states_of_a_cohort_are_other_objects_after_a_round(make_job, make_shards):
+    job = make_job("fedavg", participation=0.5, silos=["a", "b", "c", "d"], rounds=3)
+    simulation = begin(job, make_shards(job))
+    for round_ in range(job.length):
+        before = simulation.snapshot().states
+        simulation.step()
+        after = simulation.snapshot().states
+        assert {silo for silo in job.silos if after[silo] is not before[silo]} == set(job.cohort(round_))
+
+
+def test_a_round_that_an_engine_cannot_train_changes_nothing(make_job, make_shards):
+    job = make_job("pfedsim", participation=0.5, silos=["a", "b", "c", "d"], rounds=3)
+    simulation = begin(job, make_shards(job))
+    simulation.step()
+    before = held(simulation.snapshot())
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulation.step(interrupted)
+    assert held(simulation.snapshot()) == before
+    assert simulation.round == 1
+
+
+def test_a_look_changes_nothing(make_job, make_shards):
+    job = make_job("fedavg", participation=0.5, silos=["a", "b", "c", "d"], rounds=3)
+    simulation = begin(job, make_shards(job))
+    simulation.step()
+    before, ticks = held(simulation.snapshot()), []
+    looks = simulation.look(lambda: ticks.append(1))
+    assert (set(looks), len(ticks)) == (set(job.silos), 4)
+    assert held(simulation.snapshot()) == before
+
+
+def test_models_are_kept_after_the_last_round_only(make_job, make_shards):
+    job = make_job("local", participation=0.5, silos=["a", "b", "c", "d"], rounds=2)
+    simulation = begin(job, make_shards(job))
+    simulation.step()
+    with pytest.raises(LocalError, match="job 'test' has done 1 of 2 rounds; run the rest"):
+        simulation.finish(simulation.look())

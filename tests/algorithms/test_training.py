@@ -202,7 +202,7 @@ def test_the_penalty_adds_its_own_gradient():
     parts = linear_parts()
     before = parts["classifier"].weight.detach().clone()
     zero = lambda parts, x, y, context: 0 * cross_entropy(parts, x, y, context)  # noqa: E731
-    penalty = lambda parameters: (parameters["classifier"]["weight"] ** 2).sum() / 2  # noqa: E731
+    penalty = lambda parameters, _: (parameters["classifier"]["weight"] ** 2).sum() / 2  # noqa: E731
     train(parts, Stage(("classifier",), 1, zero, Optimiser(0.25), penalty), records(4), 4, rng())
     assert torch.equal(parts["classifier"].weight, before * 0.75)
 

@@ -1,0 +1,99 @@
+"""Many silos' models looked at at once: what they classify correctly, what a method measures, what memory they take."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import vmap
+
+from .method import Method, Parts
+from .stacked import Silos, Values, couples, parts_of, rows_of
+from .stacked_batches import together
+from .training import EVALUATION_CHUNK, Modules
+
+CHUNK = 128  # records of a silo at once, where their number changes nothing
+
+
+@torch.no_grad()
+def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]:
+    """How many of the records at its places each silo's model classifies correctly, in evaluation mode."""
+    exact = _evaluating(silos.modules)
+    pieces = [_cut(own, EVALUATION_CHUNK if exact else CHUNK) for own in places]
+    correct = torch.zeros(silos.count, dtype=torch.int64, device=silos.x.device)
+
+    def right(values: Values, x: Tensor, y: Tensor) -> Tensor:
+        return method.predict(parts_of(silos.modules, values), x).argmax(dim=1) == y
+
+    for batch in together(pieces, exact, silos.x.device):
+        hits = vmap(right)(rows_of(silos.values, batch.rows), silos.x[batch.places], silos.y[batch.places])  # [m, L]
+        if batch.counts is not None:
+            hits &= batch.counts
+        correct[batch.rows] += hits.sum(1)
+    counts: list[int] = correct.tolist()
+    return counts
+
+
+@torch.no_grad()
+def measure(method: Method, silos: Silos, places: Sequence[range]) -> list[dict[str, Tensor]]:
+    """What ``method.measure`` adds up over the records at each silo's places, in float64, in evaluation mode.
+
+    What is added up cannot be taken out again, so no batch is filled up.
+    """
+    exact = _evaluating(silos.modules)
+    pieces = [_cut(own, EVALUATION_CHUNK) if exact else _halved(own) for own in places]
+    sums: dict[str, Tensor] = {}
+
+    def measured(values: Values, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        found = method.measure(parts_of(silos.modules, values), x, y)
+        return {name: tensor.double() for name, tensor in found.items()}
+
+    for batch in together(pieces, True, silos.x.device):
+        found = vmap(measured)(rows_of(silos.values, batch.rows), silos.x[batch.places], silos.y[batch.places])
+        for name, tensor in found.items():
+            if name not in sums:
+                sums[name] = tensor.new_zeros(silos.count, *tensor.shape[1:])
+            sums[name][batch.rows] += tensor
+    host = {name: tensor.cpu() for name, tensor in sums.items()}
+    return [{name: tensor[silo].clone() for name, tensor in host.items()} for silo in range(silos.count)]
+
+
+def saved_bytes(predict: Callable[[Parts, Tensor], Tensor], modules: Modules, shape: Sequence[int]) -> int:
+    """About what a backward pass keeps of one record's forward pass."""
+    kept = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.nbytes
+        return tensor
+
+    _evaluating(modules)
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        predict(modules, torch.zeros(2, *shape))  # two: batch norm takes no single number
+    return kept // 2
+
+
+def _evaluating(modules: Modules) -> bool:
+    """Whether a record's output depends on others in evaluation mode, into which the modules are put."""
+    for module in modules.values():
+        module.eval()
+    return couples(modules)
+
+
+def _cut(places: range, chunk: int) -> list[NDArray[np.int64]]:
+    return [np.asarray(places[start : start + chunk]) for start in range(0, len(places), chunk)]
+
+
+def _halved(places: range) -> list[NDArray[np.int64]]:
+    """Pieces whose lengths are powers of two, so that silos of all sizes have some of one length."""
+    pieces, length = _cut(places, CHUNK), CHUNK
+    if pieces and len(pieces[-1]) < CHUNK:
+        rest = pieces.pop()
+        while len(rest):
+            length //= 2
+            if len(rest) >= length:
+                pieces.append(rest[:length])
+                rest = rest[length:]
+    return pieces

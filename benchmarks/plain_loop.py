@@ -1,0 +1,168 @@
+"""pFedSim as the usual research code runs it: one client after another, a DataLoader over a Subset of the records.
+
+What FL-bench and PFLlib do, and this too, with torch's own number of threads: one model for all clients; before a
+client's turn its parameters are put together (in the generalisation phase the average, afterwards the mix of
+extractors by the row of a similarity matrix) and loaded; it is evaluated on its test records, trained for the epochs
+by ``torch.optim.SGD`` on ``DataLoader(Subset(…), batch_size, shuffle=True)``, evaluated again, and its parameters and
+the optimiser's state are copied. After the round the extractors' similarities are computed from the classifiers, pair
+by pair. Batches of one record are skipped, as batch norm wants.
+
+Records are kept in one of three ways:
+
+- ``"images"``: 8-bit images, as torchvision's CIFAR10 gives them, made PIL images, tensors (ToTensor) and normal
+  (Normalize) each time that one is taken;
+- ``"normalised"``: tensors that are made normal each time that one is taken, as in FL-bench;
+- ``"tensors"``: a list of pairs of tensors that nothing is left to do with, as in PFLlib (which reads it from the disk
+  anew for each turn; here it is in memory).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from staddle.algorithms.torchvision_import import torchvision
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10
+Way: TypeAlias = Literal["images", "normalised", "tensors"]
+WAYS: tuple[Way, ...] = ("images", "normalised", "tensors")
+Parameters: TypeAlias = dict[str, Tensor]
+
+
+class Pixels(Dataset[tuple[Tensor, int]]):
+    """8-bit images [N, height, width, 3] and their labels, transformed one by one."""
+
+    def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[np.int64], way: Way) -> None:
+        transforms = torchvision("transforms", "the plain loop")
+        self._labels = labels.tolist()
+        normal = transforms.Normalize(MEAN, STD)
+        if way == "images":
+            self._records: Any = pixels
+            self._transform = transforms.Compose([Image.fromarray, transforms.ToTensor(), normal])
+        else:
+            self._records = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float() / 255
+            self._transform = transforms.Compose([normal])
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._transform(self._records[index]), self._labels[index]
+
+
+def normalised(pixels: NDArray[np.uint8]) -> Tensor:
+    """The same records as one tensor."""
+    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float() / 255
+    return (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+class PlainLoop:
+    """``train`` and ``test`` are the indices of each client's records."""
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        pixels: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        train: Sequence[Sequence[int]],
+        test: Sequence[Sequence[int]],
+        way: Way,
+        epochs: int,
+        batch_size: int,
+        lr: float,
+        warmup: int,
+    ) -> None:
+        """``model`` has the children ``extractor`` and ``classifier``; ``warmup`` is rounds of generalisation."""
+        self.steps = 0
+        self._model, self._epochs, self._lr, self._warmup, self._batch = model, epochs, lr, warmup, batch_size
+        if way == "tensors":
+            pairs = list(zip(normalised(pixels), torch.from_numpy(labels), strict=True))
+            self._train, self._test = ([[pairs[i] for i in own] for own in side] for side in (train, test))
+        else:
+            records = Pixels(pixels, labels, way)
+            self._train, self._test = ([Subset(records, own) for own in side] for side in (train, test))
+        self._criterion = nn.CrossEntropyLoss()
+        self._shared: Parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self._own: dict[int, Parameters] = {}  # with buffers
+        self._similar = torch.eye(len(train))
+        self._optimisers: dict[int, dict[str, Any]] = {}
+
+    def round(self, number: int, clients: Sequence[int]) -> tuple[int, int]:
+        """Run it; the test records that the models of its clients had right before and after training."""
+        before = after = 0
+        weights, trained = [], []
+        for client in clients:
+            self._load(client, number)
+            before += self._evaluate(client)
+            self._fit(client)
+            after += self._evaluate(client)
+            self._own[client] = {name: value.clone() for name, value in self._model.state_dict().items()}
+            trained.append(deepcopy(dict(self._model.named_parameters())))
+            weights.append(len(self._train[client]))
+        if number < self._warmup:
+            share = torch.tensor(weights) / sum(weights)
+            for name in self._shared:
+                stacked = torch.stack([own[name].detach() for own in trained], dim=-1)
+                self._shared[name] = (stacked * share).sum(dim=-1)
+        else:
+            self._compare(clients)
+        return before, after
+
+    def _load(self, client: int, number: int) -> None:
+        self._model.load_state_dict(self._shared, strict=False)
+        if client in self._own:
+            self._model.load_state_dict(self._buffers_of(self._own[client]), strict=False)
+        if number <= self._warmup or client not in self._own:
+            return
+        self._model.load_state_dict(self._own[client])
+        row = self._similar[client]
+        others = [other for other in self._own if row[other] > 0]
+        share = -torch.log(1 - row[others].clamp(max=0.9999))
+        mixed = {
+            name: torch.stack([self._own[other][name] for other in others], dim=-1) @ (share / share.sum())
+            for name in self._shared
+            if name.startswith("extractor")
+        }
+        self._model.load_state_dict(mixed, strict=False)
+
+    def _buffers_of(self, state: Mapping[str, Tensor]) -> Parameters:
+        return {name: value for name, value in state.items() if name not in self._shared}
+
+    def _fit(self, client: int) -> None:
+        optimiser = torch.optim.SGD(self._model.parameters(), self._lr)
+        loader = DataLoader(self._train[client], self._batch, shuffle=True)  # type: ignore[arg-type]
+        self._model.train()
+        for _ in range(self._epochs):
+            for x, y in loader:
+                if len(x) <= 1:
+                    continue
+                loss = self._criterion(self._model(x), y)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                self.steps += 1
+        self._optimisers[client] = deepcopy(optimiser.state_dict())
+
+    @torch.no_grad()
+    def _evaluate(self, client: int) -> int:
+        self._model.eval()
+        return sum(
+            int((self._model(x).argmax(-1) == y).sum())
+            for x, y in DataLoader(self._test[client], self._batch)  # type: ignore[arg-type]
+        )
+
+    def _compare(self, clients: Sequence[int]) -> None:
+        for i, j in _pairs(clients):
+            one, other = (self._own[client]["classifier.weight"] for client in (i, j))
+            found = torch.cosine_similarity(one, other, dim=-1).mean().clamp(0, 1)
+            self._similar[i, j] = self._similar[j, i] = found
+
+
+def _pairs(clients: Sequence[int]) -> Iterator[tuple[int, int]]:
+    return ((i, j) for place, i in enumerate(clients) for j in clients[place + 1 :])

@@ -1,0 +1,279 @@
+"""How fast silos are simulated: ``python benchmarks/simulate.py [loop] [methods] [growth] [--quick] [--csv FILE]``.
+
+Records are random pixels of CIFAR-10's shape; LeNet-5 with batch norm, 5 epochs, batches of 32, SGD; as many silos a
+round as one in ten. One run measures, on this machine's cores:
+
+- *loop*: pFedSim, 100 silos with 500 records to train on and 100 to test on, half of the rounds in each of its phases.
+  Ours (``Workers``: one worker process a core, a thread each) against plain_loop.py with torch's own number of threads,
+  in each of its ways to keep records, all taking turns, round by round. Both evaluate each silo of the round before and
+  after it trains, and take the same number of steps; all are told a round that is not counted first.
+- *methods*: seconds a round of each method with the same silos, FedAIMS with the smallest model that it takes.
+- *growth*: pFedSim from 10 to 1,000 silos with 50 records to train on and 10 to test on.
+
+Wall seconds a round (median), CPU seconds a round (mean, of all processes), and where memory counts, what all processes
+hold together after the last round (PSS: what several share is counted once).
+"""
+
+import argparse
+import csv
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from plain_loop import WAYS, PlainLoop, normalised
+from torch import nn
+
+from staddle.algorithms.data import Dataset
+from staddle.algorithms.engine import Engine, Records
+from staddle.algorithms.job import Job, JobFile
+from staddle.algorithms.models import build
+from staddle.algorithms.simulation import Simulation
+from staddle.simulator.workers import Crew, usable_cores
+
+EPOCHS, BATCH, LR, CLASSES = 5, 32, 0.01, 10
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "local": {},
+    "fedavg": {},
+    "fedper": {},
+    "fedaims": {},
+    "fedsimsup": {"tau_theta": EPOCHS},
+    "fedssa": {},
+    "pfedsim": {},
+    "ppfl": {"lam": 0},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Pixels, labels, and whose records they are: the first of each silo's to train on, the rest to test on."""
+
+    silos: int
+    train: int
+    test: int
+    pixels: Any = field(init=False)
+    labels: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng, records = np.random.default_rng(0), self.silos * (self.train + self.test)
+        object.__setattr__(self, "pixels", rng.integers(0, 256, (records, 32, 32, 3), dtype=np.uint8))
+        object.__setattr__(self, "labels", rng.integers(0, CLASSES, records))
+
+    def sides(self) -> tuple[list[range], list[range]]:
+        """Indices by silo."""
+        each = self.train + self.test
+        starts = [silo * each for silo in range(self.silos)]
+        return [range(s, s + self.train) for s in starts], [range(s + self.train, s + each) for s in starts]
+
+    def records(self) -> dict[str, Records]:
+        """The same as the simulator takes them."""
+        x, y = normalised(self.pixels), torch.from_numpy(self.labels)
+        return {
+            name(silo): Records(*(Dataset(x[own.start : own.stop], y[own.start : own.stop]) for own in sides))
+            for silo, sides in enumerate(zip(*self.sides(), strict=True))
+        }
+
+
+def name(silo: int) -> str:
+    """Of a silo, in job order."""
+    return f"silo-{silo:04}"
+
+
+def job_of(method: str, silos: int, rounds: int, epochs: int = EPOCHS) -> Job:
+    """One in ten silos takes part in a round, and two at least."""
+    document = {
+        "version": 1,
+        "name": "benchmark",
+        "seed": 0,
+        "rounds": rounds,
+        "silos": [name(silo) for silo in range(silos)],
+        "participation": max(0.1, 2 / silos),
+        "method": {"name": method, "options": METHODS[method]},
+        "model": {
+            "name": "convnet-3x64" if method == "fedaims" else "lenet5",
+            "classes": CLASSES,
+            "norm": "batch",
+            "input": [3, 32, 32],
+        },
+        "training": {"epochs": epochs, "batch_size": BATCH, "lr": LR},
+    }
+    return Job.from_file(JobFile.model_validate(document), "benchmark")
+
+
+@dataclass(eq=False)
+class Timed:
+    """Seconds of the rounds of one contender: of the wall, and of all its processes."""
+
+    round: Callable[[int], object]
+    threads: int
+    pids: Sequence[int] = ()
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def run(self, number: int) -> None:
+        """One round; the first is not counted."""
+        torch.set_num_threads(self.threads)
+        cpu, wall = self._cpu(), time.perf_counter()
+        self.round(number)
+        if number:
+            self.wall.append(time.perf_counter() - wall)
+            self.cpu.append(self._cpu() - cpu)
+
+    def _cpu(self) -> float:
+        return time.process_time() + sum(map(cpu_seconds, self.pids))
+
+    @property
+    def median(self) -> float:
+        """Wall seconds a round."""
+        return statistics.median(self.wall)
+
+
+def ours(crew: Crew, engine: Engine, job: Job) -> Timed:
+    """A simulation of the job; a census counts as no round."""
+    simulation = Simulation(job, engine)
+    while simulation.round < job.length - job.rounds:
+        simulation.step()
+    return Timed(lambda _: simulation.step(), 1, crew.pids)
+
+
+def plain(
+    population: Population, job: Job, way: Any, epochs: int = EPOCHS, threads: int = 1
+) -> tuple[PlainLoop, Timed]:
+    """The plain loop with the same cohorts."""
+    model = nn.Sequential()
+    for part, module in build(job.model, job.seed).items():
+        model.add_module(part, module)
+    loop = PlainLoop(
+        model, population.pixels, population.labels, *population.sides(), way, epochs, BATCH, LR, job.rounds // 2
+    )
+
+    def run(number: int) -> None:
+        loop.round(number, [job.silos.index(silo) for silo in job.cohort(number)])
+
+    return loop, Timed(run, threads)
+
+
+Row = dict[str, str | float]
+
+
+def measure_loop(options: argparse.Namespace) -> list[Row]:
+    """One method against the plain loop."""
+    population = Population(30, 200, 40) if options.quick else Population(100, 500, 100)
+    rounds = 1 + (4 if options.quick else options.rounds)
+    job = job_of("pfedsim", population.silos, rounds)
+    tell(f"pFedSim, {population.silos} silos, {job.cohort_size} a round, {rounds - 1} rounds of each, in turn")
+    with Crew(population.records(), options.workers) as crew:
+        contenders = {"ours": ours(crew, crew.engine(job), job)}
+        contenders |= {f"plain, {way}": plain(population, job, way, threads=options.plain_threads)[1] for way in WAYS}
+        for number in range(rounds):
+            for one in contenders.values():
+                one.run(number)
+    rows: list[Row] = []
+    for title, one in contenders.items():
+        times, cpu = one.median / contenders["ours"].median, statistics.mean(one.cpu)
+        rows.append({"what": title, "s/round": one.median, "rounds/s": 1 / one.median, "cpu s/round": cpu})
+        rows[-1]["times ours"] = times
+    return rows
+
+
+def measure_methods(options: argparse.Namespace) -> list[Row]:
+    """Each method in turn on the same processes."""
+    population = Population(30, 100, 20) if options.quick else Population(100, 500, 100)
+    rounds = 1 + (1 if options.quick else max(2, options.rounds // 2))
+    tell(f"each method, {population.silos} silos, {rounds - 1} rounds of each")
+    rows: list[Row] = []
+    with Crew(population.records(), options.workers) as crew:
+        for method in METHODS:
+            job = job_of(method, population.silos, rounds)
+            one = ours(crew, crew.engine(job), job)
+            for number in range(rounds):
+                one.run(number)
+            rows.append({"what": method, "s/round": one.median, "cpu s/round": statistics.mean(one.cpu)})
+    return rows
+
+
+def measure_growth(options: argparse.Namespace) -> list[Row]:
+    """One method with ever more silos."""
+    rows: list[Row] = []
+    rounds = 1 + (2 if options.quick else options.rounds)
+    tell(f"pFedSim with more and more silos, {rounds - 1} rounds of each")
+    for silos in (10, 50) if options.quick else (10, 30, 100, 300, 1000):
+        job, population = job_of("pfedsim", silos, rounds), Population(silos, 50, 10)
+        records = population.records()
+        with Crew(records, options.workers) as crew:
+            one = ours(crew, crew.engine(job), job)
+            for number in range(rounds):
+                one.run(number)
+            held = sum(map(proportional, ("self", *crew.pids)))
+        size = sum(side.x.nbytes for own in records.values() for side in (own.train, own.test))
+        row = {"what": f"{silos} silos", "s/round": one.median, "ms/silo": one.median / job.cohort_size * 1e3}
+        rows.append(cast(Row, row | {"cpu s/round": statistics.mean(one.cpu), "MB": held / 1e6, "MB data": size / 1e6}))
+    return rows
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def proportional(pid: int | str) -> int:
+    """Bytes that a process holds, its share of what it shares."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("/proc/PID/smaps_rollup has no Pss; this benchmark needs Linux")
+
+
+TICKS = os.sysconf("SC_CLK_TCK")
+CPU = Path("/proc/cpuinfo").read_text()
+PARTS = {"loop": measure_loop, "methods": measure_methods, "growth": measure_growth}
+
+
+def show(rows: list[Row]) -> None:
+    """A table."""
+    tell(f"  {'':<20}" + "".join(f"{column:>12}" for column in list(rows[0])[1:]))
+    for row in rows:
+        title, *values = row.values()
+        tell(f"  {title:<20}" + "".join(f"{value:>12.3g}" for value in values))
+
+
+def tell(line: str) -> None:
+    """Print it at once."""
+    print(line, flush=True)  # noqa: T201 its output is its purpose
+
+
+def main() -> None:
+    """Read the command line and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; all by default")
+    parser.add_argument("--rounds", type=int, default=10, help="counted rounds")
+    parser.add_argument("--workers", type=int, default=usable_cores(), help="worker processes; one a core by default")
+    own = torch.get_num_threads()
+    parser.add_argument("--plain-threads", type=int, default=own, help="of the plain loop; torch's own by default")
+    parser.add_argument("--quick", action="store_true", help="a minute instead of a quarter of an hour")
+    parser.add_argument("--csv", type=Path, help="write the tables to this file too")
+    options = parser.parse_args()
+    model = next(line.partition(":")[2].strip() for line in CPU.splitlines() if line.startswith("model name"))
+    tell(f"torch {torch.__version__}, {usable_cores()} cores of {model}, load {os.getloadavg()[0]:.1f}")
+    found = {}
+    for part in options.parts or PARTS:
+        found[part] = PARTS[part](options)
+        show(found[part])
+    if options.csv is not None:
+        with options.csv.open("w", newline="") as file:
+            writer = csv.writer(file)
+            for part, rows in found.items():
+                writer.writerows(
+                    (part, row["what"], column, value) for row in rows for column, value in [*row.items()][1:]
+                )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""What ``staddle simulate`` does: read, deal out, run after run, report."""
+
+import json
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from ..algorithms.engine import Engine
+from ..algorithms.job import Job
+from ..errors import CancelledError, LocalError, UnwritableError
+from ..simulator import out_folder, tensorboard
+from ..simulator.engines import Engines, choose
+from ..simulator.experiment import read
+from ..simulator.plan import Population, Run
+from ..simulator.population import populate
+from ..simulator.recorded import load_runs
+from ..simulator.runner import complete
+from ..simulator.runs import chosen_methods, runs
+from ..simulator.stopping import stopping
+from . import simulate_results
+from .simulate_progress import named, shown
+from .tables import print_table
+from .units import number
+
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says beside the file."""
+
+    out: Path | None
+    methods: Sequence[str]
+    seeds: Sequence[int]
+    rounds: int | None
+    workers: int | None
+    device: str
+    tensorboard: bool
+
+
+def simulate(path: Path, asked: Asked, *, as_json: bool) -> None:
+    """All runs that are asked for, and the report of all that the output folder holds."""
+    if asked.tensorboard:
+        tensorboard.check_installed()
+    console = Console(stderr=as_json)
+    experiment = read(path)
+    chosen_methods(experiment, asked.methods)  # refused before records are read, which may take a while
+    out = asked.out or path.parent / experiment.name
+    with console.status("records are read and dealt out"):
+        population = populate(experiment)
+    chosen = runs(experiment, population, asked.methods, asked.seeds, asked.rounds)
+    out_folder.check(out, chosen, population, experiment.schedule)
+    engines = partial(choose, population.records, asked.device, asked.workers)
+    _tell(console, [f"{_of(population)}, trained by {engines().where}", *population.notes])
+    with stopping(*ENDS) as stop, shown(console, chosen) as watch:
+
+        def go_on(run: Run, engine: Callable[[Job], Engine]) -> None:
+            schedule = experiment.schedule
+            complete(out, run, population, schedule, engine, watch, stop, events=asked.tensorboard)
+
+        faults = _each(console, chosen, engines, go_on)
+    labels = [method.title for method in experiment.file.all_methods]
+    _report(console, out, population, labels, as_json=as_json)
+    if faults:
+        raise LocalError(f"{number(len(faults), 'run')} of {len(chosen)} could not go on: {'; '.join(faults)}")
+
+
+def _each(
+    console: Console,
+    chosen: Sequence[Run],
+    engines: Callable[[], Engines],
+    go_on: Callable[[Run, Callable[[Job], Engine]], None],
+) -> list[str]:
+    """Run after run; why one cannot go on is told and given back, and keeps no other from its turn."""
+    faults: list[str] = []
+    waiting = deque(chosen)
+    while waiting:
+        with engines() as made:  # anew after a fault, which may have ended worker processes
+            while waiting:
+                run = waiting.popleft()
+                try:
+                    go_on(run, made.engine)
+                except (CancelledError, UnwritableError):
+                    raise
+                except LocalError as error:
+                    faults.append(f"{named(run)}: {error}")
+                    _tell(console, faults[-1:])
+                    break
+    return faults
+
+
+def _report(console: Console, out: Path, population: Population, labels: Sequence[str], *, as_json: bool) -> None:
+    finished = [run for run in load_runs(out) if run.finished]
+    if not finished:
+        return
+    from ..simulator.report import write_report  # noqa: PLC0415 matplotlib takes a second to import
+
+    summary, *_ = write_report(out, population, labels)
+    finished.sort(key=lambda run: labels.index(run.label) if run.label in labels else len(labels))
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), "methods": simulate_results.document(finished)}))
+        return
+    print_table(simulate_results.COLUMNS, simulate_results.rows(finished))
+    _tell(console, [f"{simulate_results.MEANING}; all measures, and pictures: {summary}"])
+
+
+def _of(population: Population) -> str:
+    """How many silos and records there are."""
+    sizes = [len(own.train) for own in population.records.values()]
+    tests = sum(len(own.test) for own in population.records.values())
+    return (
+        f"{number(len(sizes), 'silo')} with {number(sum(sizes), 'training record')} ({min(sizes):,} to {max(sizes):,}) "
+        f"and {number(tests, 'test record')}"
+    )
+
+
+def _tell(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

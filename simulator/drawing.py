@@ -1,0 +1,79 @@
+"""How all pictures of a simulation look: one palette, one style, PNG bytes; nothing of a user's own settings.
+
+Figures are made by matplotlib's objects and drawn by Agg, so nothing here needs a screen or touches what another part
+of the process draws.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+Dashes: TypeAlias = Literal["-"] | tuple[float, tuple[float, ...]]
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito's, no yellow
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
+DASHES: tuple[Dashes, ...] = ("-", (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)))  # a second and a third time round the colours
+DOTS_AN_INCH = 120
+STYLE: dict[Any, Any] = {  # matplotlib names its keys in a Literal
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.size": 10.0,
+    "axes.titlesize": 10.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": False,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "text.parse_math": False,  # a name may hold two dollars
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """Of one method, the same in every picture; no two of the first twenty-one share colour and dashes."""
+
+    colour: str
+    marker: str
+    dashes: Dashes
+
+
+def styles_of(labels: Sequence[str]) -> dict[str, Style]:
+    """By label, in their order."""
+    turns = [(n % len(COLOURS), n % len(MARKERS), n // len(COLOURS) % len(DASHES)) for n in range(len(labels))]
+    return {
+        label: Style(COLOURS[colour], MARKERS[marker], DASHES[dash])
+        for label, (colour, marker, dash) in zip(labels, turns, strict=True)
+    }
+
+
+def percent(axes: Axes, way: str) -> None:
+    """Write the ``x`` or ``y`` axis of accuracies in 0…1 in percent, with lines across; nothing beyond 0 and 100 %."""
+    axis = axes.xaxis if way == "x" else axes.yaxis
+    axis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    axes.grid(axis="x" if way == "x" else "y")
+
+
+def within(values: Sequence[float]) -> tuple[float, float]:
+    """Limits around accuracies, with some air, and none beyond 0 and 1 than a marker takes."""
+    low, high = min(values), max(values)
+    air = max(0.04 * (high - low), 0.01)
+    return max(low - air, -0.02), min(high + air, 1.02)
+
+
+def picture(width: float, height: float, draw: Callable[[Figure], None]) -> bytes:
+    """PNG of what ``draw`` puts into a figure of so many inches; the same bytes for the same figure."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(STYLE)
+        figure = Figure((width, height), dpi=DOTS_AN_INCH, layout="constrained")
+        draw(figure)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png")
+        return buffer.getvalue()

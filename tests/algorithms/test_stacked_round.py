@@ -1,0 +1,334 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from staddle.algorithms import stacked_round
+from staddle.algorithms.data import Dataset
+from staddle.algorithms.engine import Records, Serial, Work
+from staddle.algorithms.local_round import state_to_bytes
+from staddle.algorithms.method import Optimiser, initial_state
+from staddle.algorithms.simulation import Simulation
+from staddle.algorithms.stacked_round import Stacked
+from staddle.errors import LocalError
+
+SIZES = {"a": 1, "b": 21, "c": 5, "d": 13}  # batches of 8: one record, some, one batch, and more than one
+COUPLED = {**SIZES, "a": 2}  # batch norm takes no single record
+ALMOST_ALL = {"participation": 0.75}
+AS_CODE = {"membership_batches": True, "mixture": "logits", "double_exponential": True, "schedule": "theta_then_c"}
+CLUSTERS = {"sampling": "algorithm2", "sketch": 64, "aux_ce": "prototype"}
+ALL_BLOCKS = {"sampling": "full", "aux_ce": "none", "reduction": "sum", "mu": 0.01}
+DIGITS = {"name": "convnet-digits"}
+SUPERVISORS = {"supervisor": ["lenet", "transformer"], "tau_theta": 2}
+TWO = {"extractors": ["digits-cnn-a", "digits-cnn-b"], "stale_inclusive": True, "t_stable": 2, "mu_0": 0.1}
+CASES = {  # method, its options, the model, the job; how many silos go at once in the last round, stage by stage
+    "local": ("local", {}, {}, {}, [4]),
+    "fedavg": ("fedavg", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
+    "fedper": ("fedper", {}, {"norm": "group"}, ALMOST_ALL, [3]),
+    "pfedsim": ("pfedsim", {}, {"norm": "batch"}, {**ALMOST_ALL, "rounds": 3}, [3]),
+    "pfedsim, by class": ("pfedsim", {"similarity": "per_class", "rho": 0}, {}, {}, [4]),
+    "ppfl": ("ppfl", {}, {}, {}, [4, 4]),  # c, then θ
+    "ppfl2": ("ppfl", {"variant": "ppfl2", "canonical": "mlp", "hidden": 7, "lam": 0}, {}, ALMOST_ALL, [3, 3]),
+    "ppfl, as the code": ("ppfl", AS_CODE, {"norm": "batch"}, {}, [4, 4]),
+    "ppfl, blocks": ("ppfl", {"schedule": "rbcd", "release_membership": "always"}, {"name": "glm"}, {}, [4]),
+    "ppfl, coupled": ("ppfl", {}, {**DIGITS, "norm": "batch"}, {}, [4, 4]),
+    "fedaims": ("fedaims", {}, {**DIGITS, "norm": "batch"}, ALMOST_ALL, [1, 2]),  # two middle blocks
+    "fedaims, clusters": ("fedaims", CLUSTERS, {**DIGITS, "norm": "group"}, {}, [2, 2]),
+    "fedaims, all blocks": ("fedaims", ALL_BLOCKS, DIGITS, {}, [4]),
+    "fedsimsup": ("fedsimsup", SUPERVISORS, {}, ALMOST_ALL, [1, 1, 2, 2]),  # supervisors, then θ
+    "fedsimsup, batch norm": (
+        "fedsimsup",
+        {"supervisor": "cnn", "tau_theta": 1},
+        {"norm": "batch"},
+        ALMOST_ALL,
+        [3, 3],
+    ),
+    "fedssa": ("fedssa", {"clip": 0.5, "t_stable": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedssa, two extractors": ("fedssa", TWO, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
+}
+IN_SLICES = {"local": 2, "fedavg": 1, "fedper": 4, "pfedsim": 2, "ppfl": 3, "fedaims": 1, "fedsimsup": 9, "fedssa": 2}
+
+
+class Doubles(Dataset):
+    """Records in the default dtype, whatever it is."""
+
+    def __post_init__(self):
+        pass
+
+    def take(self, indices):
+        return Doubles(self.x[indices], self.y[indices])
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def make(make_job):
+    def build(method="local", options=None, model=None, fields=None, **training):
+        given = {"epochs": 2, "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, **training}
+        model = {**({"input": (1, 8, 8)} if (model or {}).get("name") == "glm" else {}), **(model or {})}
+        return make_job(method, options, model, given, silos=list(SIZES), **{"rounds": 2, **(fields or {})})
+
+    return build
+
+
+def records_of(job, sizes=SIZES, shape=(1, 8, 8)):
+    """Records in the default dtype; one silo has nothing to validate with."""
+
+    def some(n, seed):
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, 3, n)
+        x = rng.normal(size=(n, *shape)) + y[:, None, None, None]
+        return Doubles(torch.from_numpy(x).to(torch.get_default_dtype()), torch.from_numpy(y))
+
+    return {
+        silo: Records(some(sizes[silo], i), some(9 + 3 * i, 100 + i), some(2 + i, 50 + i) if i else None)
+        for i, silo in enumerate(job.silos)
+    }
+
+
+def played(job, engine):
+    """All rounds: the simulation, the reports of each, and the last look."""
+    simulation, reports = Simulation(job, engine), []
+    while simulation.round < job.length:
+        reports.append(dict(simulation.step().reports))
+    last = simulation.look()
+    simulation.finish(last)
+    return simulation, reports, last
+
+
+def furthest(one, other):
+    assert list(one) == list(other)
+    assert all(one[name].dtype == other[name].dtype and one[name].shape == other[name].shape for name in one)
+    return max([0.0, *(float((one[k].double() - other[k].double()).abs().max()) for k in one if one[k].numel())])
+
+
+def check_same(job, records, tolerance, **options):
+    serial, reports, seen = played(job, Serial(job, records))
+    stacked, others, looks = played(job, Stacked(job, records, **options))
+    for silo in job.silos:
+        assert furthest(serial.states[silo].flat, stacked.states[silo].flat) < tolerance, silo
+        assert (seen[silo].test, seen[silo].validation) == (looks[silo].test, looks[silo].validation)
+    assert furthest(serial.coordinator, stacked.coordinator) < tolerance
+    for one, other in zip(reports, others, strict=True):
+        losses = {silo: (report.loss, other[silo].loss) for silo, report in one.items()}
+        assert all(a is b or a == pytest.approx(b, rel=tolerance, abs=tolerance) for a, b in losses.values())
+        assert [replace(r, loss=None) for r in one.values()] == [replace(r, loss=None) for r in other.values()]
+        assert list(one) == list(other)
+    return stacked
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How many silos went at once, stage by stage."""
+    seen, train = [], stacked_round.train
+
+    def counting(silos, *rest):
+        seen.append(silos.count)
+        return train(silos, *rest)
+
+    monkeypatch.setattr(stacked_round, "train", counting)
+    return seen
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stacked_equals_one_by_one(make, double, case, counted):
+    *given, groups = CASES[case]
+    job = make(*given)
+    check_same(job, records_of(job, COUPLED if job.model.norm == "batch" else SIZES), 1e-10)
+    assert sorted(counted[-len(groups) :]) == groups
+
+
+@pytest.mark.parametrize("case", IN_SLICES)
+def test_in_float32_and_in_slices_too(make, case):
+    method, options, model, fields, _ = CASES[case]
+    job = make(method, options, model, {**fields, "rounds": 1}, epochs=1)
+    records = records_of(job, COUPLED if job.model.norm == "batch" else SIZES)
+    check_same(job, records, 1e-5, at_once=IN_SLICES[case])
+
+
+def test_reruns_are_bit_identical(make):
+    job = make("fedavg", fields=ALMOST_ALL)
+    (one, reports, seen), (other, again, looks) = (played(job, Stacked(job, records_of(job))) for _ in range(2))
+    assert reports == again
+    assert all(state_to_bytes(one.states[silo]) == state_to_bytes(other.states[silo]) for silo in job.silos)
+    assert [look.test for look in seen.values()] == [look.test for look in looks.values()]
+
+
+def with_stages(job, make_stage):
+    """The job's method with other stages."""
+    method = job.method()
+    stages = method.stages
+    method.stages = lambda state, facts: tuple(make_stage(stage, facts) for stage in stages(state, facts))
+    return job
+
+
+def weighted(stage, facts):
+    """A loss of its own for each silo."""
+    factor = 1.0 + (facts.silo == "b")
+
+    def loss(parts, x, y, context):
+        return factor * stage.loss(parts, x, y, context)
+
+    return replace(stage, loss=loss)
+
+
+def pulled(stage, facts):
+    """A penalty of its own for each silo, of the context alone."""
+
+    def penalty(parameters, context):
+        return context["pull"] * parameters["classifier"]["weight"].square().sum()
+
+    pull = {"pull": torch.tensor(0.1 if facts.silo == "b" else 0.0)}
+    return replace(stage, penalty=penalty, context=pull)
+
+
+def hurried(stage, facts):
+    """Other numbers for each silo."""
+    return replace(stage, epochs=1 + (facts.silo == "b"), optimiser=Optimiser(0.1 if facts.silo == "c" else 0.02))
+
+
+def whole(stage, facts):
+    """All records at once, and their statistics with them."""
+    return replace(stage, full_batch=True)
+
+
+@pytest.mark.parametrize("change", [weighted, pulled, hurried, whole])
+def test_what_is_one_silos_stays_its_own(make, double, change):
+    job = with_stages(make("local", model={"norm": "batch"}, fields={"rounds": 1}), change)
+    check_same(job, records_of(job, COUPLED), 1e-10)
+
+
+def fickle(stage, facts):
+    """A loss that asks a tensor for its value."""
+    loss = stage.loss
+    return replace(stage, loss=lambda parts, x, y, _: loss(parts, x, y, _) if x.sum() > 0 else loss(parts, -x, y, _))
+
+
+def test_a_loss_that_depends_on_its_batch_has_to_say_so(make, double):
+    job = make("local", fields={"rounds": 1})
+    method = job.method()
+
+    def crowded(parts, x, y, context):
+        return len(x) * method.cross_entropy(parts, x, y, context)
+
+    with_stages(job, lambda stage, _: replace(stage, loss=crowded))
+    with pytest.raises(LocalError, match="depends on the batch that it is in, and the stage does not say"):
+        Simulation(job, Stacked(job, records_of(job))).step()
+    with_stages(job, lambda stage, _: replace(stage, coupled=True))
+    check_same(job, records_of(job), 1e-10)
+
+
+def test_a_loss_that_looks_at_values_is_refused(make):
+    job = with_stages(make("local"), fickle)
+    with pytest.raises(LocalError, match=r"method 'local' cannot train silos at once: .*; simulate it with silos one"):
+        Simulation(job, Stacked(job, records_of(job))).step()
+
+
+def test_divergence_names_round_and_silo_and_changes_nothing(make):
+    job = make("local")
+    records = records_of(job)
+    for silo in "bc":
+        records[silo].train.x[:] *= 1e30
+    with pytest.raises(LocalError, match=r"round 0 at silo 'b': the training loss is nan; lower training.lr") as alone:
+        Simulation(job, Serial(job, records)).step()
+    simulation = Simulation(job, Stacked(job, records))
+    before = {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
+    with pytest.raises(LocalError) as together:
+        simulation.step()
+    assert str(together.value) == str(alone.value)
+    assert before == {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
+    assert simulation.round == 0
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a GPU would be waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        names = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select")
+        self.count += func._schema.name.removeprefix("aten::") in names
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("case", ["ppfl, as the code", "fedaims, clusters"])
+def test_nothing_is_waited_for_between_two_steps(make, monkeypatch, case):
+    method, options, model, fields, _ = CASES[case]
+    job, train, waits = make(method, options, model, {**fields, "rounds": 1}), stacked_round.train, []
+
+    def watched(*given):
+        with Waits() as watch:
+            losses = train(*given)
+        waits.append(watch.count)
+        return losses
+
+    monkeypatch.setattr(stacked_round, "train", watched)
+    Simulation(job, Stacked(job, records_of(job, COUPLED))).step()
+    assert waits
+    assert set(waits) <= {0, 1}  # one at the end, where batches were filled up
+
+
+def test_silos_work_is_not_changed(make):
+    job = make("fedavg", model={"norm": "batch"})
+    work = [Work(silo, initial_state(job.method(), silo), {}) for silo in job.silos]
+    before = [state_to_bytes(one.state) for one in work]
+    engine = Stacked(job, records_of(job, COUPLED))
+    ticks = []
+    outcomes = engine.train(0, work, lambda: ticks.append("trained"))
+    engine.look(1, work, lambda: ticks.append("looked"))
+    engine.close()
+    assert ticks == ["trained"] * 4 + ["looked"] * 4
+    assert [state_to_bytes(one.state) for one in work] == before
+    one = outcomes["b"].state.parts["extractor"]["fc1.weight"]
+    assert one.untyped_storage().nbytes() == one.nbytes  # it keeps nobody else's in memory
+
+
+def test_what_cannot_be_stacked_is_refused(make, make_job):
+    job = make("local")
+    records = records_of(job)
+    with pytest.raises(LocalError, match=r"device 'nowhere' cannot hold the .* records of all silos: .*; choose"):
+        Stacked(job, records, "nowhere")
+    with pytest.raises(LocalError, match="at_once = 0: at least one silo"):
+        Stacked(job, records, at_once=0)
+    other = initial_state(make("local", model={"classes": 4}).method(), "a")
+    with pytest.raises(LocalError, match="the state of silo 'a' is not of the job's model"):
+        Stacked(job, records).train(0, [Work("a", other, {})], lambda: None)
+
+
+def test_private_jobs_are_refused(make):
+    job = make("fedper", fields={"privacy": {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}})
+    with pytest.raises(LocalError, match="is private: each silo pays for its own steps"):
+        Stacked(job, {})
+
+
+def test_tied_layers_are_refused(make, monkeypatch):
+    job = make("local")
+    modules = job.method().modules
+
+    def tied(silo):
+        parts = modules(silo)
+        parts["other"] = torch.nn.Sequential(parts["classifier"])
+        return parts
+
+    monkeypatch.setattr(job.method(), "modules", tied)
+    state = initial_state(job.method(), "a")
+    with pytest.raises(LocalError, match="the model of silo 'a' shares tensors between layers"):
+        Stacked(job, records_of(job)).train(0, [Work("a", state, {})], lambda: None)
+
+
+def test_memory_bounds_how_many_go_at_once(make, monkeypatch, counted):
+    job = make("local", epochs=1)
+    for room, groups in ((2**21, [2, 2]), (3 * 2**20, [3, 1]), (1, [1, 1, 1, 1])):
+        monkeypatch.setattr(stacked_round, "BYTES_AT_ONCE", room)
+        counted.clear()
+        Simulation(job, Stacked(job, records_of(job))).step()
+        assert counted == groups

@@ -1,0 +1,65 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from staddle.algorithms import training
+from staddle.algorithms.engine import Serial
+from staddle.algorithms.simulation import Simulation
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository")
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import simulate  # noqa: PLC0415 it is there in a checkout only
+
+        yield simulate
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def population(benchmark):
+    return benchmark.Population(3, 40, 5)
+
+
+@pytest.mark.parametrize("way", ["images", "normalised", "tensors"])
+def test_both_train_the_same_steps_and_test_on_the_same_records(benchmark, population, monkeypatch, way):
+    job = benchmark.job_of("pfedsim", population.silos, 2, epochs=1)
+    loop, _ = benchmark.plain(population, job, way, epochs=1)
+    taken, apply = [], training.apply
+    monkeypatch.setattr(training, "apply", lambda *step: taken.append(1) or apply(*step))
+    simulation = Simulation(job, Serial(job, population.records()))
+    for number in range(2):
+        cohort = job.cohort(number)
+        assert len(cohort) == 2
+        right = loop.round(number, [job.silos.index(silo) for silo in cohort])
+        reports = simulation.step().reports.values()
+        assert len(taken) == loop.steps == (number + 1) * 2 * 2
+        assert sum(report.tested for report in reports) == 10
+        assert all(0 <= count <= 10 for count in right)
+
+
+def test_the_records_are_the_same_in_every_way(benchmark, population):
+    job, ours = benchmark.job_of("pfedsim", population.silos, 2), population.records()
+    for way in benchmark.WAYS:
+        loop, _ = benchmark.plain(population, job, way)
+        for client, silo in enumerate(job.silos):
+            for side, own in ((loop._train, ours[silo].train), (loop._test, ours[silo].test)):
+                x, y = zip(*side[client], strict=True)
+                assert torch.allclose(torch.stack(x), own.x, atol=1e-6)
+                assert list(y) == own.y.tolist()
