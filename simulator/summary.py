@@ -122,8 +122,9 @@ def _cost(groups: Groups) -> str:
         told = [f"{seconds / len(timed):,.1f}", _pace(sum(n for n, _ in timed) / seconds)] if timed else [NONE] * 2
         rows.append([escaped(label), str(len(runs)), *told])
     return (
-        "## What it took\n\nSeconds on the wall while processes were at a run, evaluation included; what was lost when "
-        "a process was killed is not counted.\n\n" + table(columns, rows)
+        "## What it took\n\nSeconds on the wall while processes were at a run, evaluation included, and in the first "
+        "run of a command the start of its worker processes; what was lost when a process was killed is not counted.\n\n"
+        + table(columns, rows)
     )
 
 

@@ -255,8 +255,8 @@ def kill_after(processes):
 def test_killed_and_gone_on_with_it_ends_in_the_same_bytes(write, begin, tmp_path, monkeypatch):
     """By kill -9, after the first checkpoint, of two workers; and in a later round, of one process."""
     monkeypatch.setattr(report, "write_report", lambda out, *_: (out / "summary.md",))  # it is seen above
-    file, outs = write(rounds=24, looks=6), [tmp_path / "two", tmp_path / "one"]
-    kill_after({begin(file, outs[0], "2"): (outs[0], 3), begin(file, outs[1], "1"): (outs[1], 8)})
+    file, outs = write(rounds=16, looks=8), [tmp_path / "two", tmp_path / "one"]
+    kill_after({begin(file, outs[0], "2"): (outs[0], 3), begin(file, outs[1], "1"): (outs[1], 5)})
     for out in outs:
         assert not (out / RUN / "rounds.csv").exists()
         assert "goes on after round" in said(file, *ONE, "--out", str(out)).output

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,13 @@ def test_what_cannot_be_meant_is_refused_with_the_file_the_key_and_the_fix(exper
 def test_examples_can_be_read(name):
     found = read(EXAMPLES / f"{name}.toml")
     assert found.name == name
+
+
+@pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the wheel's tests run without the repository")
+def test_the_file_that_the_docs_explain_can_be_read(tmp_path):
+    docs = (EXAMPLES.parent / "docs" / "simulate.md").read_text()
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", docs, re.DOTALL | re.MULTILINE)
+    (tmp_path / "digits.toml").write_text(block)
+    found = read(tmp_path / "digits.toml")
+    assert [method.title for method in found.file.all_methods] == ["fedavg", "pfedsim-early"]
+    assert found.schedule == Schedule(look_every=1, checkpoint_every=10)
