@@ -6,24 +6,27 @@ import sys
 
 import pytest
 from ledgers import first
+from typer.testing import CliRunner
 
+from staddle.commands.main import app
+from staddle.errors import LocalError
 from staddle.security.ledger_audit import ledger_folder, verify
 
 
-def staddle(*arguments, seconds=170):
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "staddle.commands", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+def process(*arguments):
+    command = [sys.executable, "-P", "-m", "staddle.commands", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+
+
+def staddle(*arguments):
+    return CliRunner().invoke(app, [*arguments])
 
 
 def test_demo_trains_compares_and_verifies(tmp_path):
     """With differential privacy; without, CI runs the README's own."""
     folder = tmp_path / "kept"
-    done = staddle("demo", "--private", "--rounds", "2", "--silos", "2", "--method", "fedper", "--keep", str(folder))
+    options = ("--rounds", "2", "--silos", "2", "--method", "fedper", "--keep", str(folder))
+    done = process("demo", "--private", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     for heading in ("local", "fedavg", "fedper", "silo-2"):
         assert heading in done.stdout
@@ -34,19 +37,19 @@ def test_demo_trains_compares_and_verifies(tmp_path):
     for n in (1, 2):
         assert verify(ledger_folder(folder / f"silo-{n}" / "state")).ok
     shown = staddle("ledger", "show", str(folder / "silo-1"), "--job", "demo-fedper")
-    assert shown.returncode == 0
-    assert "extractor" in shown.stdout
-    assert "classifier" not in shown.stdout  # FedPer keeps it
-    assert "private" not in shown.stdout
+    assert shown.exit_code == 0
+    assert "extractor" in shown.output
+    assert "classifier" not in shown.output  # FedPer keeps it
+    assert "private" not in shown.output
     path = first(ledger_folder(folder / "silo-2" / "state"))
     text = path.read_text()
     path.write_text(text.replace('"round":1', '"round":0', 1))
     broken = staddle("ledger", "verify", str(folder / "silo-2" / "state"))
-    assert broken.returncode == 1
+    assert broken.exit_code == 1
 
 
 def test_demo_names_the_known_methods():
-    done = staddle("demo", "--method", "fedavgg")
+    done = process("demo", "--method", "fedavgg")
     assert done.returncode == 1
     assert "fedavg" in done.stderr
     assert "Traceback" not in done.stderr
@@ -55,13 +58,13 @@ def test_demo_names_the_known_methods():
 def test_demo_does_not_overwrite(tmp_path):
     (tmp_path / "precious").write_text("x")
     done = staddle("demo", "--keep", str(tmp_path))
-    assert done.returncode == 1
-    assert "not empty" in done.stderr
+    assert isinstance(done.exception, LocalError)
+    assert "not empty" in str(done.exception)
     assert (tmp_path / "precious").read_text() == "x"
 
 
 @pytest.mark.parametrize("noun", ["keys", "roster", "job", "coordinator", "silo", "ledger", "membership", "demo"])
 def test_help_reads(noun):
     done = staddle(noun, "--help")
-    assert done.returncode == 0
-    assert "Usage" in done.stdout
+    assert done.exit_code == 0
+    assert "Usage" in done.output

@@ -1,22 +1,21 @@
-"""The membership heat map as an operator and a silo get it: real processes, the real command."""
-
-import subprocess
-import sys
+"""The membership heat map as an operator and a silo get it: real processes of a federation."""
 
 import safetensors.torch
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 from staddle.algorithms.data import split
 from staddle.algorithms.simulation import simulate
+from staddle.commands.main import app
+from staddle.errors import LocalError
 from staddle.silo.state import split_key
 
 SILOS = ("north", "east", "south")
 
 
 def show(*arguments):
-    command = [sys.executable, "-P", "-m", "staddle.commands", "membership", "show", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return CliRunner().invoke(app, ["membership", "show", *map(str, arguments)])
 
 
 def cells(row):
@@ -47,7 +46,7 @@ def test_what_was_released_is_shown_and_nothing_else_is_there(start, document, t
     assert torch.equal(found["memberships"], expected.coordinator["memberships"])
     drawn = tmp_path / "map.png"
     shown = show(jobs / last.name / "result.safetensors", "--png", drawn)
-    assert shown.returncode == 0, shown.stderr
+    assert shown.exit_code == 0, shown.output
     rows = [line.split() for line in shown.stdout.splitlines()]
     assert rows[0] == ["silo", "0", "1"]
     assert rows[1:4] == [[silo, *cells(found["memberships"][i])] for i, silo in enumerate(SILOS)]
@@ -56,9 +55,8 @@ def test_what_was_released_is_shown_and_nothing_else_is_there(start, document, t
     for path in (jobs / never.name).rglob("*.safetensors"):
         assert not any("membership" in name or name == "c" for name in safetensors.torch.load_file(path)), path
     shown = show(jobs / never.name / "result.safetensors")
-    assert (shown.returncode, shown.stdout) == (1, "")
-    assert 'release_membership = "last"' in shown.stderr
-    assert "Traceback" not in shown.stderr
+    assert (type(shown.exception), shown.output) == (LocalError, "")
+    assert 'release_membership = "last"' in str(shown.exception)
     own = running.federation.state("east") / "jobs" / never.name / "model.safetensors"
     kept = simulate(never, shards).states["east"].parts["membership"]["c"]
     assert show(own).stdout.splitlines()[1].split() == ["east", *cells(kept)]

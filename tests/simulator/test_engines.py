@@ -7,8 +7,17 @@ from staddle.simulator.engines import choose
 
 
 class Crew:
+    made = 0
+
     def __init__(self, records, count):
         self.count, self.closed = count, False
+        Crew.made += 1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
     def engine(self, job):
         return self, job
@@ -48,8 +57,11 @@ def machine(monkeypatch):
 )
 def test_a_cpu_has_one_worker_a_core_and_no_more_than_silos(device, workers, count):
     torch.set_num_threads(2)
+    before = Crew.made
     with choose(RECORDS, device, workers) as found:
+        assert Crew.made == before  # no process before there is a job
         crew, job = found.engine("job")
+        assert found.engine("another") == (crew, "another")
         assert (crew.count, job, crew.closed) == (count, "job", False)
         assert found.where == f"{count} worker processes, a thread each"
         assert torch.get_num_threads() == 1
