@@ -16,14 +16,16 @@ def simulate(
     method: Annotated[
         list[str] | None, typer.Option(metavar="LABEL", help="Only this method of FILE; may be given again.")
     ] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Instead of FILE's seeds; may be given again.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Instead of FILE's rounds.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that train on a CPU; left out, one a core.")
+    seed: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="Instead of FILE's seeds; may be given again.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto takes a GPU where there is one.")] = (
-        "auto"
-    ),
+    rounds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Instead of FILE's rounds.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes that train on a CPU; left out, one a core.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N; auto takes a GPU where there is one.")
+    ] = ("auto"),
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files for TensorBoard, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, for scripts.")] = False,
 ) -> None:

@@ -123,7 +123,7 @@ def _cost(groups: Groups) -> str:
         rows.append([escaped(label), str(len(runs)), *told])
     return (
         "## What it took\n\nSeconds on the wall while processes were at a run, evaluation included, and in the first "
-        "run of a command the start of its worker processes; what was lost when a process was killed is not counted.\n\n"
+        "run of a command the start of its worker processes; what was lost when one was killed is not counted.\n\n"
         + table(columns, rows)
     )
 
