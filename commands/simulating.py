@@ -11,8 +11,6 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from ..algorithms.engine import Engine
-from ..algorithms.job import Job
 from ..errors import CancelledError, LocalError, UnwritableError
 from ..simulator import out_folder, tensorboard
 from ..simulator.engines import Engines, choose
@@ -60,9 +58,9 @@ def simulate(path: Path, asked: Asked, *, as_json: bool) -> None:
     _tell(console, [f"{_of(population)}, trained by {engines().where}", *population.notes])
     with stopping(*ENDS) as stop, shown(console, chosen) as watch:
 
-        def go_on(run: Run, engine: Callable[[Job], Engine]) -> None:
-            schedule = experiment.schedule
-            complete(out, run, population, schedule, engine, watch, stop, events=asked.tensorboard)
+        def go_on(run: Run, made: Engines) -> None:
+            schedule, events = experiment.schedule, asked.tensorboard
+            complete(out, run, population, schedule, made.engine, watch, stop, device=made.device, events=events)
 
         faults = _each(console, chosen, engines, go_on)
     labels = [method.title for method in experiment.file.all_methods]
@@ -75,7 +73,7 @@ def _each(
     console: Console,
     chosen: Sequence[Run],
     engines: Callable[[], Engines],
-    go_on: Callable[[Run, Callable[[Job], Engine]], None],
+    go_on: Callable[[Run, Engines], None],
 ) -> list[str]:
     """Run after run; why one cannot go on is told and given back, and keeps no other from its turn."""
     faults: list[str] = []
@@ -85,7 +83,7 @@ def _each(
             while waiting:
                 run = waiting.popleft()
                 try:
-                    go_on(run, made.engine)
+                    go_on(run, made)
                 except (CancelledError, UnwritableError):
                     raise
                 except LocalError as error:

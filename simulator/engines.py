@@ -14,6 +14,7 @@ from ..algorithms.job import Job
 from ..algorithms.simulation import nothing
 from ..algorithms.stacked_round import Stacked
 from ..errors import LocalError
+from .identity import Device
 from .workers import Crew, usable_cores
 
 
@@ -25,6 +26,7 @@ class Engines:
     """
 
     where: str
+    device: Device
     engine: Callable[[Job], Engine]
     close: Callable[[], None] = nothing
 
@@ -54,10 +56,10 @@ def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
         raise LocalError(f"workers = {workers}; give 1 or more, or leave it out for {usable_cores()}, one a core")
     count = min(workers, len(records))
     if count == 1:
-        return Engines("this process, one thread", lambda job: Serial(job, records))
+        return Engines("this process, one thread", "cpu", lambda job: Serial(job, records))
     stack = ExitStack()
     crew = cache(lambda: stack.enter_context(Crew(records, count)))  # begun with the first job, if there is one
-    return Engines(f"{count} worker processes, a thread each", lambda job: crew().engine(job), stack.close)
+    return Engines(f"{count} worker processes, a thread each", "cpu", lambda job: crew().engine(job), stack.close)
 
 
 def _on_gpu(records: Mapping[str, Records], device: str) -> Engines:
@@ -69,4 +71,4 @@ def _on_gpu(records: Mapping[str, Records], device: str) -> Engines:
         has = f"{found} GPUs, cuda:0 to cuda:{found - 1}" if found else "no GPU that torch can use"
         raise LocalError(f"device {device!r}: this machine has {has}; choose another device, or cpu")
     where = f"{torch.cuda.get_device_name(index)} (cuda:{index}), silos stacked"
-    return Engines(where, lambda job: Stacked(job, records, f"cuda:{index}"))
+    return Engines(where, "cuda", lambda job: Stacked(job, records, f"cuda:{index}"))

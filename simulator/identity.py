@@ -2,7 +2,7 @@
 
 ::
 
-    {"job":{…},"label":"pfedsim","look_every":10,"made_with":{"staddle":"0.1.0","torch":"2.13.0"},
+    {"job":{…},"label":"pfedsim","look_every":10,"made_with":{"device":"cpu","staddle":"0.1.0","torch":"2.13.0"},
      "population":"5f2a…","seed":1,"silos":[{"name":"clinic-a","test":71,"train":284,"validation":null},…],"version":1}
 
 ``job`` is the document of the job (job.py). How often a checkpoint is written is not here: it changes no result.
@@ -24,6 +24,8 @@ from .plan import Population, Run, Schedule
 RUN = "run.json"
 MOST_TOLD = 5  # differences that an error names
 
+Device = Literal["cpu", "cuda"]
+
 
 class SiloRecords(Strict):
     """How many records of each side a silo has."""
@@ -35,10 +37,15 @@ class SiloRecords(Strict):
 
 
 class MadeWith(Strict):
-    """Releases on which the bits of a run depend."""
+    """On what the bits of a run depend, beside all that it is."""
 
+    device: Device
     staddle: str
     torch: str
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"on {self.device} with Staddle {self.staddle} and torch {self.torch}"
 
 
 class Identity(Strict):
@@ -62,8 +69,8 @@ class Identity(Strict):
         return canonical_json(self.model_dump()) + b"\n"
 
 
-def identity(run: Run, population: Population, schedule: Schedule) -> Identity:
-    """Of a run that begins here and now."""
+def identity(run: Run, population: Population, schedule: Schedule, device: Device = "cpu") -> Identity:
+    """Of a run that begins here and now, and trains on such a device."""
     sides = {silo: population.records[silo] for silo in run.job.silos}
     return Identity(
         label=run.label,
@@ -80,7 +87,7 @@ def identity(run: Run, population: Population, schedule: Schedule) -> Identity:
             for silo, own in sides.items()
         ),
         look_every=schedule.look_every,
-        made_with=MadeWith(staddle=version("staddle"), torch=torch.__version__),
+        made_with=MadeWith(device=device, staddle=version("staddle"), torch=torch.__version__),
     )
 
 
@@ -94,7 +101,7 @@ def read(folder: Path) -> Identity:
 
 
 def check_same(folder: Path, there: Identity, here: Identity) -> None:
-    """LocalError where the folder is of another run; another release counts only where a run is gone on with."""
+    """LocalError where the folder is of another run; releases and device count only where a run is gone on with."""
     if told := differences(there, here):
         raise LocalError(f"{folder}: holds another run: {'; '.join(told)}; choose another --out, or remove it")
 

@@ -28,7 +28,7 @@ from . import identity, results
 from .checkpoint import Checkpoint, Finished
 from .history import Measured
 from .history_file import NOTHING, HistoryFile
-from .identity import RUN, Identity
+from .identity import RUN, Device, Identity
 from .plan import Population, Run, Schedule
 
 HISTORY = "history.jsonl"
@@ -42,7 +42,9 @@ def folder_of(out: Path, run: Run) -> Path:
 
 
 @contextmanager
-def opened(out: Path, run: Run, population: Population, schedule: Schedule) -> Iterator["RunFolder"]:
+def opened(
+    out: Path, run: Run, population: Population, schedule: Schedule, device: Device = "cpu"
+) -> Iterator["RunFolder"]:
     """The run's folder, made or gone on with, while the block runs.
 
     LocalError where another process has it, where it is of another run, or where it is not as it was written.
@@ -54,7 +56,7 @@ def opened(out: Path, run: Run, population: Population, schedule: Schedule) -> I
             stack.enter_context(locked(path))
         except OSError as error:
             raise UnwritableError(f"{path}: cannot use it: {unwritable(error)}") from error
-        folder = RunFolder(path, run, identity.identity(run, population, schedule))
+        folder = RunFolder(path, run, identity.identity(run, population, schedule, device))
         stack.callback(folder.close)
         yield folder
 
@@ -77,9 +79,8 @@ class RunFolder:
         self.finished = over is not None and all((path / name).exists() for name in over.results)
         if not self.finished and there.made_with != here.made_with:
             raise LocalError(
-                f"{path}: was begun with Staddle {there.made_with.staddle} and torch {there.made_with.torch}, here are "
-                f"{here.made_with.staddle} and {here.made_with.torch}, which may round otherwise; go on with those, "
-                "choose another --out, or remove it"
+                f"{path}: was begun {there.made_with}, here it would be {here.made_with}, which may round "
+                "otherwise; go on as it was begun, choose another --out, or remove it"
             )
         kept = over.history if over and self.finished else index.history if index else NOTHING
         self._history = HistoryFile(path / HISTORY, kept)

@@ -9,6 +9,7 @@ from ..algorithms.job import Job
 from ..algorithms.simulation import Simulation
 from ..errors import CancelledError
 from .history import Measured, of_look, of_round
+from .identity import Device
 from .plan import Population, Run, Schedule
 from .run_folder import RunFolder, opened
 from .stopping import Stop, Stoppable
@@ -25,15 +26,16 @@ def complete(
     watch: Watch,
     stop: Stop,
     *,
+    device: Device = "cpu",
     events: bool = False,
 ) -> None:
     """Run what is left of a run, all of it where its folder is new, nothing where it is finished.
 
-    ``events`` are written for TensorBoard where they are asked for. CancelledError where ``stop`` was asked to; the
-    rounds that were whole by then are in the checkpoint.
+    ``device`` is the engine's; ``events`` are written for TensorBoard where they are asked for. CancelledError where
+    ``stop`` was asked to; the rounds that were whole by then are in the checkpoint.
     """
     with ExitStack() as stack:
-        folder = stack.enter_context(opened(out, run, population, schedule))
+        folder = stack.enter_context(opened(out, run, population, schedule, device))
         board = stack.enter_context(closing(Board(folder.path, folder.history))) if events else None
         if folder.finished:
             watch.begin(run, run.job.rounds)

@@ -63,7 +63,7 @@ def test_a_cpu_has_one_worker_a_core_and_no_more_than_silos(device, workers, cou
         crew, job = found.engine("job")
         assert found.engine("another") == (crew, "another")
         assert (crew.count, job, crew.closed) == (count, "job", False)
-        assert found.where == f"{count} worker processes, a thread each"
+        assert (found.where, found.device) == (f"{count} worker processes, a thread each", "cpu")
         assert torch.get_num_threads() == 1
     assert crew.closed
 
@@ -81,7 +81,7 @@ def test_a_gpu_has_silos_stacked(machine, device, index):
     machine(2)
     found = choose(RECORDS, device)
     assert found.engine("job").made_with == ("job", RECORDS, f"cuda:{index}")
-    assert found.where == f"GPU {index} (cuda:{index}), silos stacked"
+    assert (found.where, found.device) == (f"GPU {index} (cuda:{index}), silos stacked", "cuda")
     found.close()
 
 

@@ -51,7 +51,7 @@ def test_it_cannot_be_edited_unseen(tmp_path):
 def test_the_same_run_differs_in_nothing():
     assert told() == []
     assert told(schedule=Schedule(2, 99)) == []  # how often a checkpoint is written changes no result
-    other = made().model_copy(update={"made_with": identity.MadeWith(staddle="9", torch="9")})
+    other = made().model_copy(update={"made_with": identity.MadeWith(device="cuda", staddle="9", torch="9")})
     assert differences(made(), other) == []
 
 

@@ -115,15 +115,21 @@ def test_another_release_does_not_go_on_and_still_shows_what_is_over(tmp_path, m
     conduct(tmp_path, cut, POPULATION, 2, Schedule(2, 1))
     conduct(tmp_path, anew, POPULATION, 1)
     monkeypatch.setattr(torch, "__version__", "9.9.9")
-    with (
-        pytest.raises(LocalError, match=r"was begun with Staddle .* and torch .*, here are .* and 9\.9\.9, which may"),
-        opened(tmp_path, cut, POPULATION, SCHEDULE),
-    ):
+    why = r"was begun on cpu with Staddle .*, here it would be on cpu with .* torch 9\.9\.9, which may"
+    with pytest.raises(LocalError, match=why), opened(tmp_path, cut, POPULATION, SCHEDULE):
         pass
     with opened(tmp_path, RUN, POPULATION, SCHEDULE) as folder:
         assert folder.finished
     with opened(tmp_path, anew, POPULATION, SCHEDULE) as folder:
         assert (folder.begun(), folder.history) == (None, ())  # nothing is lost with it
+
+
+def test_a_run_that_a_cpu_began_is_not_gone_on_with_on_a_gpu(tmp_path):
+    cut = make_run(seed=8)
+    conduct(tmp_path, cut, POPULATION, 2, Schedule(2, 1))
+    why = "was begun on cpu with .*, here it would be on cuda with"
+    with pytest.raises(LocalError, match=why), opened(tmp_path, cut, POPULATION, SCHEDULE, "cuda"):
+        pass
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
