@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import vmap
 
-from .method import Method, Parts
+from .method import Measurement, Method, Parts
 from .stacked import Silos, Values, couples, parts_of, rows_of
 from .stacked_batches import together
 from .training import EVALUATION_CHUNK, Modules
@@ -37,8 +37,8 @@ def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]
 
 
 @torch.no_grad()
-def measure(method: Method, silos: Silos, places: Sequence[range]) -> list[dict[str, Tensor]]:
-    """What ``method.measure`` adds up over the records at each silo's places, in float64, in evaluation mode.
+def measure(measurement: Measurement, silos: Silos, places: Sequence[range]) -> list[dict[str, Tensor]]:
+    """What a measurement adds up over the records at each silo's places, in float64, in evaluation mode.
 
     What is added up cannot be taken out again, so no batch is filled up.
     """
@@ -47,7 +47,7 @@ def measure(method: Method, silos: Silos, places: Sequence[range]) -> list[dict[
     sums: dict[str, Tensor] = {}
 
     def measured(values: Values, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        found = method.measure(parts_of(silos.modules, values), x, y)
+        found = measurement(parts_of(silos.modules, values), x, y)
         return {name: tensor.double() for name, tensor in found.items()}
 
     for batch in together(pieces, True, silos.x.device):

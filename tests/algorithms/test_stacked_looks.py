@@ -45,12 +45,12 @@ def test_looks_are_those_of_one_silo(tracked, monkeypatch):
     }
     template = {part: module.to("meta") for part, module in parts(0, tracked).items()}
     silos, method = Silos(template, values, x, y), Counting()
-    correct, sums = evaluate(method, silos, ranges), measure(method, silos, ranges)
+    correct, sums = evaluate(method, silos, ranges), measure(method.measure, silos, ranges)
     assert couples(template) is not tracked
     for own, model, right, found in zip(ranges, models, correct, sums, strict=True):
         data = Dataset(x[own.start : own.stop], y[own.start : own.stop])
         assert right == evaluate_one(method, model, data)
-        expected = measure_one(method, model, data)
+        expected = measure_one(method.measure, model, data)
         assert found["count"] == len(own)
         assert found["labels"] == data.y.sum()
         if len(own):

@@ -1,0 +1,37 @@
+"""A second model beside the job's own, such as one that a silo keeps to itself: its parts have a name before theirs."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from .exchange import Tensors
+from .method import Parts, Setting
+
+MODEL = ("extractor", "classifier")
+
+
+def names(second: str) -> tuple[str, ...]:
+    """The parts of the second model: of ``"own"`` they are ``own_extractor`` and ``own_classifier``."""
+    return tuple(f"{second}_{part}" for part in MODEL)
+
+
+def beside(setting: Setting, *seconds: str) -> dict[str, nn.Module]:
+    """The job's model and further ones like it, all with the same initial values."""
+    modules = dict(setting.build())
+    for second in seconds:
+        modules |= dict(zip(names(second), setting.build().values(), strict=True))
+    return modules
+
+
+def logits(parts: Parts, x: Tensor, second: str = "") -> Tensor:
+    """Logits [B, classes] of the job's model, or of the second one of this name."""
+    extractor, classifier = names(second) if second else MODEL
+    return parts[classifier](parts[extractor](x))
+
+
+def taken(parts: Mapping[str, Tensors], second: str) -> dict[str, Tensors]:
+    """The parts of the second model with the values, buffers too, that the job's model has in ``parts``."""
+    return {
+        name: {key: value.clone() for key, value in parts[part].items()}
+        for name, part in zip(names(second), MODEL, strict=True)
+    }
