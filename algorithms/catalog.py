@@ -8,6 +8,7 @@ from ..errors import LocalError
 from ..files import Strict, validate
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
+from .feddyn import FedDyn
 from .fedper import FedPer
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
@@ -19,6 +20,7 @@ from .ppfl import PPFL
 METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
+    "feddyn": FedDyn,
     "fedper": FedPer,
     "fedssa": FedSSA,
     "fedsimsup": FedSimSup,

@@ -17,6 +17,7 @@ from staddle.errors import LocalError
 
 METHODS = {
     "fedavg": {},
+    "feddyn": {"alpha": 0.5},
     "pfedsim": {},
     "fedssa": {},
     "fedsimsup": {"supervisor": "lenet"},
