@@ -12,6 +12,7 @@ from .feddyn import FedDyn
 from .fedper import FedPer
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
+from .fml import FML
 from .local import Local
 from .method import Method, Setting
 from .pfedsim import PFedSim
@@ -24,6 +25,7 @@ METHODS: dict[str, type[Method]] = {
     "fedper": FedPer,
     "fedssa": FedSSA,
     "fedsimsup": FedSimSup,
+    "fml": FML,
     "local": Local,
     "pfedsim": PFedSim,
     "ppfl": PPFL,

@@ -4,8 +4,12 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from ..errors import LocalError
 from .exchange import Tensors
+from .extractors import sketched
 from .method import Parts, Setting
+from .models import fill
+from .networks import NETWORKS
 
 MODEL = ("extractor", "classifier")
 
@@ -21,6 +25,28 @@ def beside(setting: Setting, *seconds: str) -> dict[str, nn.Module]:
     for second in seconds:
         modules |= dict(zip(names(second), setting.build().values(), strict=True))
     return modules
+
+
+def beside_other(setting: Setting, second: str, architecture: str | None, prefix: str) -> dict[str, nn.Module]:
+    """The job's model and a second one, of the named architecture or, without a name, like the job's.
+
+    Its initial values are its own, equal at every silo, of streams under this prefix.
+    """
+    modules = sketched(architecture, setting) if architecture else setting.sketch()
+    own = dict(zip(names(second), modules.values(), strict=True))
+    for name, module in own.items():
+        fill(module, setting.seed, f"{prefix}/{name}")
+    return {**setting.build(), **own}
+
+
+def check_other(option: str, architecture: str | None, setting: Setting) -> None:
+    """LocalError unless the architecture that an option names is one that takes the job's input."""
+    if architecture is None:
+        return
+    if architecture not in NETWORKS:
+        raise LocalError(f"{option} = {architecture!r}: no such model; choose one of {', '.join(NETWORKS)}")
+    if fault := NETWORKS[architecture].fault(setting.input):
+        raise LocalError(f"{option} = {architecture!r} {fault}; choose one for the job's model.input")
 
 
 def logits(parts: Parts, x: Tensor, second: str = "") -> Tensor:

@@ -21,6 +21,7 @@ METHODS = {
     "pfedsim": {},
     "fedssa": {},
     "fedsimsup": {"supervisor": "lenet"},
+    "fml": {},
     "fedaims": {"sampling": "full"},
     "fedaims-prototype": {"sampling": "full", "aux_ce": "prototype"},
     "ppfl": {"models": 2, "lam": 0},

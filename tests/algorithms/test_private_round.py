@@ -120,6 +120,8 @@ LEAVING = {
     "local": ("local", {}, {}),
     "fedavg": ("fedavg", {}, {"model": "now", "model/@weight": "counts"}),
     "fedavg-equal": ("fedavg", {"weights": "equal"}, {"model": "now", "model/@weight": "counts"}),
+    "feddyn": ("feddyn", {"alpha": 0.5}, {"model": "all", "model/@weight": "counts"}),
+    "fml": ("fml", {}, {"meme": "all", "meme/@weight": "counts"}),
     "fedper": ("fedper", {}, {"extractor": "all", "extractor/@weight": "counts"}),
     "pfedsim": ("pfedsim", {"rho": 0}, {"extractor": "all", "rows": "all"}),
     "pfedsim-classes": ("pfedsim", {"rho": 0, "similarity": "per_class"}, {"extractor": "all", "rows": "all"}),
