@@ -9,6 +9,7 @@ from ..files import Strict, validate
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
 from .feddyn import FedDyn
+from .fedkd import FedKD
 from .fedper import FedPer
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
@@ -22,6 +23,7 @@ METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
     "feddyn": FedDyn,
+    "fedkd": FedKD,
     "fedper": FedPer,
     "fedssa": FedSSA,
     "fedsimsup": FedSimSup,

@@ -33,6 +33,7 @@ from torch.nn.functional import cross_entropy
 
 from ..files import Strict
 from .copies import MODEL, beside_other, check_other, logits, names
+from .distillation import divergence
 from .exchange import Gift, Kind, Part, Tensors
 from .method import Facts, Method, Parts, Setting, SiloState, Stage
 
@@ -96,9 +97,3 @@ class FML(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """The meme model, weighted by samples."""
         return {"meme": Gift(self.flat(state, *MODEL), float(facts.samples))}  # (3)
-
-
-def divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """KL(target ‖ prediction) by record [B], of logits [B, C]; no gradient goes through the target."""
-    aim, own = target.detach().log_softmax(1), logits.log_softmax(1)
-    return (aim.exp() * (aim - own)).sum(1)

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from staddle.algorithms.aggregation import MemoryArchive
-from staddle.algorithms.data import Dataset
 from staddle.algorithms.engine import Records, Serial
-from staddle.algorithms.fml import divergence
 from staddle.algorithms.local_round import local_round, to_modules
 from staddle.algorithms.method import SiloState, initial_state
 from staddle.algorithms.models import ModelOptions, build
@@ -28,13 +26,6 @@ def constant(value):
 def parts_of(meme, personal):
     same = {"extractor": lambda x: x, OWN[0]: lambda x: x}
     return {**same, "classifier": constant(meme), OWN[1]: constant(personal)}
-
-
-def test_divergence_by_hand():
-    """KL((½, ½) ‖ (¼, ¾)) = ½ log 2 + ½ log ⅔; of equal ones nothing."""
-    target, own = torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log(), torch.tensor([[0.25, 0.75], [0.1, 0.9]]).log()
-    by_hand = [0.5 * math.log(2) + 0.5 * math.log(2 / 3), 0.0]
-    assert divergence(target, own).tolist() == pytest.approx(by_hand, abs=1e-6)
 
 
 def test_eqs_1_and_2_by_hand(make_job):
@@ -89,7 +80,7 @@ def trained(job, shards, begun=None):
 def test_without_distillation_the_meme_is_fedavg_and_the_other_is_local_training(make_job, make_shards, norm):
     """α = β = 1, bit for bit: the personalised model is what local training makes of its initial values."""
     job, average, local = (
-        make_job(name, options, {"norm": norm}, rounds=3)
+        make_job(name, options, {"norm": norm}, rounds=2)
         for name, options in (("fml", {"alpha": 1.0, "beta": 1.0}), ("fedavg", {}), ("local", {}))
     )
     start = initial_state(job.method(), "a").parts
@@ -115,16 +106,17 @@ def test_personalised_models_may_have_an_architecture_of_their_own(make_job, mak
             make_job("fml", {"personal": name}).document()
 
 
-def test_it_learns_and_blind_it_learns_the_same(make_job, make_shards):
+def test_it_learns_and_blind_it_learns_the_same(make_job, make_data):
+    model = {"name": "glm", "classes": 2, "input": [1, 1, 16]}
     security = {"secure_aggregation": "required", "clip_exponent": 5}
-    training = {"lr": 0.05, "momentum": 0.9}
-    job = make_job("fml", silos=list("abcd"), min_cohort=3, training=training, security=security)
-    assert job.document()
+    job = make_job("fml", model=model, silos=list("abcd"), min_cohort=3, rounds=3, security=security)
+    assert job.document()["schema"][0]["up"][0]["exchange"] == "sum.mean"
     shards = {
-        silo: tuple(Dataset(side.x - 1, side.y) for side in sides) for silo, sides in make_shards(job, 30).items()
+        silo: tuple(make_data(n, 9 * i + n, classes=2, shape=(1, 1, 16)) for n in (30 + 5 * i, 20))
+        for i, silo in enumerate(job.silos)
     }
     plain, blind = simulate(job, shards), simulate(job, shards, exchanges=simulated(job))
-    assert mean(plain.accuracy("trained").values()) > 0.8
+    assert mean(plain.accuracy("trained").values()) > 0.7
     for part, tensors in plain.states["c"].parts.items():
         for name, value in tensors.items():
-            assert torch.allclose(blind.states["c"].parts[part][name], value, atol=5e-3), (part, name)
+            assert torch.allclose(blind.states["c"].parts[part][name], value, atol=1e-3), (part, name)

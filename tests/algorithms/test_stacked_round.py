@@ -27,6 +27,7 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "local": ("local", {}, {}, {}, [4]),
     "fedavg": ("fedavg", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
     "feddyn": ("feddyn", {"alpha": 0.5}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
+    "fedkd": ("fedkd", {"mentor": "digits-cnn-a", "t_end": 0.9, "clip": 1.0}, {}, ALMOST_ALL, [3]),
     "fedper": ("fedper", {}, {"norm": "group"}, ALMOST_ALL, [3]),
     "pfedsim": ("pfedsim", {}, {"norm": "batch"}, {**ALMOST_ALL, "rounds": 3}, [3]),
     "pfedsim, by class": ("pfedsim", {"similarity": "per_class", "rho": 0}, {}, {}, [4]),
