@@ -32,7 +32,7 @@ def write(path: Path, content: str, mode: int) -> None:
 
 def job_text(method: str, *, private: bool = False) -> str:
     """A job file for one method, its options and a model that works with it."""
-    from ..algorithms.catalog import METHODS, method_class  # noqa: PLC0415 torch takes seconds to import
+    from ..algorithms.catalog import method_class, names  # noqa: PLC0415 torch takes seconds to import
     from ..algorithms.method import Method  # noqa: PLC0415
     from ..algorithms.models import ModelOptions, input_shape  # noqa: PLC0415
     from ..algorithms.networks import NETWORKS  # noqa: PLC0415
@@ -43,7 +43,7 @@ def job_text(method: str, *, private: bool = False) -> str:
     return Template(text("job")).substitute(
         method=method,
         version=chosen.version,
-        methods=_listed(METHODS),
+        methods=_listed(names()),
         options=options_text(chosen.options_model),
         model=model.name,
         models=_listed(NETWORKS),
