@@ -19,6 +19,9 @@ class Foreign(FedPer):
 class Misnamed(FedPer):
     name = "other"
 
+class Stranger:
+    name = "foreign"
+
 def function():
     return Foreign
 """
@@ -72,6 +75,7 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
     [
         ("Absent", r"cannot be imported: module 'bad_methods' has no attribute 'Absent'; install that package anew"),
         ("function", r"is no subclass of staddle.algorithms.method.Method; correct the entry point"),
+        ("Stranger", r"is no subclass of staddle.algorithms.method.Method; correct the entry point"),
         ("Misnamed", r"calls itself 'other'; give class and entry point one name"),
     ],
 )
