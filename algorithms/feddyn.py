@@ -19,8 +19,9 @@ Where this differs from the paper:
   "global"`` their plain mean comes down.
 - ``alpha`` is 0.01 where it is left out, as in the code's example; the paper takes the best of 0.1, 0.01 and 0.001.
 
-Eq. 4 divides by α what Eq. 3 gathers slowly where few of many silos take part: with a small α and a learning rate that
-leaves argmin unfinished, θ may run away; raise ``alpha`` or ``training.epochs`` then.
+Eq. 4 adds −h/α, which is all that the mean has moved so far, and Eq. 1 slows that down by about α · lr / (1 − momentum)
+· steps of a round. Far below 1 the model swings, and may run away: on 800 digits of four silos it was right on 96 % after
+30 rounds where that number was 0.9, and on 10 % where it was 0.09. Raise ``alpha`` or ``training.epochs`` then.
 
 Wire list, the same in every round:
 
@@ -101,29 +102,31 @@ class FedDyn(Method):
         """The corrected mean."""
         return (self.corrected,)
 
-    # The silo half. ``extra`` holds θ as it came down last, and h_k as it was then: Eq. 2 waits for the next delivery,
-    # so a round that did not count leaves no trace.
-
-    def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """The initial θ, and zeros."""
-        nothing = {name: torch.zeros_like(own) for name, own in self.initial.items()}
-        return named("theta", self.initial) | named("h", nothing)
-
-    @cached_property
-    def initial(self) -> dict[str, Tensor]:
-        """θ before the first round."""
-        return self.moved({part: module.state_dict() for part, module in self.setting.build().items()})
-
     def moved(self, parts: Mapping[str, Tensors]) -> dict[str, Tensor]:
         """The parameters, named ``part.parameter``, without buffers."""
         return {f"{part}.{name}": parts[part][name] for part, name in self.parameters}
 
+    # The silo half. ``extra`` holds θ as it came down last, and h_k as it was then: Eq. 2 waits for the next delivery,
+    # so a round that did not count leaves no trace.
+
+    @cached_property
+    def initial(self) -> dict[str, Tensor]:
+        """θ before the first round, and zeros for h."""
+        theta = self.moved({part: module.state_dict() for part, module in self.setting.build().items()})
+        return {key: t for name, own in theta.items() for key, t in pair(name, own, torch.zeros_like(own)).items()}
+
+    def initial_extra(self, silo: str) -> dict[str, Tensor]:
+        """As the coordinator begins."""
+        return dict(self.initial)
+
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Eq. 2 of what this silo trained last; then θ is what came down."""
-        taken = super().deliver(state, delivered, facts)
-        trained, theta, h = self.moved(state.parts), of("theta", state.extra), of("h", state.extra)
-        h = {name: h[name] - self.options.alpha * (own - theta[name]) for name, own in trained.items()}  # (2)
-        return SiloState(taken.parts, named("theta", self.moved(taken.parts)) | named("h", h))
+        taken, extra = super().deliver(state, delivered, facts), dict[str, Tensor]()
+        came = self.moved(taken.parts)
+        for name, trained in self.moved(state.parts).items():
+            h = state.extra[f"h.{name}"] - self.options.alpha * (trained - state.extra[f"theta.{name}"])  # (2)
+            extra |= pair(name, came[name], h)
+        return SiloState(taken.parts, extra)
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Eq. 1."""
@@ -131,9 +134,8 @@ class FedDyn(Method):
 
     def penalty(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
         """−⟨h_k, w⟩ + α/2 ‖w − θ‖² of Eq. 1."""
-        theta, h = of("theta", context), of("h", context)
         terms = [
-            self.options.alpha / 2 * (w - theta[name]).square().sum() - (h[name] * w).sum()
+            self.options.alpha / 2 * (w - context[f"theta.{name}"]).square().sum() - (context[f"h.{name}"] * w).sum()
             for name, w in self.moved(parameters).items()
         ]
         return torch.stack(terms).sum()
@@ -145,24 +147,21 @@ class FedDyn(Method):
     # The coordinator half.
 
     def begin(self) -> CoordinatorState:
-        """As a silo begins."""
-        return self.initial_extra("")
+        """θ and h before the first round."""
+        return self.initial
 
     def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
         """Eqs. 3 and 4; of buffers the mean."""
         alpha, share = self.options.alpha, len(cohort) / len(self.setting.silos)
-        mean = {spec.name: results["model"][spec.name] for spec in self.model.tensors}
-        theta, h = of("theta", state), of("h", state)
-        h = {name: own - alpha * share * (mean[name] - theta[name]) for name, own in h.items()}  # (3)
-        new = {name: mean[name] - own / alpha for name, own in h.items()}  # (4)
-        return Combined(named("theta", new) | named("h", h), {"corrected": mean | new})
+        down, after = {spec.name: results["model"][spec.name] for spec in self.model.tensors}, dict[str, Tensor]()
+        for part, leaf in self.parameters:
+            name = f"{part}.{leaf}"
+            h = state[f"h.{name}"] - alpha * share * (down[name] - state[f"theta.{name}"])  # (3)
+            down[name] = down[name] - h / alpha  # (4)
+            after |= pair(name, down[name], h)
+        return Combined(after, {"corrected": down})
 
 
-def named(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
-    """The tensors under names with a prefix, as ``extra`` and the coordinator's state hold them."""
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
-
-
-def of(prefix: str, held: Tensors) -> dict[str, Tensor]:
-    """What ``named`` put there."""
-    return {name.removeprefix(f"{prefix}."): own for name, own in held.items() if name.startswith(f"{prefix}.")}
+def pair(name: str, theta: Tensor, h: Tensor) -> dict[str, Tensor]:
+    """Both of a parameter, as ``extra`` and the coordinator's state hold them."""
+    return {f"theta.{name}": theta, f"h.{name}": h}
