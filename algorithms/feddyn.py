@@ -20,8 +20,8 @@ Where this differs from the paper:
 - ``alpha`` is 0.01 where it is left out, as in the code's example; the paper takes the best of 0.1, 0.01 and 0.001.
 
 Eq. 4 adds −h/α, which is all that the mean has moved so far, and Eq. 1 slows that down by about α · lr / (1 − momentum)
-· steps of a round. Far below 1 the model swings, and may run away: on 800 digits of four silos it was right on 96 % after
-30 rounds where that number was 0.9, and on 10 % where it was 0.09. Raise ``alpha`` or ``training.epochs`` then.
+· steps of a round. Far below 1 the model swings, and may run away: on 800 digits at four silos it was right on 96 %
+after 30 rounds where that number was 0.9, and on 10 % where it was 0.09. Raise ``alpha`` or ``training.epochs`` then.
 
 Wire list, the same in every round:
 
