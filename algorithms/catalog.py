@@ -18,12 +18,18 @@ from ..errors import LocalError
 from ..files import Strict, validate
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
+from .fedavg_ft import FedAvgFT
+from .fedbabu import FedBABU
+from .fedbn import FedBN
 from .feddyn import FedDyn
 from .fedkd import FedKD
 from .fedper import FedPer
+from .fedprox import FedProx
+from .fedrep import FedRep
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
 from .fml import FML
+from .lg_fedavg import LGFedAvg
 from .local import Local
 from .method import Method, Setting
 from .pfedsim import PFedSim
@@ -34,12 +40,18 @@ GROUP = "staddle.methods"  # of entry points
 METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
+    "fedavg-ft": FedAvgFT,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
     "feddyn": FedDyn,
     "fedkd": FedKD,
     "fedper": FedPer,
-    "fedssa": FedSSA,
+    "fedprox": FedProx,
+    "fedrep": FedRep,
     "fedsimsup": FedSimSup,
+    "fedssa": FedSSA,
     "fml": FML,
+    "lg-fedavg": LGFedAvg,
     "local": Local,
     "pfedsim": PFedSim,
     "ppfl": PPFL,

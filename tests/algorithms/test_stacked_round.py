@@ -28,7 +28,13 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "fedavg": ("fedavg", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
     "feddyn": ("feddyn", {"alpha": 0.5}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
     "fedkd": ("fedkd", {"mentor": "digits-cnn-a", "t_end": 0.9, "clip": 1.0}, {}, ALMOST_ALL, [3]),
+    "fedavg-ft": ("fedavg-ft", {"tuning_epochs": 1}, {"norm": "group"}, ALMOST_ALL, [4]),
+    "fedbabu": ("fedbabu", {"tuning_epochs": 1}, {"norm": "batch"}, ALMOST_ALL, [4]),
+    "fedbn": ("fedbn", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedper": ("fedper", {}, {"norm": "group"}, ALMOST_ALL, [3]),
+    "fedprox": ("fedprox", {"mu": 0.3}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedrep": ("fedrep", {"head_epochs": 1}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3, 3]),
+    "lg-fedavg": ("lg-fedavg", {"layers": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "pfedsim": ("pfedsim", {}, {"norm": "batch"}, {**ALMOST_ALL, "rounds": 3}, [3]),
     "pfedsim, by class": ("pfedsim", {"similarity": "per_class", "rho": 0}, {}, {}, [4]),
     "ppfl": ("ppfl", {}, {}, {}, [4, 4]),  # c, then θ
