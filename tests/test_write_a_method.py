@@ -1,6 +1,5 @@
 """All of docs/write-a-method.md is run: its files are written, its commands given, its tests pass."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -17,7 +16,7 @@ from staddle.errors import LocalError
 
 PAGE = Path(__file__).parents[1] / "docs" / "write-a-method.md"
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-QUIETLY = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+OFFLINE = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet")
 
 
 def write(block):
@@ -41,8 +40,7 @@ def afternoon(tmp_path, monkeypatch):
     def run(program, *words):
         match program:
             case "pip":
-                environment = {**os.environ, **QUIETLY, "PIP_TARGET": str(site)}
-                subprocess.run([sys.executable, "-m", "pip", *words, "--quiet"], env=environment, check=True)
+                subprocess.run([sys.executable, "-m", "pip", *words, *OFFLINE, "--target", str(site)], check=True)
             case "pytest":
                 more = ("--import-mode=importlib", "-p", "no:cacheprovider", "--rootdir", str(tmp_path))
                 assert pytest.main([*words, *more]) == 0
