@@ -13,6 +13,7 @@ from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
 from .local import Local
 from .method import Method, Setting
+from .moon import MOON
 from .pfedsim import PFedSim
 from .ppfl import PPFL
 
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
     "fedssa": FedSSA,
     "fedsimsup": FedSimSup,
     "local": Local,
+    "moon": MOON,
     "pfedsim": PFedSim,
     "ppfl": PPFL,
 }
