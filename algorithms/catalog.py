@@ -9,6 +9,7 @@ from ..files import Strict, validate
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
 from .fedper import FedPer
+from .fedrod import FedRoD
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
 from .local import Local
@@ -21,6 +22,7 @@ METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
     "fedper": FedPer,
+    "fedrod": FedRoD,
     "fedssa": FedSSA,
     "fedsimsup": FedSimSup,
     "local": Local,
