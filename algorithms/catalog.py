@@ -9,6 +9,7 @@ from ..files import Strict, validate
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
 from .fedper import FedPer
+from .fedproto import FedProto
 from .fedrod import FedRoD
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
@@ -22,6 +23,7 @@ METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
     "fedper": FedPer,
+    "fedproto": FedProto,
     "fedrod": FedRoD,
     "fedssa": FedSSA,
     "fedsimsup": FedSimSup,
