@@ -8,6 +8,7 @@ from ..errors import LocalError
 from ..files import Strict, validate
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
+from .fedclassavg import FedClassAvg
 from .fedper import FedPer
 from .fedproto import FedProto
 from .fedrod import FedRoD
@@ -22,6 +23,7 @@ from .ppfl import PPFL
 METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
+    "fedclassavg": FedClassAvg,
     "fedper": FedPer,
     "fedproto": FedProto,
     "fedrod": FedRoD,

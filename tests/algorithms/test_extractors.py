@@ -7,7 +7,7 @@ from staddle.algorithms.extractors import dealt, norm_of, sketched
 from staddle.algorithms.networks import NETWORKS
 from staddle.errors import LocalError
 
-METHODS = ("fedproto", "fedssa")
+METHODS = ("fedclassavg", "fedproto", "fedssa")
 DIGITS = ["digits-cnn-a", "digits-cnn-b", "digits-cnn-c"]
 
 

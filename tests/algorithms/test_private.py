@@ -17,6 +17,9 @@ from staddle.errors import LocalError
 
 METHODS = {
     "fedavg": {},
+    "moon": {"mu": 5},
+    "fedrod": {},
+    "fedclassavg": {"contrast": 0},
     "pfedsim": {},
     "fedssa": {},
     "fedsimsup": {"supervisor": "lenet"},

@@ -27,6 +27,12 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "local": ("local", {}, {}, {}, [4]),
     "fedavg": ("fedavg", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
     "fedper": ("fedper", {}, {"norm": "group"}, ALMOST_ALL, [3]),
+    "moon": ("moon", {"mu": 5}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedrod": ("fedrod", {"gamma": 0.5}, {"norm": "group"}, ALMOST_ALL, [3]),
+    "fedproto": ("fedproto", {"extractors": TWO["extractors"]}, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
+    "fedproto, batch norm": ("fedproto", {"predict": "classifier"}, {"norm": "batch"}, {}, [4]),
+    "fedclassavg": ("fedclassavg", {}, {}, ALMOST_ALL, [3]),
+    "fedclassavg, batch norm": ("fedclassavg", {"contrast": 0.5, "rho": 0}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "pfedsim": ("pfedsim", {}, {"norm": "batch"}, {**ALMOST_ALL, "rounds": 3}, [3]),
     "pfedsim, by class": ("pfedsim", {"similarity": "per_class", "rho": 0}, {}, {}, [4]),
     "ppfl": ("ppfl", {}, {}, {}, [4, 4]),  # c, then θ
@@ -48,7 +54,18 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "fedssa": ("fedssa", {"clip": 0.5, "t_stable": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedssa, two extractors": ("fedssa", TWO, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
 }
-IN_SLICES = {"local": 2, "fedavg": 1, "fedper": 4, "pfedsim": 2, "ppfl": 3, "fedaims": 1, "fedsimsup": 9, "fedssa": 2}
+IN_SLICES = {
+    "local": 2,
+    "fedavg": 1,
+    "fedper": 4,
+    "fedclassavg": 2,
+    "fedproto": 1,
+    "pfedsim": 2,
+    "ppfl": 3,
+    "fedaims": 1,
+    "fedsimsup": 9,
+    "fedssa": 2,
+}
 
 
 class Doubles(Dataset):
