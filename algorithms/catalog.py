@@ -8,12 +8,18 @@ from ..errors import LocalError
 from ..files import Strict, validate
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
+from .fedavg_ft import FedAvgFT
+from .fedbabu import FedBABU
+from .fedbn import FedBN
 from .fedclassavg import FedClassAvg
 from .fedper import FedPer
 from .fedproto import FedProto
+from .fedprox import FedProx
+from .fedrep import FedRep
 from .fedrod import FedRoD
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
+from .lg_fedavg import LGFedAvg
 from .local import Local
 from .method import Method, Setting
 from .moon import MOON
@@ -23,12 +29,18 @@ from .ppfl import PPFL
 METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
+    "fedavg-ft": FedAvgFT,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
     "fedclassavg": FedClassAvg,
     "fedper": FedPer,
     "fedproto": FedProto,
+    "fedprox": FedProx,
+    "fedrep": FedRep,
     "fedrod": FedRoD,
-    "fedssa": FedSSA,
     "fedsimsup": FedSimSup,
+    "fedssa": FedSSA,
+    "lg-fedavg": LGFedAvg,
     "local": Local,
     "moon": MOON,
     "pfedsim": PFedSim,

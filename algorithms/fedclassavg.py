@@ -23,7 +23,7 @@ Where this differs from the paper:
 - ℓ_R is that of the authors' code, with its ρ = 0.1; there the first batch of a round is without. Whether the paper's
   is the same is open.
 - κ is not from the paper: ``contrast = 0`` is its ablation without ℓ_CL, ``rho = 0`` the one without ℓ_R. With both 0
-  what is left is averaged classifiers alone.
+  it is LG-FedAvg of one layer, to the bit.
 - In the authors' code silos train one epoch before the first classifier comes down; here they begin with a common one.
 - What is averaged is the last layer, as in the authors' code, where all extractors end in 512 units.
 - ``extractors`` names architectures that end in one width; silos of one architecture start from equal values.
