@@ -23,15 +23,19 @@ from .fedbabu import FedBABU
 from .fedbn import FedBN
 from .feddyn import FedDyn
 from .fedkd import FedKD
+from .fedclassavg import FedClassAvg
 from .fedper import FedPer
+from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrep import FedRep
+from .fedrod import FedRoD
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
 from .fml import FML
 from .lg_fedavg import LGFedAvg
 from .local import Local
 from .method import Method, Setting
+from .moon import MOON
 from .pfedsim import PFedSim
 from .ppfl import PPFL
 
@@ -45,14 +49,18 @@ METHODS: dict[str, type[Method]] = {
     "fedbn": FedBN,
     "feddyn": FedDyn,
     "fedkd": FedKD,
+    "fedclassavg": FedClassAvg,
     "fedper": FedPer,
+    "fedproto": FedProto,
     "fedprox": FedProx,
     "fedrep": FedRep,
+    "fedrod": FedRoD,
     "fedsimsup": FedSimSup,
     "fedssa": FedSSA,
     "fml": FML,
     "lg-fedavg": LGFedAvg,
     "local": Local,
+    "moon": MOON,
     "pfedsim": PFedSim,
     "ppfl": PPFL,
 }

@@ -7,7 +7,7 @@ from staddle.algorithms.extractors import dealt, norm_of, sketched
 from staddle.algorithms.networks import NETWORKS
 from staddle.errors import LocalError
 
-METHODS = ("fedssa",)
+METHODS = ("fedclassavg", "fedproto", "fedssa")
 DIGITS = ["digits-cnn-a", "digits-cnn-b", "digits-cnn-c"]
 
 
@@ -49,3 +49,10 @@ def test_what_does_not_fit_is_refused(make_job, method):
     wide = {"name": "fedssa-cnn-1", "input": [3, 32, 32]}
     with pytest.raises(LocalError, match=rf"{method}: extractor 'lenet5' ends in 84 units, the job's model in 500"):
         make_job(method, {"extractors": ["fedssa-cnn-5", "lenet5"]}, wide).document()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_running_statistics_stay_with_their_extractor(make_job, method):
+    model = {"norm": "batch", "buffers": "global"}
+    with pytest.raises(LocalError, match=f"method '{method}' gives no running statistics in any round; leave"):
+        make_job(method, model=model).document()

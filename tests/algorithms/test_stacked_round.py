@@ -35,6 +35,12 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "fedprox": ("fedprox", {"mu": 0.3}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedrep": ("fedrep", {"head_epochs": 1}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3, 3]),
     "lg-fedavg": ("lg-fedavg", {"layers": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "moon": ("moon", {"mu": 5}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedrod": ("fedrod", {"gamma": 0.5}, {"norm": "group"}, ALMOST_ALL, [3]),
+    "fedproto": ("fedproto", {"extractors": TWO["extractors"]}, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
+    "fedproto, batch norm": ("fedproto", {"predict": "classifier"}, {"norm": "batch"}, {}, [4]),
+    "fedclassavg": ("fedclassavg", {}, {}, ALMOST_ALL, [3]),
+    "fedclassavg, batch norm": ("fedclassavg", {"contrast": 0.5, "rho": 0}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "pfedsim": ("pfedsim", {}, {"norm": "batch"}, {**ALMOST_ALL, "rounds": 3}, [3]),
     "pfedsim, by class": ("pfedsim", {"similarity": "per_class", "rho": 0}, {}, {}, [4]),
     "ppfl": ("ppfl", {}, {}, {}, [4, 4]),  # c, then θ
@@ -57,7 +63,18 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "fml": ("fml", {"personal": "digits-cnn-a"}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedssa, two extractors": ("fedssa", TWO, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
 }
-IN_SLICES = {"local": 2, "fedavg": 1, "fedper": 4, "pfedsim": 2, "ppfl": 3, "fedaims": 1, "fedsimsup": 9, "fedssa": 2}
+IN_SLICES = {
+    "local": 2,
+    "fedavg": 1,
+    "fedper": 4,
+    "fedclassavg": 2,
+    "fedproto": 1,
+    "pfedsim": 2,
+    "ppfl": 3,
+    "fedaims": 1,
+    "fedsimsup": 9,
+    "fedssa": 2,
+}
 
 
 class Doubles(Dataset):
