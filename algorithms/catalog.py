@@ -6,6 +6,8 @@ from typing import Any
 
 from ..errors import LocalError
 from ..files import Strict, validate
+from .apfl import APFL
+from .ditto import Ditto
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
 from .fedper import FedPer
@@ -13,16 +15,22 @@ from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
 from .local import Local
 from .method import Method, Setting
+from .per_fedavg import PerFedAvg
+from .pfedme import PFedMe
 from .pfedsim import PFedSim
 from .ppfl import PPFL
 
 METHODS: dict[str, type[Method]] = {
+    "apfl": APFL,
+    "ditto": Ditto,
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
     "fedper": FedPer,
     "fedssa": FedSSA,
     "fedsimsup": FedSimSup,
     "local": Local,
+    "per-fedavg": PerFedAvg,
+    "pfedme": PFedMe,
     "pfedsim": PFedSim,
     "ppfl": PPFL,
 }

@@ -120,6 +120,7 @@ LEAVING = {
     "local": ("local", {}, {}),
     "fedavg": ("fedavg", {}, {"model": "now", "model/@weight": "counts"}),
     "fedavg-equal": ("fedavg", {"weights": "equal"}, {"model": "now", "model/@weight": "counts"}),
+    "ditto": ("ditto", {}, {"model": "all", "model/@weight": "counts"}),  # as if a stage could reach v
     "fedper": ("fedper", {}, {"extractor": "all", "extractor/@weight": "counts"}),
     "pfedsim": ("pfedsim", {"rho": 0}, {"extractor": "all", "rows": "all"}),
     "pfedsim-classes": ("pfedsim", {"rho": 0, "similarity": "per_class"}, {"extractor": "all", "rows": "all"}),
