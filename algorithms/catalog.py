@@ -10,9 +10,15 @@ from .apfl import APFL
 from .ditto import Ditto
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
+from .fedavg_ft import FedAvgFT
+from .fedbabu import FedBABU
+from .fedbn import FedBN
 from .fedper import FedPer
+from .fedprox import FedProx
+from .fedrep import FedRep
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
+from .lg_fedavg import LGFedAvg
 from .local import Local
 from .method import Method, Setting
 from .per_fedavg import PerFedAvg
@@ -25,9 +31,15 @@ METHODS: dict[str, type[Method]] = {
     "ditto": Ditto,
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
+    "fedavg-ft": FedAvgFT,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
     "fedper": FedPer,
-    "fedssa": FedSSA,
+    "fedprox": FedProx,
+    "fedrep": FedRep,
     "fedsimsup": FedSimSup,
+    "fedssa": FedSSA,
+    "lg-fedavg": LGFedAvg,
     "local": Local,
     "per-fedavg": PerFedAvg,
     "pfedme": PFedMe,

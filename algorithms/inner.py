@@ -6,6 +6,7 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 from torch.func import grad, jvp
 from torch.nn.functional import cross_entropy
@@ -50,15 +51,14 @@ def curvature_at(parts: Parts, at: Point, direction: Point, x: Tensor, y: Tensor
 
     Forward over reverse: what torch 2.13 gives for a gradient's gradient through batch norm is wrong under ``vmap``.
     """
-    _, product = jvp(lambda at: gradient_at(parts, at, x, y), (at,), (direction,))
-    curvature: Point = product
-    return curvature
+    product: Point = jvp(lambda at: gradient_at(parts, at, x, y), (at,), (direction,))[1]
+    return product
 
 
 def sloped(at: Point, direction: Point) -> Tensor:
     """A scalar, 0, whose gradient by these parameters is the direction."""
     slopes = [((value - value.detach()) * direction[p][k]).sum() for p, of in at.items() for k, value in of.items()]
-    return sum(slopes[1:], slopes[0])
+    return torch.stack(slopes).sum()
 
 
 def stepped(at: Point, gradient: Point, lr: float) -> dict[str, dict[str, Tensor]]:

@@ -32,15 +32,15 @@ from pydantic import Field
 from torch import Tensor
 
 from .copies import MODEL
-from .exchange import Gift, Part, Tensors
-from .fedavg import FedAvg, FedAvgOptions
+from .exchange import Tensors
+from .fedavg_ft import FedAvgFT, FedAvgFTOptions
 from .inner import curvature_at, detached, gradient_at, losses_at, point_of, sloped, stepped
-from .method import Course, Facts, Optimiser, Parts, SiloState, Stage
+from .method import Facts, Optimiser, Parts, SiloState, Stage
 
 FEWEST_HALVED = 4
 
 
-class PerFedAvgOptions(FedAvgOptions):
+class PerFedAvgOptions(FedAvgFTOptions):
     """Options of Per-FedAvg."""
 
     alpha: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 0.01
@@ -51,14 +51,12 @@ class PerFedAvgOptions(FedAvgOptions):
     """Epochs of a silo's own steps in the end."""
 
 
-class PerFedAvg(FedAvg):
+class PerFedAvg(FedAvgFT):
     """A shared model that is good after a step of each silo's own."""
 
     name = "per-fedavg"
     version = 1
     options_model = PerFedAvgOptions
-    product = "trained"
-    tunes = True
     options: PerFedAvgOptions
 
     @property
@@ -66,11 +64,7 @@ class PerFedAvg(FedAvg):
         """Step (1) is taken on half a batch."""
         return "its inner step is taken on half a batch, in which a record moves the gradients of others"
 
-    def up(self, round_: int) -> tuple[Part, ...]:
-        """The whole model, but in the round that tunes."""
-        return () if self.tuning(round_) else super().up(round_)
-
-    def stages(self, state: SiloState, facts: Facts) -> Course:
+    def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Steps (1) and (2) on each batch; in the last round (4)."""
         if self.tuning(facts.round):
             return (Stage(MODEL, self.options.tuning_epochs, self.cross_entropy, Optimiser(self.options.alpha)),)
@@ -89,7 +83,3 @@ class PerFedAvg(FedAvg):
         if self.options.variant == "hf":
             direction = stepped(direction, curvature_at(parts, still, direction, x[inner], y[inner]), alpha)  # (2)
         return (losses_at(parts, after, x[outer], y[outer]).mean() + sloped(w, direction)).expand(len(x))
-
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
-        """The trained model; nothing in the round that tunes."""
-        return {} if self.tuning(facts.round) else super().give(state, facts)  # (3)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from .exchange import Tensors
@@ -14,7 +15,7 @@ def proximal(strength: float, parameters: Mapping[str, Tensors], context: Tensor
         for part, tensors in parameters.items()
         for name, tensor in tensors.items()
     ]
-    return strength / 2 * sum(squares[1:], squares[0])
+    return strength / 2 * torch.stack(squares).sum()
 
 
 def centre(parts: Mapping[str, Tensors]) -> dict[str, Tensor]:
