@@ -16,6 +16,8 @@ from typing import Any
 
 from ..errors import LocalError
 from ..files import Strict, validate
+from .apfl import APFL
+from .ditto import Ditto
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
@@ -36,12 +38,16 @@ from .lg_fedavg import LGFedAvg
 from .local import Local
 from .method import Method, Setting
 from .moon import MOON
+from .per_fedavg import PerFedAvg
+from .pfedme import PFedMe
 from .pfedsim import PFedSim
 from .ppfl import PPFL
 
 GROUP = "staddle.methods"  # of entry points
 
 METHODS: dict[str, type[Method]] = {
+    "apfl": APFL,
+    "ditto": Ditto,
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
@@ -61,6 +67,8 @@ METHODS: dict[str, type[Method]] = {
     "lg-fedavg": LGFedAvg,
     "local": Local,
     "moon": MOON,
+    "per-fedavg": PerFedAvg,
+    "pfedme": PFedMe,
     "pfedsim": PFedSim,
     "ppfl": PPFL,
 }

@@ -124,6 +124,7 @@ LEAVING = {
     "fedavg-equal": ("fedavg", {"weights": "equal"}, {"model": "now", "model/@weight": "counts"}),
     "feddyn": ("feddyn", {"alpha": 0.5}, {"model": "all", "model/@weight": "counts"}),
     "fml": ("fml", {}, {"meme": "all", "meme/@weight": "counts"}),
+    "ditto": ("ditto", {}, {"model": "all", "model/@weight": "counts"}),  # as if a stage could reach v
     "fedavg-ft": ("fedavg-ft", {"tuning_epochs": 2}, {"model": "now", "model/@weight": "counts"}),
     "fedbabu": ("fedbabu", {"tuning_epochs": 2}, {"extractor": "now", "extractor/@weight": "counts"}),
     "fedbabu-full": (

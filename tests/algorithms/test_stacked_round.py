@@ -62,6 +62,23 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "fedssa": ("fedssa", {"clip": 0.5, "t_stable": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fml": ("fml", {"personal": "digits-cnn-a"}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedssa, two extractors": ("fedssa", TWO, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
+    "apfl": ("apfl", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "ditto": ("ditto", {}, {"norm": "batch"}, ALMOST_ALL, [3, 3]),  # w, then v
+    "per-fedavg": ("per-fedavg", {"alpha": 0.1}, {"norm": "batch"}, ALMOST_ALL, [4]),
+    "per-fedavg, first order": ("per-fedavg", {"alpha": 0.1, "variant": "fo"}, {}, {}, [4]),
+    "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {"norm": "batch"}, ALMOST_ALL, [3, 3]),  # w, then θ
+}
+IN_SLICES = {
+    "apfl": 2,
+    "per-fedavg": 3,
+    "local": 2,
+    "fedavg": 1,
+    "fedper": 4,
+    "pfedsim": 2,
+    "ppfl": 3,
+    "fedaims": 1,
+    "fedsimsup": 9,
+    "fedssa": 2,
 }
 IN_SLICES = {
     "local": 2,
