@@ -7,22 +7,28 @@ from typing import Any
 from ..errors import LocalError
 from ..files import Strict, validate
 from .fedaims import FedAIMS
+from .fedas import FedAS
 from .fedavg import FedAvg
+from .fedpac import FedPAC
 from .fedper import FedPer
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
 from .local import Local
 from .method import Method, Setting
+from .pfedfda import PFedFDA
 from .pfedsim import PFedSim
 from .ppfl import PPFL
 
 METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
+    "fedas": FedAS,
     "fedavg": FedAvg,
+    "fedpac": FedPAC,
     "fedper": FedPer,
     "fedssa": FedSSA,
     "fedsimsup": FedSimSup,
     "local": Local,
+    "pfedfda": PFedFDA,
     "pfedsim": PFedSim,
     "ppfl": PPFL,
 }
