@@ -6,15 +6,13 @@ and priors [C], all in float64.
 
 from typing import TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 EPSILON = 1e-4  # ε of Eq. 1, and what each class is given of the priors
-FEWEST = 2  # records of a class, beyond which it has a mean of its own
+GRID = tuple(step / 20 for step in range(21))  # the β that are tried
+ALIKE = 1e-9  # cross-entropies that differ by no more are equally good, however they were rounded
 
 Gaussians: TypeAlias = tuple[Tensor, Tensor]  # means [C, d], covariance [d, d]
 
@@ -34,41 +32,48 @@ def linear(means: Tensor, covariance: Tensor, priors: Tensor) -> tuple[Tensor, T
 
 
 def estimates(z: Tensor, y: Tensor, means: Tensor, ridge: float) -> Gaussians:
-    """Eq. 3; classes of few records have the given means."""
+    """Eq. 3; classes without records have the given means."""
     counts = torch.bincount(y, minlength=len(means))[:, None]  # [C, 1]
     sums = torch.zeros_like(means).index_add_(0, y, z)
-    own = torch.where(counts > FEWEST, sums / counts.clamp(min=1), means)
+    own = torch.where(counts > 0, sums / counts.clamp(min=1), means)
     apart = z - own[y]
     scatter = apart.T @ apart / max(len(y) - 1, 1)
     return own, scatter + ridge * torch.eye(z.shape[1], dtype=z.dtype)  # (3)
 
 
-def mixed(own: Gaussians, common: Gaussians, beta: Tensor) -> Gaussians:
-    """Eq. 4, of β_μ and β_Σ [2]."""
-    means, covariance = (b * mine + (1 - b) * theirs for b, mine, theirs in zip(beta, own, common, strict=True))
-    return means, covariance  # (4)
-
-
 def best_beta(z: Tensor, y: Tensor, common: Gaussians, priors: Tensor, ridge: float, one: bool) -> Tensor:
-    """Eq. 5: β_μ and β_Σ [2], with ``one`` the same; zeros where no class has two records."""
+    """Eq. 5 over ``GRID``: β_μ and β_Σ [2], with ``one`` the same; zeros where no class has two records.
+
+    Of equally good ones the smallest β_Σ, and of those the smallest β_μ.
+    """
     halves = halves_of(y)
-    folds = [(halves == half, halves == 1 - half) for half in (0, 1)]
-    if not bool(folds[1][0].any()):
+    if not bool((halves == 1).any()):
         return torch.zeros(2, dtype=torch.float64)
-    own = [estimates(z[rest], y[rest], common[0], ridge) for _, rest in folds]
+    tried = [(beta, (beta,) if one else GRID) for beta in GRID]  # β_Σ, and the β_μ beside it
+    total = torch.zeros(len(GRID), len(tried[0][1]), dtype=torch.float64)
+    for half in (0, 1):
+        own, rest = halves == half, halves == 1 - half
+        means, covariance = estimates(z[rest], y[rest], common[0], ridge)
+        for row, (beta, others) in enumerate(tried):
+            between = beta * covariance + (1 - beta) * common[1]  # (4)
+            total[row] += losses(z[own], y[own], means, common[0], between, priors, others)
+    best = int((total <= total.min() + ALIKE).flatten().double().argmax())
+    beta, others = tried[best // total.shape[1]]
+    return torch.tensor([others[best % total.shape[1]], beta], dtype=torch.float64)  # (5)
 
-    def loss(numbers: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        free = torch.from_numpy(numbers).requires_grad_()
-        total = torch.zeros((), dtype=torch.float64)
-        for (half, _), estimated in zip(folds, own, strict=True):
-            weight, bias = linear(*mixed(estimated, common, free.expand(2)), priors)
-            total = total + cross_entropy(z[half] @ weight.T + bias, y[half])
-        (gradient,) = torch.autograd.grad(total, [free])
-        return float(total.detach()), gradient.numpy()
 
-    count = 1 if one else 2
-    found = minimize(loss, np.full(count, 0.5), jac=True, method="L-BFGS-B", bounds=[(0, 1)] * count)
-    return torch.from_numpy(found.x).expand(2).clone()  # (5)
+def losses(
+    z: Tensor, y: Tensor, own: Tensor, common: Tensor, covariance: Tensor, priors: Tensor, betas: tuple[float, ...]
+) -> Tensor:
+    """The cross-entropy of Eq. 1 by β_μ; its weights are interpolated as its means are."""
+    (weight, _), (other, _) = linear(own, covariance, priors), linear(common, covariance, priors)
+    scores, others = z @ weight.T, z @ other.T  # [n, C]
+    found = []
+    for beta in betas:
+        means, mixed = beta * own + (1 - beta) * common, beta * weight + (1 - beta) * other  # (4)
+        bias = priors.log() - (means * mixed).sum(1) / 2
+        found.append(cross_entropy(beta * scores + (1 - beta) * others + bias, y))
+    return torch.stack(found)
 
 
 def halves_of(y: Tensor) -> Tensor:

@@ -15,12 +15,14 @@ f(x) are the d features of a record, c_k is the global prototype of class k.
     (6) α_i = argmin over the simplex of Σ_j α_j² V_j + Σ_jl α_j α_l Σ_k ⟨h_ik - h_jk, h_ik - h_lk⟩,
         φ_i ← Σ_j α_ij φ_j
 
-With G the inner products of the h, ⟨h_i - h_j, h_i - h_l⟩ = G_ii - G_ij - G_il + G_jl: the coordinator needs no h.
+With G the inner products of the h, ⟨h_i - h_j, h_i - h_l⟩ = G_ii - G_ij - G_il + G_jl: the coordinator needs no h. Only
+their differences count, so c_k / C is first taken off each h_ik, which then has entries of both signs.
 
 Where this differs from the paper:
 - ``variances = "pooled"``, not from the paper, takes V_j = v / n_j with v the mean of n_j V_j over the silos of the
   round, a sum, and n_j as a blind job declares it, or the mean count where none is declared. The paper's V_j of each
-  silo has no blind form.
+  silo has no blind form. Nor have vectors without negative entries, as features mostly are, so that classifiers are
+  then mixed only once there are prototypes: none is given in round 0.
 - Eq. 6 is solved exactly (``best_weights``), the authors' code calls a general solver. Weights up to 1e-3 are dropped
   as there, so that hardly alike silos are not mixed.
 - Only silos of one round are compared. One that was away since keeps its α, over what each silo gave last.
@@ -29,7 +31,7 @@ Where this differs from the paper:
 - Both stages take the job's momentum and weight decay, 0.5 and 5e-4 in the code.
 - Batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``.
 
-Wire list (C classes, width d), the same in every round; but in the last delivery, nothing is given then:
+Wire list (C classes, width d), the same in every round, but for round 0 if "pooled": the last three are not given then:
 
 ============================  ====  ===========================================  =====================================
 part                          way   tensors                                      exchange
@@ -37,7 +39,7 @@ part                          way   tensors                                     
 ``extractor``                 both  θ                                            Sum, weighted by samples
 ``prototypes``                both  [C, d]                                       Sum row by row, by class counts
 ``classifier``                both  φ_i; down: the silo's row of Eq. 6           Mix
-``vectors``                   up    [1, C·d]: the h_i, end to end                Gram
+``vectors``                   up    [1, C·d]: the h_ik - c_k / C, end to end     Gram
 ``variance``                  up    one number: V_i, or n_i V_i / d if "pooled"  Each, or Sum weighted by samples
 ============================  ====  ===========================================  =====================================
 
@@ -123,7 +125,8 @@ class FedPAC(Method):
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """Extractor and prototypes; the classifier, and what says with whose it is mixed."""
-        return (self.extractor, self.prototypes, self.classifier, self.vectors, self.variance)
+        compared = (self.classifier, self.vectors, self.variance) if round_ or not self.pooled else ()
+        return (self.extractor, self.prototypes, *compared)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """Extractor and prototypes, and the silo's own mixture of classifiers."""
@@ -184,18 +187,20 @@ class FedPAC(Method):
         counts, n = facts.class_counts.double(), facts.samples
         (rows,), (vector,) = self.prototypes.tensors, self.vectors.tensors
         means = facts.measured["trained"] / counts.clamp(min=1)[:, None]  # (4)
-        h = facts.measured["sums"] / n  # (1): p_k · sum_k / n_k
+        h = facts.measured["sums"] / n  # [C, d] (1): p_k · sum_k / n_k
+        vectors = h - state.extra["prototypes"].double() / len(h)
         spread = (facts.measured["squares"] / n - h.square().sum()).clamp(min=0)  # n V of (1); not below 0 by rounding
         variance = Gift({"v": spread / n})
         if self.pooled:
             variance = Gift({"v": spread / self.width}, float(n))  # a number of the size of one feature's variance
-        return {
+        gifts = {
             "extractor": Gift(self.flat(state, "extractor"), float(n)),
             "prototypes": Gift({rows.name: means.to(DTYPES[rows.dtype])}, counts),
             "classifier": Gift(self.flat(state, "classifier")),
-            "vectors": Gift({vector.name: h.reshape(vector.shape).to(DTYPES[vector.dtype])}),
+            "vectors": Gift({vector.name: vectors.reshape(vector.shape).to(DTYPES[vector.dtype])}),
             "variance": variance,
         }
+        return {part.name: gifts[part.name] for part in self.up(facts.round)}
 
     # The coordinator half. ``alpha`` [n, n] has the last weights of each silo; a row of zeros before the first.
 
@@ -206,6 +211,9 @@ class FedPAC(Method):
 
     def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
         """Eq. 5 is what the exchanges gave; Eq. 6 for the silos of this round."""
+        combined = super().combine(state, round_, cohort, results)
+        if self.vectors not in self.up(round_):
+            return combined
         variances = self.variances(cohort, results["variance"])
         gram = results["vectors"]["gram"][0].numpy()  # [m, m]
         alpha = state["alpha"].clone()
@@ -213,7 +221,7 @@ class FedPAC(Method):
         for own, silo in enumerate(here):
             alpha[silo] = 0
             alpha[silo, here] = torch.from_numpy(best_weights(gram, variances, own))  # (6)
-        return replace(super().combine(state, round_, cohort, results), state={"alpha": alpha})
+        return replace(combined, state={"alpha": alpha})
 
     def variances(self, cohort: tuple[str, ...], found: Tensors) -> NDArray[np.float64]:
         """V of Eq. 6 by silo of the round [m]."""

@@ -10,7 +10,7 @@ has n_i records, n_ik of class k; π_ik is n_ik / n_i + 1e-4, scaled to add up t
     (1) logits of z under (μ, Σ, π):  z·w_k + b_k,  w_k = Σ'⁻¹ μ_k,  b_k = log π_k - ½ μ_k·w_k,
         Σ' = (1 - ε) Σ + ε (tr Σ / d) I with ε = 1e-4
     (2) at silo i:  θ_i ← SGD(cross-entropy of Eq. 1 under the global (μ, Σ) and π_i, which are held)
-    (3) then, of the features z of its records by θ_i:  μ_ik their mean where n_ik > 2, else the global μ_k;
+    (3) then, of the features z of its records by θ_i:  μ_ik their mean where n_ik > 0, else the global μ_k;
         Σ_i = Σ_z (z - μ_iy)(z - μ_iy)ᵀ / (n_i - 1) + ρ I
     (4) μ̂_i = β_μ μ_i + (1 - β_μ) μ,   Σ̂_i = β_Σ Σ_i + (1 - β_Σ) Σ
     (5) β_i minimises over [0, 1] the cross-entropy of each half of the records under Eq. 4 with Eq. 3 of the other half
@@ -19,30 +19,32 @@ has n_i records, n_ik of class k; π_ik is n_ik / n_i + 1e-4, scaled to add up t
 
 Where this differs from the paper:
 - Features are those of the trained extractor, in evaluation mode. The code takes them batch by batch while it trains.
-- ρ = 1, ``ridge``, is what the authors' code and so its figures have; a small constant seems to be meant.
+- ρ = 1, ``ridge``, is what the authors' code and so its figures have; a small constant seems to be meant, but then the
+  logits of Eq. 1 grow so much that training diverges at the learning rates of other methods.
 - The halves of Eq. 5 are, of each class, every other record in their order; the code draws them. A class of one record
   takes no part, and β_i is 0 where no other is left.
-- Eq. 5 is minimised by L-BFGS-B to its end, the code stops after 10 steps and cuts β to [0, 1] afterwards.
-- Eq. 6 crosses as n_i-weighted means of β_μ (μ_ik - μ_k): zeros for a class that a silo does not have more than two
-  records of, so that a blind job can leave out rows that few silos hold (counted.py). Such a class keeps its initial
-  mean, and so does one that nobody holds.
+- Eq. 5 is minimised over steps of 0.05, so that rounding moves no β; the code takes up to 10 steps of L-BFGS from 0.5.
+- For μ, Eq. 6 crosses as β_μ (μ_ik - μ_k) of the classes that a silo holds; it is nought for the others. So a blind
+  job can leave out rows that few silos hold (counted.py); such a class keeps its initial mean, as does one that nobody
+  holds. Whoever counts as a holder gives a row: the code takes the global mean for classes of one or two records.
 - Initial means are uniform in [0, 1) and Σ is I, as in the code.
 - Batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``.
 
 Wire list (C classes, width d), the same in every round but the last, in which nothing is given:
 
-==============  ====  =======================================  =============================
+==============  ====  =======================================  ===============================
 part            way   tensors                                  exchange
-==============  ====  =======================================  =============================
+==============  ====  =======================================  ===============================
 ``extractor``   both  θ                                        Sum, weighted by samples
 ``covariance``  both  Σ̂_i; down: Σ [d, d]                      Sum, weighted by samples
-``changes``     up    β_μ (μ_i - μ) [C, d]                     Sum, weighted by samples
+``changes``     up    β_μ (μ_i - μ) [C, d]                     Sum row by row, by samples or 0
+``records``     up    n_i                                      Sum, total
 ``means``       down  μ [C, d]                                 -
-==============  ====  =======================================  =============================
+==============  ====  =======================================  ===============================
 
 What is of one silo stays there: β_i, its own μ_i and Σ_i, and the classifier, which neither crosses nor is trained. In
-the clear, a row of zeros in ``changes`` tells the coordinator that a silo has few or no records of a class. A silo's
-model in the end is the one of Eq. 7. The features are surveyed without noise, so such a job cannot be private.
+the clear, the weights of ``changes`` tell the coordinator which classes a silo holds. A silo's model in the end is the
+one of Eq. 7. The features are surveyed without noise, so such a job cannot be private.
 """
 
 from dataclasses import replace
@@ -55,7 +57,7 @@ from torch import Tensor
 from ..errors import LocalError
 from ..files import Strict
 from .discriminant import best_beta, estimates, linear, priors_of
-from .exchange import DTYPES, Gift, Kind, Part, Sum, TensorSpec
+from .exchange import DTYPES, WEIGHT, Gift, Kind, Part, Sum, TensorSpec
 from .method import (
     Change,
     Combined,
@@ -100,20 +102,17 @@ class PFedFDA(Method):
         self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
         square = TensorSpec("covariance", dtype, (rows[1], rows[1]))
         self.covariance = Part("covariance", Kind.PROTOTYPES, Sum("mean"), (square,))
-        self.changes = Part("changes", Kind.PROTOTYPES, Sum("mean"), (TensorSpec("change", dtype, rows),))
+        self.changes = Part("changes", Kind.PROTOTYPES, Sum("ratio"), (TensorSpec("change", dtype, rows),))
+        self.records = Part("records", Kind.COUNTS, Sum("total"), (TensorSpec("records", "int64", (), 0.0),))
         self.means = Part("means", Kind.PROTOTYPES, Sum("mean"), (TensorSpec("mean", dtype, rows),))
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The extractor and the interpolated statistics; nothing in the end."""
-        return () if self.tuning(round_) else (self.extractor, self.covariance, self.changes)
+        return () if self.tuning(round_) else (self.extractor, self.covariance, self.changes, self.records)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """The extractor and the global statistics."""
         return (self.extractor, self.covariance, self.means)
-
-    def by_class(self, round_: int) -> tuple[str, ...]:
-        """The changes of the means."""
-        return () if self.tuning(round_) else (self.changes.name,)
 
     @property
     def private_fault(self) -> str:
@@ -195,7 +194,8 @@ class PFedFDA(Method):
         return {
             "extractor": Gift(self.flat(state, "extractor"), weight),
             "covariance": Gift({"covariance": state.extra["adapted"]}, weight),
-            "changes": Gift({"change": state.extra["change"]}, weight),
+            "changes": Gift({"change": state.extra["change"]}, weight * (facts.class_counts > 0).double()),
+            "records": Gift({"records": torch.tensor(facts.samples)}),
         }
 
     # The coordinator half. ``means`` [C, d] are the global ones.
@@ -205,10 +205,12 @@ class PFedFDA(Method):
         return {"means": self.initial_means()}
 
     def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
-        """Eq. 6: Σ_i n_i μ̂_i / Σ_i n_i = μ + Σ_i n_i (μ̂_i - μ) / Σ_i n_i."""
+        """Eq. 6 for μ: with the mean change of those that give a row, and n of them, μ + change · n / Σ_i n_i."""
         if self.tuning(round_):
             return Combined(state)
-        after = {"means": state["means"] + results["changes"]["change"]}  # (6)
-        published = dict(super().combine(state, round_, cohort, results).published)
-        del published["changes"]
-        return Combined(after, {**published, "means": {"mean": after["means"]}})
+        share = results["changes"][WEIGHT] / results["records"]["records"]  # [C]
+        change = results["changes"]["change"].double() * share[:, None]
+        means = state["means"] + change.to(self.dtype)  # (6)
+        published = super().combine(state, round_, cohort, results).published
+        down = {name: tensors for name, tensors in published.items() if name in ("extractor", "covariance")}
+        return Combined({"means": means}, {**down, "means": {"mean": means}})
