@@ -106,7 +106,7 @@ class FedPAC(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        if setting.cohort_size == 1 and len(setting.silos) > 1:
+        if setting.cohort_size == 1:
             raise LocalError(
                 f"fedpac: a round draws 1 of {len(setting.silos)} silos, so no two are ever compared and no classifier "
                 "is mixed; raise participation or min_cohort so that 2 are drawn"
