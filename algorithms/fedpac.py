@@ -56,7 +56,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.optimize import nnls
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
@@ -245,6 +244,8 @@ def best_weights(gram: NDArray[np.float64], variances: NDArray[np.float64], own:
     The objective is αᵀPα. With P = RᵀR, the β ≥ 0 that minimises ‖Rβ‖² + (Σβ - 1)² is a multiple of α: for β = s·α the
     best s leaves αᵀPα / (1 + αᵀPα), which grows with αᵀPα. So a least-squares problem with β ≥ 0 gives it exactly.
     """
+    from scipy.optimize import nnls  # noqa: PLC0415 - a third of a second of import that other methods do not need
+
     column = gram[:, own]
     bias = gram[own, own] - column[:, None] - column[None, :] + gram
     values, vectors = np.linalg.eigh((bias + bias.T) / 2 + np.diag(variances))
