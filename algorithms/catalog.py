@@ -9,10 +9,16 @@ from ..files import Strict, validate
 from .fedaims import FedAIMS
 from .fedas import FedAS
 from .fedavg import FedAvg
+from .fedavg_ft import FedAvgFT
+from .fedbabu import FedBABU
+from .fedbn import FedBN
 from .fedpac import FedPAC
 from .fedper import FedPer
+from .fedprox import FedProx
+from .fedrep import FedRep
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
+from .lg_fedavg import LGFedAvg
 from .local import Local
 from .method import Method, Setting
 from .pfedfda import PFedFDA
@@ -23,10 +29,16 @@ METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
     "fedas": FedAS,
     "fedavg": FedAvg,
+    "fedavg-ft": FedAvgFT,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
     "fedpac": FedPAC,
     "fedper": FedPer,
-    "fedssa": FedSSA,
+    "fedprox": FedProx,
+    "fedrep": FedRep,
     "fedsimsup": FedSimSup,
+    "fedssa": FedSSA,
+    "lg-fedavg": LGFedAvg,
     "local": Local,
     "pfedfda": PFedFDA,
     "pfedsim": PFedSim,

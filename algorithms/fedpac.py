@@ -115,7 +115,7 @@ class FedPAC(Method):
         self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
         rows = TensorSpec("mean", weight.dtype, (classes, self.width))
         self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio"), (rows,))
-        self.classifier = Part("classifier", Kind.CLASSIFIER_ROWS, Mix(), self.flat_specs("classifier"))
+        self.classifier = Part("classifier", Kind.HEADER_ROWS, Mix(), self.flat_specs("classifier"))
         vector = TensorSpec("h", weight.dtype, (1, classes * self.width))
         self.vectors = Part("vectors", Kind.PROTOTYPES, Gram(), (vector,))
         self.pooled = self.options.variances == "pooled"

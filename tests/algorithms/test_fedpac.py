@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from staddle.algorithms import catalog
-from staddle.algorithms.exchange import PLAIN, WEIGHT, Each, Gram, Mix, Sum
+from staddle.algorithms.exchange import WEIGHT, Each, Gram, Mix, Sum
 from staddle.algorithms.fedpac import best_weights
 from staddle.algorithms.local import Local
 from staddle.algorithms.method import Facts, Row, SiloState, Survey, initial_state
@@ -209,15 +209,6 @@ def test_what_cannot_be_is_refused(make_job):
     privacy = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
     with pytest.raises(LocalError, match="surveyed without noise; choose fedper"):
         make_job("fedpac", privacy=privacy).document()
-
-
-def test_batch_norms_statistics_follow_the_policy(make):
-    for buffers in ("local", "global"):
-        method = make(model={"norm": "batch", "buffers": buffers})
-        names = {spec.name for part in method.up(1) for spec in part.tensors}
-        assert any("running" in name for name in names) == (buffers == "global")
-        given = PLAIN.give(method.extractor, method.give(initial_state(method, "a"), surveyed(method))["extractor"])
-        assert given.keys() == {*(spec.name for spec in method.extractor.tensors), WEIGHT}
 
 
 def test_a_delivery_goes_where_it_belongs(make):

@@ -5,7 +5,7 @@ import torch
 
 from staddle.algorithms.discriminant import estimates, linear, priors_of
 from staddle.algorithms.exchange import WEIGHT, Sum
-from staddle.algorithms.local_round import facts_of, local_round, to_modules
+from staddle.algorithms.local_round import local_round, to_modules
 from staddle.algorithms.method import Change, Facts, Stage, Survey, initial_state
 from staddle.algorithms.simulation import simulate
 from staddle.errors import LocalError
@@ -171,10 +171,3 @@ def test_the_ridge_is_an_option(make, make_data):
 
 def facts_of_method(method, data):
     return Facts("a", 0, len(data), torch.bincount(data.y, minlength=method.setting.classes))
-
-
-def test_batch_norms_statistics_follow_the_policy(make, make_job, make_data):
-    for buffers in ("local", "global"):
-        method = make(model={"norm": "batch", "buffers": buffers})
-        assert any("running" in spec.name for spec in method.up(0)[0].tensors) == (buffers == "global")
-    assert facts_of(make_job("pfedfda"), "a", 0, make_data(3)).samples == 3
