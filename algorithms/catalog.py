@@ -19,6 +19,7 @@ from ..files import Strict, validate
 from .apfl import APFL
 from .ditto import Ditto
 from .fedaims import FedAIMS
+from .fedas import FedAS
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedbabu import FedBABU
@@ -26,6 +27,7 @@ from .fedbn import FedBN
 from .feddyn import FedDyn
 from .fedkd import FedKD
 from .fedclassavg import FedClassAvg
+from .fedpac import FedPAC
 from .fedper import FedPer
 from .fedproto import FedProto
 from .fedprox import FedProx
@@ -40,6 +42,7 @@ from .method import Method, Setting
 from .moon import MOON
 from .per_fedavg import PerFedAvg
 from .pfedme import PFedMe
+from .pfedfda import PFedFDA
 from .pfedsim import PFedSim
 from .ppfl import PPFL
 
@@ -49,6 +52,7 @@ METHODS: dict[str, type[Method]] = {
     "apfl": APFL,
     "ditto": Ditto,
     "fedaims": FedAIMS,
+    "fedas": FedAS,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedbabu": FedBABU,
@@ -56,6 +60,7 @@ METHODS: dict[str, type[Method]] = {
     "feddyn": FedDyn,
     "fedkd": FedKD,
     "fedclassavg": FedClassAvg,
+    "fedpac": FedPAC,
     "fedper": FedPer,
     "fedproto": FedProto,
     "fedprox": FedProx,
@@ -69,6 +74,7 @@ METHODS: dict[str, type[Method]] = {
     "moon": MOON,
     "per-fedavg": PerFedAvg,
     "pfedme": PFedMe,
+    "pfedfda": PFedFDA,
     "pfedsim": PFedSim,
     "ppfl": PPFL,
 }

@@ -42,7 +42,7 @@ class Side(Protocol):
         ...
 
     def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
-        """What a survey adds up becomes part of the facts."""
+        """What a survey finds becomes part of the facts."""
         ...
 
     def stages(self, state: SiloState) -> Course:
@@ -89,9 +89,9 @@ class ClearRound:
         self.facts = replace(self.facts, measured=measure(self._method.measure, modules, data))
 
     def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
-        """All records' sums, beside those of before."""
-        sums = {**self.facts.measured, **measure(survey.measure, modules, data)}
-        self.facts = replace(self.facts, measured=sums)
+        """All records' sums or rows, beside those of before."""
+        found = {**self.facts.measured, **measure(survey.measure, modules, data, survey.rows)}
+        self.facts = replace(self.facts, measured=found)
 
     def stages(self, state: SiloState) -> Course:
         """As they are."""

@@ -38,7 +38,7 @@ from .taint import PRIVATE, PUBLIC, Taint
 
 Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]  # part name → the module, or its functional form under vmap
 Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]  # (parts, x [B, …], y [B], context) → [B]
-Measurement: TypeAlias = Callable[[Parts, Tensor, Tensor], dict[str, Tensor]]  # (parts, x [B, …], y [B]) → sums
+Measurement: TypeAlias = Callable[[Parts, Tensor, Tensor], dict[str, Tensor]]  # (parts, x [B, …], y [B]) → sums, rows
 Penalty: TypeAlias = Callable[[Mapping[str, Tensors], Tensors], Tensor]  # (parameters by part, context) → scalar
 CoordinatorState: TypeAlias = Mapping[str, Tensor]  # small and named, so that the coordinator can store it
 Results: TypeAlias = Mapping[str, Tensors]  # part name → what the exchange gave
@@ -135,7 +135,7 @@ class Facts:
     round: int
     samples: int  # training records
     class_counts: Tensor  # [classes] int64, of the training records
-    measured: Tensors = field(default_factory=dict)  # what ``measure`` added up, float64
+    measured: Tensors = field(default_factory=dict)  # what ``measure`` and surveys gave, float64
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,11 @@ class Survey:
     """Statistics of all training records, with the model as it is then, in evaluation mode.
 
     The runner adds up in float64 what ``measure`` gives of each batch; the sums join ``facts.measured`` from there on.
+    With ``rows`` it gives a row of each record, and the rows of all records, in their order, stand in place of sums.
     """
 
     measure: Measurement
+    rows: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from .alike import architecture, course, specs
 from .engine import Records, Work
 from .job import Job
 from .local_round import Look, Outcome, Report, Seen, facts_of, handed, metrics, stage_stream, take_delivery
-from .method import METRICS, Change, Course, Facts, Measurement, SiloState, Stage, Survey
+from .method import METRICS, Change, Course, Facts, SiloState, Stage, Survey
 from .models import input_shape
 from .resident import Resident
 from .stacked import Silos, train
@@ -73,7 +73,7 @@ class Stacked:
         for group in self._groups(states, {}):
             silos = self._silos(group, states)
             before |= self._correct(group, silos, "test")
-            facts |= self._surveyed(method.measure, group, silos, facts)
+            facts |= self._surveyed(Survey(method.measure), group, silos, facts)
         courses = {silo: method.stages(state, facts[silo]) for silo, state in states.items()}
         outcomes: dict[str, Outcome] = {}
         for group in self._groups(states, courses):
@@ -82,8 +82,8 @@ class Stacked:
                 match first:
                     case Stage():
                         loss = self._train(round_, number, silos, _steps(Stage, group, courses, number))
-                    case Survey(measurement):
-                        facts |= self._surveyed(measurement, group, silos, facts)
+                    case Survey():
+                        facts |= self._surveyed(first, group, silos, facts)
                     case Change():
                         states |= _changed(_steps(Change, group, courses, number), silos, states, facts)
                         silos = self._silos(group, states)
@@ -143,14 +143,14 @@ class Stacked:
         return {silo: sum(of) / len(of) for silo, of in last.items()}
 
     def _surveyed(
-        self, measurement: Measurement, group: Sequence[str], silos: Silos, facts: Mapping[str, Facts]
+        self, survey: Survey, group: Sequence[str], silos: Silos, facts: Mapping[str, Facts]
     ) -> dict[str, Facts]:
-        """The facts of the group with what a measurement adds up."""
+        """The facts of the group with what a survey finds."""
         with self._running(group):
-            sums = measure(measurement, silos, self._places(group, "train"))
+            found = measure(survey.measure, silos, self._places(group, "train"), survey.rows)
         return {
             silo: replace(facts[silo], measured={**facts[silo].measured, **own})
-            for silo, own in zip(group, sums, strict=True)
+            for silo, own in zip(group, found, strict=True)
         }
 
     def _pieces(self, round_: int, number: int, group: Sequence[str], stage: Stage, wrap: bool) -> list[Pieces]:

@@ -214,16 +214,16 @@ def train(
 
 
 @torch.no_grad()
-def measure(measurement: Measurement, modules: Modules, data: Dataset) -> dict[str, Tensor]:
-    """What a measurement adds up over the training records, in float64, in evaluation mode."""
+def measure(measurement: Measurement, modules: Modules, data: Dataset, rows: bool = False) -> dict[str, Tensor]:
+    """What a measurement adds up over the training records, or its ``rows``, in float64, in evaluation mode."""
     for module in modules.values():
         module.eval()
-    sums: dict[str, Tensor] = {}
+    found: dict[str, list[Tensor]] = {}
     for start in range(0, len(data), EVALUATION_CHUNK):
         chunk = slice(start, start + EVALUATION_CHUNK)
         for name, value in measurement(modules, data.x[chunk], data.y[chunk]).items():
-            sums[name] = sums[name] + value.double() if name in sums else value.double()
-    return sums
+            found.setdefault(name, []).append(value.double())
+    return {name: torch.cat(values) if rows else sum(values[1:], values[0]) for name, values in found.items()}
 
 
 @torch.no_grad()

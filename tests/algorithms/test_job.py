@@ -248,6 +248,8 @@ def test_class_names_are_in_the_document_and_change_nothing_that_crosses(make_jo
 
 
 NEED_EXTRACTOR = {"fedbabu", "fedper", "fedproto", "fedrep", "fedsimsup", "lg-fedavg", "pfedsim"}
+NEED_EXTRACTOR = {"fedbabu", "fedper", "fedrep", "fedsimsup", "lg-fedavg", "pfedsim"}
+NEED_EXTRACTOR |= {"fedas", "fedpac", "pfedfda"}
 BLOCKS = {"convnet-3x64", "convnet-4x128", "convnet-digits", "resnet18"}
 
 

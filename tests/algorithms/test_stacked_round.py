@@ -51,6 +51,12 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "fedaims": ("fedaims", {}, {**DIGITS, "norm": "batch"}, ALMOST_ALL, [1, 2]),  # two middle blocks
     "fedaims, clusters": ("fedaims", CLUSTERS, {**DIGITS, "norm": "group"}, {}, [2, 2]),
     "fedaims, all blocks": ("fedaims", ALL_BLOCKS, DIGITS, {}, [4]),
+    "fedas": ("fedas", {}, {}, {}, [4, 4]),  # alignment, then all
+    "fedas, batch norm": ("fedas", {}, {"norm": "batch"}, ALMOST_ALL, [1, 2, 2]),  # one silo has nothing to align to
+    "fedpac": ("fedpac", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3, 3]),  # classifier, then extractor
+    "fedpac, pooled": ("fedpac", {"variances": "pooled"}, {"norm": "group"}, {}, [4, 4]),
+    "pfedfda": ("pfedfda", {}, {}, ALMOST_ALL, [3]),
+    "pfedfda, batch norm": ("pfedfda", {"interpolation": "one"}, {"norm": "batch"}, {"rounds": 1}, [4]),
     "fedsimsup": ("fedsimsup", SUPERVISORS, {}, ALMOST_ALL, [1, 1, 2, 2]),  # supervisors, then θ
     "fedsimsup, batch norm": (
         "fedsimsup",
@@ -92,6 +98,8 @@ IN_SLICES = {
     "fedsimsup": 9,
     "fedssa": 2,
 }
+IN_SLICES = {"local": 2, "fedavg": 1, "fedper": 4, "pfedsim": 2, "ppfl": 3, "fedaims": 1, "fedsimsup": 9, "fedssa": 2}
+IN_SLICES |= {"fedas": 2, "fedpac": 1, "pfedfda": 2}
 
 
 class Doubles(Dataset):
