@@ -7,6 +7,7 @@ from typing import Any
 from ..errors import LocalError
 from ..files import Strict, validate
 from .fedaims import FedAIMS
+from .fedala import FedALA
 from .fedavg import FedAvg
 from .fedper import FedPer
 from .fedsimsup import FedSimSup
@@ -18,6 +19,7 @@ from .ppfl import PPFL
 
 METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
+    "fedala": FedALA,
     "fedavg": FedAvg,
     "fedper": FedPer,
     "fedssa": FedSSA,
