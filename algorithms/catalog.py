@@ -9,6 +9,7 @@ from ..files import Strict, validate
 from .fedaims import FedAIMS
 from .fedala import FedALA
 from .fedavg import FedAvg
+from .fedfomo import FedFomo
 from .fedper import FedPer
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
@@ -21,6 +22,7 @@ METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
     "fedala": FedALA,
     "fedavg": FedAvg,
+    "fedfomo": FedFomo,
     "fedper": FedPer,
     "fedssa": FedSSA,
     "fedsimsup": FedSimSup,
