@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import LocalError
 from ..files import Strict, validate
+from .clustered import ClusteredFL
 from .fedaims import FedAIMS
 from .fedala import FedALA
 from .fedavg import FedAvg
@@ -19,6 +20,7 @@ from .pfedsim import PFedSim
 from .ppfl import PPFL
 
 METHODS: dict[str, type[Method]] = {
+    "cfl": ClusteredFL,
     "fedaims": FedAIMS,
     "fedala": FedALA,
     "fedavg": FedAvg,
