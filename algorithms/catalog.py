@@ -10,10 +10,16 @@ from .clustered import ClusteredFL
 from .fedaims import FedAIMS
 from .fedala import FedALA
 from .fedavg import FedAvg
+from .fedavg_ft import FedAvgFT
+from .fedbabu import FedBABU
+from .fedbn import FedBN
 from .fedfomo import FedFomo
 from .fedper import FedPer
+from .fedprox import FedProx
+from .fedrep import FedRep
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
+from .lg_fedavg import LGFedAvg
 from .local import Local
 from .method import Method, Setting
 from .pfedsim import PFedSim
@@ -24,10 +30,16 @@ METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
     "fedala": FedALA,
     "fedavg": FedAvg,
+    "fedavg-ft": FedAvgFT,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
     "fedfomo": FedFomo,
     "fedper": FedPer,
-    "fedssa": FedSSA,
+    "fedprox": FedProx,
+    "fedrep": FedRep,
     "fedsimsup": FedSimSup,
+    "fedssa": FedSSA,
+    "lg-fedavg": LGFedAvg,
     "local": Local,
     "pfedsim": PFedSim,
     "ppfl": PPFL,

@@ -14,6 +14,9 @@ from staddle.algorithms.method import METRICS
 from staddle.security.blind_sum import Bounds, Quantised
 
 OPTIONS = {
+    "fedavg-ft": {"tuning_epochs": 1},
+    "fedbabu": {"tuning_epochs": 1},
+    "fedrep": {"head_epochs": 1},
     "pfedsim": {"rho": 0.5},
     "fedsimsup": {"tau_theta": 1},
     "fedssa": {"t_stable": 3},
@@ -21,6 +24,7 @@ OPTIONS = {
     "fedaims": {"sampling": "algorithm2"},
     "cfl": {"sketch": 64},
 }
+MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "group"}}
 SILOS = ["a", "b", "c", "d"]
 SUMLESS = ("cfl", "fedfomo", "fedsimsup", "local")  # by default they sum metrics alone
 
@@ -72,7 +76,7 @@ def published(monkeypatch, job, exchanges):
 @pytest.mark.parametrize("blind", [False, True])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_publishes_its_sums_as_they_are(name, blind, make_job, monkeypatch):
-    model = {"name": "convnet-digits" if name == "fedaims" else "cnn-digits", "classes": 10}
+    model = {"classes": 10, **MODELS.get(name, {})}
     share = 0.75 if name == "fedsimsup" else 1.0
     job = make_job(name, OPTIONS.get(name), model, silos=SILOS, rounds=4, participation=share)
     rounds = published(monkeypatch, job, Quantised(Bounds(clip_exponent=6, most=100)) if blind else PLAIN)
@@ -103,7 +107,7 @@ class Unread:
 @pytest.mark.parametrize("name", METHODS)
 def test_where_silos_alone_read_its_sums_such_a_method_does_the_same_but_publish_them(name, make_job, monkeypatch):
     """In each round, beside a coordinator that reads them."""
-    model = {"name": "convnet-digits" if name == "fedaims" else "cnn-digits", "classes": 10}
+    model = {"classes": 10, **MODELS.get(name, {})}
     share = 0.75 if name == "fedsimsup" else 1.0
     job = make_job(name, OPTIONS.get(name), model, silos=SILOS, rounds=4, participation=share)
     hidden = summed_down(job.document()["schema"])
