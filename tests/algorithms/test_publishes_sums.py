@@ -14,6 +14,8 @@ from staddle.algorithms.method import METRICS
 from staddle.security.blind_sum import Bounds, Quantised
 
 OPTIONS = {
+    "cfl": {"sketch": 64},
+    "fedala": {"start_epochs": 1},
     "fedavg-ft": {"tuning_epochs": 1},
     "fedbabu": {"tuning_epochs": 1},
     "fedrep": {"head_epochs": 1},
@@ -22,7 +24,6 @@ OPTIONS = {
     "fedssa": {"t_stable": 3},
     "ppfl": {"models": 2, "lam": 0.5},
     "fedaims": {"sampling": "algorithm2"},
-    "cfl": {"sketch": 64},
 }
 MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "group"}}
 SILOS = ["a", "b", "c", "d"]
