@@ -20,6 +20,9 @@ from .apfl import APFL
 from .ditto import Ditto
 from .fedaims import FedAIMS
 from .fedas import FedAS
+from .clustered import ClusteredFL
+from .fedaims import FedAIMS
+from .fedala import FedALA
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedbabu import FedBABU
@@ -28,6 +31,7 @@ from .feddyn import FedDyn
 from .fedkd import FedKD
 from .fedclassavg import FedClassAvg
 from .fedpac import FedPAC
+from .fedfomo import FedFomo
 from .fedper import FedPer
 from .fedproto import FedProto
 from .fedprox import FedProx
@@ -53,6 +57,9 @@ METHODS: dict[str, type[Method]] = {
     "ditto": Ditto,
     "fedaims": FedAIMS,
     "fedas": FedAS,
+    "cfl": ClusteredFL,
+    "fedaims": FedAIMS,
+    "fedala": FedALA,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedbabu": FedBABU,
@@ -61,6 +68,7 @@ METHODS: dict[str, type[Method]] = {
     "fedkd": FedKD,
     "fedclassavg": FedClassAvg,
     "fedpac": FedPAC,
+    "fedfomo": FedFomo,
     "fedper": FedPer,
     "fedproto": FedProto,
     "fedprox": FedProx,

@@ -13,6 +13,7 @@ from staddle.simulator.run_folder import opened
 
 SILOS = ("d", "b", "a", "c")  # job order is not the alphabet's
 OPTIONS = {
+    "fedala": {"start_epochs": 1},
     "fedavg-ft": {"tuning_epochs": 1},
     "fedbabu": {"tuning_epochs": 1},
     "fedrep": {"head_epochs": 1},

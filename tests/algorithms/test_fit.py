@@ -154,6 +154,10 @@ SHORT = {
     "fedrep": {"head_epochs": 1},
     "per-fedavg": {"variant": "fo"},
     "pfedme": {"steps": 1},
+    "fedala": {"start_epochs": 1},
+    "fedavg-ft": {"tuning_epochs": 1},
+    "fedbabu": {"tuning_epochs": 1},
+    "fedrep": {"head_epochs": 1},
 }
 
 

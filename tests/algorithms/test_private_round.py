@@ -143,6 +143,7 @@ LEAVING = {
     "pfedsim": ("pfedsim", {"rho": 0}, {"extractor": "all", "rows": "all"}),
     "pfedsim-classes": ("pfedsim", {"rho": 0, "similarity": "per_class"}, {"extractor": "all", "rows": "all"}),
     "pfedsim-warm": ("pfedsim", {"rho": 1}, {"model": "now", "model/@weight": "counts"}),
+    "cfl": ("cfl", {"start": 1}, {"model": "now", "update": "now"}),
     "fedssa": ("fedssa", {}, {"rows": "all", "rows/@weight": "counts"}),
     "fedssa-clip": ("fedssa", {"clip": 1.0, "t_stable": 2}, {"rows": "all", "rows/@weight": "counts"}),
     "fedssa-stale": ("fedssa", {"stale_inclusive": True}, {"deltas": "all", "deltas/presence": "counts"}),

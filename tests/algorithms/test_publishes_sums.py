@@ -14,6 +14,8 @@ from staddle.algorithms.method import METRICS
 from staddle.security.blind_sum import Bounds, Quantised
 
 OPTIONS = {
+    "cfl": {"sketch": 64},
+    "fedala": {"start_epochs": 1},
     "fedavg-ft": {"tuning_epochs": 1},
     "fedbabu": {"tuning_epochs": 1},
     "fedrep": {"head_epochs": 1},
@@ -30,6 +32,7 @@ NAMED = ("fedsimsup", "local", "fedssa", "fedas")  # what they publish of sums, 
 MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "group"}}
 SILOS = ["a", "b", "c", "d"]
 LARGE = {"batch_size": 30}  # few steps: nothing here depends on how much is learnt
+SUMLESS = ("cfl", "fedfomo", "fedsimsup", "local")  # by default they sum metrics alone
 
 
 class Watched:
@@ -98,6 +101,8 @@ def test_every_method_publishes_its_sums_as_they_are(name, blind, make_job, monk
     assert any(folds for folds, _ in rounds) == (name not in ("fedsimsup", "local"))
     assert checked == summed_down(job.document()["schema"])  # what FedSSA and FedDyn publish has a name of its own
     assert bool(checked) == (name not in NAMED)
+    assert any(folds for folds, _ in rounds) == (name not in SUMLESS)
+    assert bool(checked) == (name not in (*SUMLESS, "fedssa"))  # FedSSA's header has a name of its own
 
 
 class Unread:
@@ -145,3 +150,4 @@ def test_where_silos_alone_read_its_sums_such_a_method_does_the_same_but_publish
     simulation.simulate(job, shards)
     assert any(seen) == bool(hidden)
     assert any(seen) == (name not in NAMED)
+    assert any(seen) == (name not in (*SUMLESS, "fedssa"))

@@ -23,6 +23,8 @@ ALL_BLOCKS = {"sampling": "full", "aux_ce": "none", "reduction": "sum", "mu": 0.
 DIGITS = {"name": "convnet-digits"}
 SUPERVISORS = {"supervisor": ["lenet", "transformer"], "tau_theta": 2}
 TWO = {"extractors": ["digits-cnn-a", "digits-cnn-b"], "stale_inclusive": True, "t_stable": 2, "mu_0": 0.1}
+ALL_LAYERS = {"layers": 3, "eta": 5.0, "start_epochs": 3}
+SPLITS = {"eps_1": 1e3, "eps_2": 0.0, "sketch": 32}
 CASES = {  # method, its options, the model, the job; how many silos go at once in the last round, stage by stage
     "local": ("local", {}, {}, {}, [4]),
     "fedavg": ("fedavg", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
@@ -65,6 +67,10 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
         ALMOST_ALL,
         [3, 3],
     ),
+    "fedala": ("fedala", {"start_epochs": 2}, {"norm": "batch"}, {}, [4, 4]),  # weights, then the model
+    "fedala, all layers": ("fedala", ALL_LAYERS, {}, {**ALMOST_ALL, "rounds": 3}, [1, 1, 2, 2]),
+    "fedfomo": ("fedfomo", {"models": 3}, {"norm": "batch", "buffers": "global"}, {**ALMOST_ALL, "rounds": 3}, [3]),
+    "cfl": ("cfl", SPLITS, {"norm": "batch", "buffers": "global"}, {**ALMOST_ALL, "rounds": 3}, [3]),
     "fedssa": ("fedssa", {"clip": 0.5, "t_stable": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fml": ("fml", {"personal": "digits-cnn-a"}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedssa, two extractors": ("fedssa", TWO, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
@@ -100,6 +106,19 @@ IN_SLICES = {
 }
 IN_SLICES = {"local": 2, "fedavg": 1, "fedper": 4, "pfedsim": 2, "ppfl": 3, "fedaims": 1, "fedsimsup": 9, "fedssa": 2}
 IN_SLICES |= {"fedas": 2, "fedpac": 1, "pfedfda": 2}
+IN_SLICES = {
+    "cfl": 2,
+    "fedala": 3,
+    "fedfomo": 2,
+    "local": 2,
+    "fedavg": 1,
+    "fedper": 4,
+    "pfedsim": 2,
+    "ppfl": 3,
+    "fedaims": 1,
+    "fedsimsup": 9,
+    "fedssa": 2,
+}
 
 
 class Doubles(Dataset):
