@@ -179,12 +179,16 @@ class Experiment:
 
 def read(path: Path) -> Experiment:
     """Read the file; LocalError names file, key, value and the fix, of what each method changes too."""
-    file = read_toml(path, ExperimentFile)
+    return checked(path, read_toml(path, ExperimentFile), path.parent)
+
+
+def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
+    """What a file says, whose paths start at a folder; LocalError, which names ``path``, where a method cannot work."""
     updates: dict[str, Any] = {}
     if not isinstance(file.data, Synthetic):
-        updates["data"] = sources.below(file.data, path.parent)
+        updates["data"] = sources.below(file.data, folder)
     if isinstance(file.partition, PartitionFromFile):
-        updates["partition"] = file.partition.model_copy(update={"file": path.parent / file.partition.file})
+        updates["partition"] = file.partition.model_copy(update={"file": folder / file.partition.file})
     experiment = Experiment(path, file.model_copy(update=updates))
     silos = file.silos or numbered(_announced(file))
     for method in file.all_methods:
