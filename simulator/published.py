@@ -330,7 +330,8 @@ def _beside(rows: Sequence[Row], everyone: Sequence[Row], columns: Sequence[Colu
     for name in NEXT_TO_IT:
         methods = {}
         for setting, without in settings.items() if name in METHODS else ():
-            if name not in without and not any(setting in row.methods and row.methods[setting].name == name for row in rows):
+            taken = any(setting in row.methods and row.methods[setting].name == name for row in rows)
+            if name not in without and not taken:
                 there = [row for row in everyone if setting in row.methods and row.methods[setting].name == name]
                 methods[setting] = there[0].methods[setting] if there else ChosenMethod(name=name)
         if methods:

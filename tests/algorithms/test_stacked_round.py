@@ -25,6 +25,7 @@ SUPERVISORS = {"supervisor": ["lenet", "transformer"], "tau_theta": 2}
 TWO = {"extractors": ["digits-cnn-a", "digits-cnn-b"], "stale_inclusive": True, "t_stable": 2, "mu_0": 0.1}
 CASES = {  # method, its options, the model, the job; how many silos go at once in the last round, stage by stage
     "local": ("local", {}, {}, {}, [4]),
+    "local, two extractors": ("local", {"extractors": TWO["extractors"]}, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
     "fedavg": ("fedavg", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
     "fedper": ("fedper", {}, {"norm": "group"}, ALMOST_ALL, [3]),
     "pfedsim": ("pfedsim", {}, {"norm": "batch"}, {**ALMOST_ALL, "rounds": 3}, [3]),
