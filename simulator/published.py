@@ -11,6 +11,7 @@
 
     [settings.cifar10-dir01]              # an experiment (experiment.py) without name, seeds and methods
     title = "CIFAR-10, Dir(0.1)"
+    without = ["fedrep"]                  # methods that do not run beside its others, since they cannot work there
     data = { kind = "torchvision", name = "CIFAR10" }      # paths start at the folder that a person names
     partition = { kind = "dirichlet", silos = 100, alpha = 0.1 }
     model = { name = "lenet5", classes = 10 }
@@ -177,6 +178,7 @@ class Setting:
     name: str
     title: str
     document: Document
+    without: frozenset[str] = frozenset()  # methods of NEXT_TO_IT that cannot work in it
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,8 @@ def _setting(name: str, common: Document, own: Document) -> Setting:
     for key, value in common.items():
         if isinstance(value, dict) and isinstance(own.get(key), dict):
             document[key] = value | own[key]
-    return Setting(name, document.pop("title", name), document)
+    title, without = document.pop("title", name), document.pop("without", ())
+    return Setting(name, title, document, frozenset(without))
 
 
 def _column(table: ColumnTable, settings: Mapping[str, Setting], origin: str) -> Column:
@@ -328,13 +331,13 @@ def _check_labels(rows: Sequence[Row], origin: str) -> None:
 
 
 def _beside(rows: Sequence[Row], everyone: Sequence[Row], columns: Sequence[Column], score: Named) -> tuple[Row, ...]:
-    settings = dict.fromkeys(column.setting.name for column in columns if column.setting is not None)
+    settings = {column.setting.name: column.setting.without for column in columns if column.setting is not None}
     nothing = tuple(Value("") for _ in columns)
     found = []
     for name in NEXT_TO_IT:
         methods = {}
-        for setting in settings if name in METHODS else ():
-            if not any(setting in row.methods and row.methods[setting].name == name for row in rows):
+        for setting, without in settings.items() if name in METHODS else ():
+            if name not in without and not any(setting in row.methods and row.methods[setting].name == name for row in rows):
                 there = [row for row in everyone if setting in row.methods and row.methods[setting].name == name]
                 methods[setting] = there[0].methods[setting] if there else ChosenMethod(name=name)
         if methods:
