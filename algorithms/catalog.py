@@ -9,6 +9,8 @@ from ..files import Strict, validate
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
 from .fedper import FedPer
+from .fedprox import FedProx
+from .fedrep import FedRep
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
 from .local import Local
@@ -20,8 +22,10 @@ METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
     "fedper": FedPer,
-    "fedssa": FedSSA,
+    "fedprox": FedProx,
+    "fedrep": FedRep,
     "fedsimsup": FedSimSup,
+    "fedssa": FedSSA,
     "local": Local,
     "pfedsim": PFedSim,
     "ppfl": PPFL,

@@ -71,8 +71,15 @@ def options_text(model: type[Strict]) -> str:
 
 
 def docstrings(model: type[Strict]) -> dict[str, str]:
-    """The string below each field, by name."""
-    (source,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    """The string below each field, by name, those that it inherits first."""
+    found: dict[str, str] = {}
+    for cls in reversed([cls for cls in model.__mro__ if issubclass(cls, Strict) and cls is not Strict]):
+        found |= _docstrings(cls)
+    return found
+
+
+def _docstrings(cls: type[Strict]) -> dict[str, str]:
+    (source,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     statements = source.body if isinstance(source, ast.ClassDef) else []
     return {
         field.target.id: " ".join(below.value.value.replace("``", "").split())

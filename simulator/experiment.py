@@ -230,6 +230,8 @@ def _announced(file: ExperimentFile) -> int:
     match file.data, file.partition:
         case Synthetic(silos=count), _:
             return count
+        case _, partition_table.Table(keep=int(count)) | PartitionFromFile(keep=int(count)):
+            return count
         case _, partition_table.Sources(silos=by_source):
             return sum(by_source.values())
         case _, partition_table.Column() | PartitionFromFile() | None:

@@ -41,6 +41,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any, Literal, TypeAlias
@@ -159,11 +160,15 @@ class PaperFile(Strict):
 
 @dataclass(frozen=True)
 class Value:
-    """A published number as printed, and in 0…1; ``mean`` is None where it is lost or the paper has none."""
+    """A published number as printed, and in 0…1; ``mean`` is None where it is lost or the paper has none.
+
+    ``digits`` are those that it has behind the point in percent.
+    """
 
     text: str
     mean: float | None = None
     deviation: float | None = None
+    digits: int = 2
 
 
 @dataclass(frozen=True)
@@ -296,7 +301,7 @@ def _row(row: RowTable, table: TableTable, settings: Mapping[str, Setting], orig
         raise LocalError(f"{origin}, {table.name}, row {row.title!r}: own.{min(unknown)} is no setting of the file")
     methods = {}
     if row.method is not None and row.method.name in METHODS:
-        for name in dict.fromkeys(column.setting for column in table.columns if column.setting in settings):
+        for name in dict.fromkeys(column.setting for column in table.columns if column.setting is not None):
             own = row.own.get(name, OwnTable())
             if isinstance(own, OwnTable):
                 methods[name] = own.of(row.method)
@@ -307,9 +312,11 @@ def _row(row: RowTable, table: TableTable, settings: Mapping[str, Setting], orig
 def _value(text: str, unit: Unit) -> Value:
     if not (printed := PRINTED.fullmatch(text)):
         return Value(text)
-    whole = 100 if unit == "percent" else 1
+    whole = Decimal(100 if unit == "percent" else 1)
     deviation = printed["std"] or printed["spread"]
-    return Value(text, float(printed["mean"]) / whole, None if deviation is None else float(deviation) / whole)
+    digits = len(printed["mean"].partition(".")[2]) - (0 if unit == "percent" else 2)
+    mean, over = (None if number is None else float(Decimal(number) / whole) for number in (printed["mean"], deviation))
+    return Value(text, mean, over, max(digits, 0))
 
 
 def _check_labels(rows: Sequence[Row], origin: str) -> None:

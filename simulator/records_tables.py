@@ -40,6 +40,8 @@ class PartitionFromFile(Strict):
     kind: Literal["file"] = "file"
     file: Path
     format: Literal["staddle", "ppfl"] = "staddle"
+    keep: Count | None = None
+    """So many of its clients take part, spread evenly over all in their order; all if left out."""
 
     @pydantic.model_validator(mode="after")
     def _format_of_its_name(self) -> "PartitionFromFile":

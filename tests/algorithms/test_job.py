@@ -255,7 +255,7 @@ def test_each_method_takes_each_network_or_says_why_not_and_what_to_do(make_job,
     for name, network in NETWORKS.items():
         model = {"name": name, "norm": network.norms[0]}
         job = make_job(method, model=model, silos=list("abcd"), participation=0.75 if method == "fedsimsup" else 1.0)
-        if (name == "glm" and method in {"fedper", "pfedsim", "fedsimsup"}) or (
+        if (name == "glm" and method in {"fedper", "fedrep", "pfedsim", "fedsimsup"}) or (
             name not in BLOCKS and method == "fedaims"
         ):
             with pytest.raises(LocalError, match=rf"^job 'test' \({method} on {name}\): .*; choose [^;]*$"):

@@ -17,6 +17,8 @@ from staddle.errors import LocalError
 
 METHODS = {
     "fedavg": {},
+    "fedprox": {},
+    "fedrep": {"head_epochs": 2},
     "pfedsim": {},
     "fedssa": {},
     "fedsimsup": {"supervisor": "lenet"},
@@ -109,10 +111,10 @@ def test_without_noise_and_clip_it_is_plain_training(make_job, make_data, name):
     stages, modules, data = stages_of(make_job, make_data, name)
     torch.manual_seed(0)
     _, others, _ = stages_of(make_job, make_data, name)
-    before = values(modules)
+    before, way = values(modules), private()
     for stage in stages:
         train(modules, stage, data, len(data), rng(), PLAIN)
-        train(others, stage, data, 1, rng(), private())
+        train(others, stage, data, 1, rng(), way)
     assert (values(modules) - before).abs().max() > 1e-4
     assert (values(modules) - values(others)).abs().max() < 1e-12
 

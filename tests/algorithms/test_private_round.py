@@ -121,6 +121,8 @@ LEAVING = {
     "fedavg": ("fedavg", {}, {"model": "now", "model/@weight": "counts"}),
     "fedavg-equal": ("fedavg", {"weights": "equal"}, {"model": "now", "model/@weight": "counts"}),
     "fedper": ("fedper", {}, {"extractor": "all", "extractor/@weight": "counts"}),
+    "fedprox": ("fedprox", {}, {"model": "now", "model/@weight": "counts"}),
+    "fedrep": ("fedrep", {"head_epochs": 2}, {"extractor": "all", "extractor/@weight": "counts"}),
     "pfedsim": ("pfedsim", {"rho": 0}, {"extractor": "all", "rows": "all"}),
     "pfedsim-classes": ("pfedsim", {"rho": 0, "similarity": "per_class"}, {"extractor": "all", "rows": "all"}),
     "pfedsim-warm": ("pfedsim", {"rho": 1}, {"model": "now", "model/@weight": "counts"}),
