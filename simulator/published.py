@@ -331,16 +331,21 @@ def _check_labels(rows: Sequence[Row], origin: str) -> None:
 
 
 def _beside(rows: Sequence[Row], everyone: Sequence[Row], columns: Sequence[Column], score: Named) -> tuple[Row, ...]:
-    settings = {column.setting.name: column.setting.without for column in columns if column.setting is not None}
+    settings = {column.setting.name: column.setting for column in columns if column.setting is not None}
     nothing = tuple(Value("") for _ in columns)
     found = []
     for name in NEXT_TO_IT:
         methods = {}
-        for setting, without in settings.items() if name in METHODS else ():
-            taken = any(setting in row.methods and row.methods[setting].name == name for row in rows)
-            if name not in without and not taken:
-                there = [row for row in everyone if setting in row.methods and row.methods[setting].name == name]
-                methods[setting] = there[0].methods[setting] if there else ChosenMethod(name=name)
+        for setting in settings.values() if name in METHODS else ():
+            if name not in setting.without and not _having(rows, setting, name):
+                there = _having(everyone, setting, name)
+                methods[setting.name] = there[0] if there else ChosenMethod(name=name)
         if methods:
             found.append(Row(name, nothing, score, methods))
     return tuple(found)
+
+
+def _having(rows: Sequence[Row], setting: Setting, name: str) -> list[ChosenMethod]:
+    """What rows have of a method in a setting."""
+    methods = (row.methods.get(setting.name) for row in rows)
+    return [method for method in methods if method is not None and method.name == name]
