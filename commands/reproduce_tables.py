@@ -1,20 +1,19 @@
 """What ``staddle reproduce --list`` shows: the tables that there are, and of one its settings and what it came to."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from ..simulator.experiment import Experiment
 from ..simulator.needed import called, missing
 from ..simulator.published import Document, Setting, Table, find, published
-from ..simulator.reproduction import SEEDS, experiment_of
+from ..simulator.reproduction import SEEDS, records_of
 from .tables import print_table
 from .toml import inline
 
-TABLES = ("table", "title", "settings", "methods", "data")
-SETTINGS = ("setting", "title", "data", "needs")
+TABLES = ("table", "title", "columns", "methods", "data")
 NOWHERE = Path("DIR")  # stands for the folder that nobody has named yet
 
 
@@ -32,21 +31,23 @@ def show(path: str | None, data: Path | None, *, as_json: bool) -> None:
 
 def _row(table: Table, data: Path | None) -> list[str]:
     runnable = sum(bool(row.methods) for row in table.rows)
-    experiments = [_experiment(table, setting, data) for setting in table.settings]
-    sets = dict.fromkeys(f"{called(own)} (missing)" if data and missing(own) else called(own) for own in experiments)
+    sets = dict.fromkeys(
+        f"{called(records_of(setting, NOWHERE).data)}{' (missing)' if data and _missing(setting, data) else ''}"
+        for setting in table.settings
+    )
     return [table.path, table.title, str(len(table.columns)), f"{runnable} of {len(table.rows)}", ", ".join(sets)]
 
 
 def _one(table: Table, data: Path | None) -> None:
     for line in (f"{table.path}: {table.title}", table.citation, ""):
         typer.echo(line)
-    documents = [setting.document for setting in table.settings]
-    common = [key for key in documents[0] if all(own.get(key) == documents[0][key] for own in documents)]
-    _keys("in all settings", {key: documents[0][key] for key in common})
+    common = _common([setting.document for setting in table.settings])
+    if common:
+        _keys("in all settings", common)
     for setting in table.settings:
         own = {key: value for key, value in setting.document.items() if key not in common}
         _keys(f"[{setting.name}] {setting.title}", own)
-        for what in missing(_experiment(table, setting, data)):
+        for what in _missing(setting, data):
             typer.echo(f"  {'missing' if data else 'needs'} {what}")
     typer.echo("")
     columns = ("method", "label here", *(column.title for column in table.columns))
@@ -65,6 +66,12 @@ def _keys(head: str, document: Document) -> None:
         typer.echo(f"  {key} = {inline(value)}")
 
 
+def _common(documents: Sequence[Document]) -> Document:
+    """What all of several have."""
+    first = documents[0] if len(documents) > 1 else {}
+    return {key: value for key, value in first.items() if all(own.get(key) == value for own in documents)}
+
+
 def _document(table: Table, data: Path | None) -> dict[str, Any]:
     return {
         "table": table.path,
@@ -73,7 +80,7 @@ def _document(table: Table, data: Path | None) -> dict[str, Any]:
         "seeds": table.seeds,
         "deviation": table.deviation,
         "notes": table.notes,
-        "settings": [_setting(table, setting, data) for setting in table.settings],
+        "settings": [_setting(setting, data) for setting in table.settings],
         "rows": [
             {
                 "title": row.title,
@@ -88,10 +95,11 @@ def _document(table: Table, data: Path | None) -> dict[str, Any]:
     }
 
 
-def _setting(table: Table, setting: Setting, data: Path | None) -> dict[str, Any]:
-    lacking = missing(_experiment(table, setting, data))
-    return {"name": setting.name, "title": setting.title, "experiment": setting.document, "missing": lacking}
+def _setting(setting: Setting, data: Path | None) -> dict[str, Any]:
+    needed = {"needs" if data is None else "missing": _missing(setting, data)}
+    return {"name": setting.name, "title": setting.title, "experiment": setting.document, **needed}
 
 
-def _experiment(table: Table, setting: Setting, data: Path | None) -> Experiment:
-    return experiment_of(table, setting, data or NOWHERE)
+def _missing(setting: Setting, data: Path | None) -> tuple[str, ...]:
+    records = records_of(setting, data or NOWHERE)
+    return missing(records.data, records.partition)

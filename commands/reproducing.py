@@ -58,12 +58,14 @@ def _train(console: Console, experiments: Mapping[str, Experiment], out: Path, a
 
 
 def _check_data(data: Path, experiments: Mapping[str, Experiment]) -> None:
-    lacking = {name: found for name, experiment in experiments.items() if (found := missing(experiment))}
+    """LocalError of all that is missing for all settings, before anything runs."""
+    files = {name: experiment.file for name, experiment in experiments.items()}
+    lacking = {name: found for name, file in files.items() if (found := missing(file.data, file.partition))}
     if lacking:
-        told = "".join(f"\n  {what}" for what in dict.fromkeys(what for found in lacking.values() for what in found))
+        belongs = dict.fromkeys(what for found in lacking.values() for what in found)
         raise LocalError(
             f"{data}: lacks records of {', '.join(lacking)}; put there the official files, unpacked, or choose other "
-            f"settings with --setting:{told}"
+            "settings with --setting:" + "".join(f"\n  {what}" for what in belongs)
         )
 
 

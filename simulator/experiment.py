@@ -59,7 +59,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import BeforeValidator, Field
 
-from ..algorithms import partition_table, sources
+from ..algorithms import partition_table
 from ..algorithms.job import Job, JobFile, JobSettings, MethodTable, Rounds, Seed, Silos
 from ..algorithms.job_security import SecurityTable
 from ..algorithms.models import ModelOptions, input_shape
@@ -67,7 +67,7 @@ from ..errors import LocalError
 from ..files import Strict, read_toml, validate
 from .names import numbered
 from .plan import Schedule
-from .records_tables import Count, Data, Partition, PartitionFromFile, Split, Synthetic
+from .records_tables import Count, Data, Partition, PartitionFromFile, Split, Synthetic, below
 
 FEWEST = 2  # silos of a job
 
@@ -184,12 +184,8 @@ def read(path: Path) -> Experiment:
 
 def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
     """What a file says, whose paths start at a folder; LocalError, which names ``path``, where a method cannot work."""
-    updates: dict[str, Any] = {}
-    if not isinstance(file.data, Synthetic):
-        updates["data"] = sources.below(file.data, folder)
-    if isinstance(file.partition, PartitionFromFile):
-        updates["partition"] = file.partition.model_copy(update={"file": folder / file.partition.file})
-    experiment = Experiment(path, file.model_copy(update=updates))
+    data, partition = below(file.data, file.partition, folder)
+    experiment = Experiment(path, file.model_copy(update={"data": data, "partition": partition}))
     silos = file.silos or numbered(_announced(file))
     for method in file.all_methods:
         model = job_of(experiment, method, 0, silos, SecurityTable()).model

@@ -5,19 +5,16 @@ from ..algorithms.data_tinyimagenet import TinyImageNet
 from ..algorithms.data_torchvision import SETS, Torchvision
 from ..algorithms.sources import Source, place
 from .dealing import title
-from .experiment import Experiment
-from .records_tables import PartitionFromFile, Synthetic
+from .records_tables import Data, Partition, PartitionFromFile, Synthetic
 
 
-def called(experiment: Experiment) -> str:
-    """What the setting's data set is called."""
-    data = experiment.file.data
+def called(data: Data) -> str:
+    """What a data set is called."""
     return "synthetic" if isinstance(data, Synthetic) else _called(data)
 
 
-def missing(experiment: Experiment) -> tuple[str, ...]:
+def missing(data: Data, partition: Partition | None) -> tuple[str, ...]:
     """What is not there, each with what belongs where; whether what is there can be read shows when it is."""
-    data, partition = experiment.file.data, experiment.file.partition
     found = [] if isinstance(data, Synthetic) or _there(data) else [f"{_called(data)}: {_wanted(data)}"]
     if isinstance(partition, PartitionFromFile) and not partition.file.is_file():
         found.append(f"partition: {partition.file}")

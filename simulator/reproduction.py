@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LocalError
-from ..files import validate
+from ..files import Strict, validate
 from .experiment import Experiment, ExperimentFile, checked
 from .published import NEXT_TO_IT, Setting, Table
-from .records_tables import DATA
+from .records_tables import DATA, Data, Partition, below
 
 SEEDS = 3  # where the paper does not say how many
 LEAST_DRAWN = 3  # silos of a round at a smaller scale: of two, each would learn of the other alone
@@ -32,6 +32,13 @@ class Scale:
 
 
 FULL = Scale()
+
+
+class Records(Strict):
+    """What of an experiment says where its records are."""
+
+    data: Data
+    partition: Partition | None = None
 
 
 def chosen_settings(table: Table, wanted: Sequence[str]) -> tuple[Setting, ...]:
@@ -72,6 +79,14 @@ def experiment_of(
         **_scaled(setting, scale),
     }
     return checked(origin, validate(document, ExperimentFile, str(origin)), folder)
+
+
+def records_of(setting: Setting, folder: Path) -> Records:
+    """Where the records of a setting are, in a folder."""
+    document = {key: value for key, value in _scaled(setting, FULL).items() if key in Records.model_fields}
+    records = validate(document, Records, setting.name)
+    data, partition = below(records.data, records.partition, folder)
+    return Records(data=data, partition=partition)
 
 
 def reduced(settings: Sequence[Setting], scale: Scale) -> tuple[str, ...]:
