@@ -66,16 +66,15 @@ def experiment_of(
 ) -> Experiment:
     """The experiment of one setting, its data in a folder; LocalError where a method cannot work in it."""
     origin = Path(table.paper) / setting.name
-    methods = [
-        method if scale.rounds is None else method.model_copy(update={"rounds": None})
-        for row in table.all_rows
-        if (method := row.methods.get(setting.name)) is not None and (labels is None or method.title in labels)
-    ]
+    found = (row.methods[setting.name] for row in table.all_rows if setting.name in row.methods)
+    methods = {method.title: method for method in found if labels is None or method.title in labels}
+    if scale.rounds is not None:
+        methods = {label: method.model_copy(update={"rounds": None}) for label, method in methods.items()}
     document = {
         "version": 1,
         "name": f"{table.paper}-{setting.name}",
         "seeds": tuple(seeds) or tuple(range(1, (table.seeds or SEEDS) + 1)),
-        "methods": tuple(methods),
+        "methods": tuple(methods.values()),
         **_scaled(setting, scale),
     }
     return checked(origin, validate(document, ExperimentFile, str(origin)), folder)
@@ -90,13 +89,13 @@ def records_of(setting: Setting, folder: Path) -> Records:
 
 
 def reduced(settings: Sequence[Setting], scale: Scale) -> tuple[str, ...]:
-    """What is smaller than in the paper, for people."""
+    """What is other than in the paper, for people."""
     found = []
-    if scale.clients is not None:
-        there = sorted({clients for setting in settings if (clients := _clients(setting)) is not None})
-        found.append(f"{scale.clients} clients instead of {_or(there)}")
-    if scale.rounds is not None:
-        found.append(f"{scale.rounds} rounds instead of {_or(sorted({s.document['rounds'] for s in settings}))}")
+    if fewer := [setting for setting in settings if _fewer(setting, scale)]:
+        found.append(f"{scale.clients} clients instead of {_or([_clients(setting) or 'all' for setting in fewer])}")
+    rounds = [setting.document["rounds"] for setting in settings]
+    if scale.rounds is not None and (others := [own for own in rounds if own != scale.rounds]):
+        found.append(f"{scale.rounds} rounds instead of {_or(others)}")
     return tuple(found)
 
 
@@ -105,11 +104,11 @@ def _scaled(setting: Setting, scale: Scale) -> dict[str, Any]:
     data = dict(document["data"])
     if "folder" in DATA[data["kind"]].model_fields:
         data = {"folder": ".", **data}
-    if scale.clients is not None:
+    if clients := _fewer(setting, scale):
         if data["kind"] == "synthetic":
-            data["silos"] = scale.clients
+            data["silos"] = clients
         else:
-            document["partition"] = {**document["partition"], "keep": scale.clients}
+            document["partition"] = {**document["partition"], "keep": clients}
         if document.get("participation", 1.0) < 1:
             document["min_cohort"] = max(document.get("min_cohort", 0), LEAST_DRAWN)
     if scale.rounds is not None:
@@ -117,15 +116,24 @@ def _scaled(setting: Setting, scale: Scale) -> dict[str, Any]:
     return {**document, "data": data}
 
 
+def _fewer(setting: Setting, scale: Scale) -> int | None:
+    """How many of a setting's clients take part; None for all."""
+    there = _clients(setting)
+    if scale.clients is None or (there is not None and there <= scale.clients):
+        return None
+    if scale.clients < LEAST_CLIENTS:
+        raise LocalError(f"{scale.clients} clients of setting {setting.name!r}; {LEAST_CLIENTS} are the least")
+    return scale.clients
+
+
 def _clients(setting: Setting) -> int | None:
     """How many there are at full scale; None where the data or a file says so."""
-    partition = setting.document.get("partition", setting.document["data"])
-    silos = partition.get("silos")
+    silos = setting.document.get("partition", setting.document["data"]).get("silos")
     return sum(silos.values()) if isinstance(silos, Mapping) else silos
 
 
-def _or(numbers: Sequence[int]) -> str:
-    return " or ".join(map(str, numbers)) or "all"
+def _or(values: Sequence[object]) -> str:
+    return " or ".join(dict.fromkeys(map(str, values)))
 
 
 def _known(name: str, known: Mapping[str, Any], what: str) -> str:
