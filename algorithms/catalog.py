@@ -8,11 +8,15 @@ from ..errors import LocalError
 from ..files import Strict, validate
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
+from .fedavg_ft import FedAvgFT
+from .fedbabu import FedBABU
+from .fedbn import FedBN
 from .fedper import FedPer
 from .fedprox import FedProx
 from .fedrep import FedRep
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
+from .lg_fedavg import LGFedAvg
 from .local import Local
 from .method import Method, Setting
 from .pfedsim import PFedSim
@@ -21,11 +25,15 @@ from .ppfl import PPFL
 METHODS: dict[str, type[Method]] = {
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
+    "fedavg-ft": FedAvgFT,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
     "fedper": FedPer,
     "fedprox": FedProx,
     "fedrep": FedRep,
     "fedsimsup": FedSimSup,
     "fedssa": FedSSA,
+    "lg-fedavg": LGFedAvg,
     "local": Local,
     "pfedsim": PFedSim,
     "ppfl": PPFL,

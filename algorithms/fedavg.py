@@ -34,7 +34,7 @@ class FedAvg(Method):
     name = "fedavg"
     version = 1
     options_model = FedAvgOptions
-    product = "delivered"
+    product: Literal["delivered", "trained"] = "delivered"
     options: FedAvgOptions
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:

@@ -36,6 +36,7 @@ class Dirichlet(Table):
     kind: Literal["dirichlet"]
     silos: Count
     alpha: Alpha
+    balanced: bool = False
 
 
 class Shards(Table):
@@ -107,7 +108,8 @@ def deal(table: Partition, labels: Indices, column: Sequence[str] | Sequence[int
     """
     match table:
         case Dirichlet():
-            return _numbered(dirichlet(labels, table.silos, table.alpha, table.seed, table.minimum))
+            drawn = (table.silos, table.alpha, table.seed, table.minimum)
+            return _numbered(dirichlet(labels, *drawn, balanced=table.balanced))
         case Shards():
             return _numbered(shards(labels, table.silos, table.each, table.seed, table.minimum))
         case Classes():

@@ -14,12 +14,14 @@ from staddle.algorithms.method import METRICS
 from staddle.security.blind_sum import Bounds, Quantised
 
 OPTIONS = {
+    "fedrep": {"head_epochs": 1},
     "pfedsim": {"rho": 0.5},
     "fedsimsup": {"tau_theta": 1},
     "fedssa": {"t_stable": 3},
     "ppfl": {"models": 2, "lam": 0.5},
     "fedaims": {"sampling": "algorithm2"},
 }
+MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "group"}}
 SILOS = ["a", "b", "c", "d"]
 
 
@@ -70,7 +72,7 @@ def published(monkeypatch, job, exchanges):
 @pytest.mark.parametrize("blind", [False, True])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_publishes_its_sums_as_they_are(name, blind, make_job, monkeypatch):
-    model = {"name": "convnet-digits" if name == "fedaims" else "cnn-digits", "classes": 10}
+    model = {"classes": 10, **MODELS.get(name, {})}
     share = 0.75 if name == "fedsimsup" else 1.0
     job = make_job(name, OPTIONS.get(name), model, silos=SILOS, rounds=4, participation=share)
     rounds = published(monkeypatch, job, Quantised(Bounds(clip_exponent=6, most=100)) if blind else PLAIN)
@@ -101,7 +103,7 @@ class Unread:
 @pytest.mark.parametrize("name", METHODS)
 def test_where_silos_alone_read_its_sums_such_a_method_does_the_same_but_publish_them(name, make_job, monkeypatch):
     """In each round, beside a coordinator that reads them."""
-    model = {"name": "convnet-digits" if name == "fedaims" else "cnn-digits", "classes": 10}
+    model = {"classes": 10, **MODELS.get(name, {})}
     share = 0.75 if name == "fedsimsup" else 1.0
     job = make_job(name, OPTIONS.get(name), model, silos=SILOS, rounds=4, participation=share)
     hidden = summed_down(job.document()["schema"])

@@ -27,9 +27,13 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "local": ("local", {}, {}, {}, [4]),
     "local, two extractors": ("local", {"extractors": TWO["extractors"]}, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
     "fedavg": ("fedavg", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
+    "fedavg-ft": ("fedavg-ft", {"tuning_epochs": 1}, {"norm": "group"}, ALMOST_ALL, [4]),
+    "fedbabu": ("fedbabu", {"tuning_epochs": 1}, {"norm": "batch"}, ALMOST_ALL, [4]),
+    "fedbn": ("fedbn", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedper": ("fedper", {}, {"norm": "group"}, ALMOST_ALL, [3]),
     "fedprox": ("fedprox", {"mu": 0.3}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedrep": ("fedrep", {"head_epochs": 1}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3, 3]),
+    "lg-fedavg": ("lg-fedavg", {"layers": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "pfedsim": ("pfedsim", {}, {"norm": "batch"}, {**ALMOST_ALL, "rounds": 3}, [3]),
     "pfedsim, by class": ("pfedsim", {"similarity": "per_class", "rho": 0}, {}, {}, [4]),
     "ppfl": ("ppfl", {}, {}, {}, [4, 4]),  # c, then θ
