@@ -251,5 +251,5 @@ def test_some_of_the_clients_keep_what_they_have_among_all(experiment, tmp_path)
     save(tmp_path / "p.json", everyone.partition)
     from_file = populate(experiment(partition='[partition]\nfile = "p.json"\nkeep = 2'))
     assert tuple(from_file.records) == ("silo-000", "silo-005")
-    with pytest.raises(LocalError, match="partition.keep = 11, there are 10 clients; lower it"):
+    with pytest.raises(LocalError, match=r"partition\.keep = 11, there are 10 clients; lower it"):
         populate(experiment(partition=f"{dealt}keep = 11"))
