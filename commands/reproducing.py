@@ -49,7 +49,7 @@ def _train(console: Console, experiments: Mapping[str, Experiment], out: Path, a
     faults, count = [], 0
     for name, experiment in experiments.items():
         tell(console, [f"{name}: {', '.join(method.title for method in experiment.file.all_methods)}"])
-        prepared = prepare(console, experiment, out / name, replace(asked, methods=(), rounds=None))
+        prepared = prepare(console, experiment, out / name, replace(asked, methods=()))
         count += len(prepared.runs)
         faults += [f"{name}, {fault}" for fault in train(console, prepared, asked)]
         if _finished(prepared.out):
