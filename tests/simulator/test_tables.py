@@ -2,6 +2,7 @@
 
 import pytest
 
+from staddle.algorithms.catalog import METHODS
 from staddle.simulator.published import find
 
 COUNTS = {  # columns, rows, values that are numbers
@@ -70,6 +71,32 @@ SAME = [  # rows that the papers print twice
     ("fedssa/table2", "FedSSA", "fedssa/table5", "C (FedSSA)"),
     ("fedssa/table2", "LG-FedAvg", "fedssa/table4", "A (LG-FedAvg)"),
 ]
+OURS = {  # a row's method where that is not its title in small letters; none: we have it not, or not so
+    "Standalone": "local",
+    "Clustered FL": "cfl",
+    "FedLG": "lg-fedavg",
+    "A (LG-FedAvg)": "lg-fedavg",
+    "PPFL1": "ppfl",
+    "PPFL2": "ppfl",
+    "τ_0": "ppfl",
+    "FedSimSup-TCL": "fedsimsup",
+    "FedAIMS-Full": "fedaims",
+    "B": "fedssa",
+    "C (FedSSA)": "fedssa",
+}
+WITHOUT = {
+    "A",
+    "B (LG-FedAvg with M2)",
+    "Central",
+    "FD",
+    "FedEM",
+    "FedSimSup-C",
+    "FedSimSup-L",
+    "FedSimSup-T",
+    "the first multiple of τ_0",
+    "the second multiple of τ_0",
+    "the third multiple of τ_0",
+}
 
 
 def row(path, title):
@@ -91,6 +118,14 @@ def test_values_stand_where_the_paper_has_them(path, title, column, mean, deviat
     value = row(path, title).values[place]
     assert value.mean == pytest.approx(mean, abs=1e-9)
     assert value.deviation == (None if deviation is None else pytest.approx(deviation, abs=1e-9))
+
+
+@pytest.mark.parametrize("path", [path for path in COUNTS if path not in ("ppfl/table3", "ppfl/table-o3")])
+def test_a_row_is_the_method_that_it_names(path):
+    for own in find(path).rows:
+        wanted = OURS.get(own.title, own.title.split(" (")[0].split(" [")[0].lower())
+        expected = {wanted} & set(METHODS) if own.title not in WITHOUT else set()
+        assert {method.name for method in own.methods.values()} == expected, own.title
 
 
 @pytest.mark.parametrize(("path", "title", "other_path", "other_title"), SAME)
