@@ -12,7 +12,13 @@ from staddle.simulator.plan import Population, Run, Schedule
 from staddle.simulator.run_folder import opened
 
 SILOS = ("d", "b", "a", "c")  # job order is not the alphabet's
-OPTIONS = {"ppfl": {"lam": 0}, "fedsimsup": {"tau_theta": 1}}
+OPTIONS = {
+    "fedavg-ft": {"tuning_epochs": 1},
+    "fedbabu": {"tuning_epochs": 1},
+    "fedrep": {"head_epochs": 1},
+    "fedsimsup": {"tau_theta": 1},
+    "ppfl": {"lam": 0},
+}
 MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "batch"}}
 SCHEDULE = Schedule(2, 2)
 

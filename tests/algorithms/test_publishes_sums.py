@@ -14,6 +14,8 @@ from staddle.algorithms.method import METRICS
 from staddle.security.blind_sum import Bounds, Quantised
 
 OPTIONS = {
+    "fedavg-ft": {"tuning_epochs": 1},
+    "fedbabu": {"tuning_epochs": 1},
     "fedrep": {"head_epochs": 1},
     "pfedsim": {"rho": 0.5},
     "fedsimsup": {"tau_theta": 1},
