@@ -17,6 +17,7 @@ Where this differs from the paper:
 - (2) weighs by samples, as the paper has it; the authors' code weighs equally.
 - The auxiliary losses on representations (self-supervision, adversarial fairness) and the ensemble for new silos are
   left out.
+- With ``extractors`` silos have lower layers of different architectures, as those that FedSSA compares with.
 - Layers count in the order in which the network defines them, a norm with the layer before it. Batch norm's running
   statistics stay at each silo, unless ``model.buffers = "global"`` and their layer crosses.
 
@@ -34,6 +35,7 @@ from torch import nn
 from ..errors import LocalError
 from ..files import Strict
 from .exchange import Gift, Kind, Part, Sum
+from .extractors import Extractors, check_extractors, dealt
 from .method import Facts, Method, Setting, SiloState, Stage
 
 MODEL = ("extractor", "classifier")
@@ -44,6 +46,8 @@ class LGFedAvgOptions(Strict):
 
     layers: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
     """How many of the last layers cross; 1 is the classifier alone."""
+    extractors: Extractors = ()
+    """Architectures dealt to the silos in turn, in job order, below a classifier that crosses alone."""
 
 
 class LGFedAvg(Method):
@@ -62,6 +66,13 @@ class LGFedAvg(Method):
                 f"lg-fedavg: layers = {own}, but the model has {len(layers)}, so nothing would stay at a silo; choose "
                 "fewer, a model of more layers, or method fedavg"
             )
+        if own > 1 and self.options.extractors:
+            raise LocalError(
+                f"lg-fedavg: layers = {own}, but extractors that differ from silo to silo cannot cross; write "
+                "layers = 1, or leave extractors out"
+            )
+        header = {spec.name: spec for spec in self.template["classifier"]}
+        check_extractors("lg-fedavg", self.options.extractors, setting, header["weight"].shape[1])
         crossing = {name for layer in layers[-own:] for name in layer}
         specs = tuple(spec for spec in self.flat_specs(*MODEL) if spec.name.rpartition(".")[0] in crossing)
         self.layers = Part("layers", Kind.HEADER_ROWS if own == 1 else Kind.WHOLE_MODEL, Sum("mean"), specs)
@@ -74,13 +85,17 @@ class LGFedAvg(Method):
         """The averaged last layers."""
         return (self.layers,)
 
+    def modules(self, silo: str) -> dict[str, nn.Module]:
+        """The silo's own architecture."""
+        return dealt(self.options.extractors, self.setting, silo)
+
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train all layers together."""
         return (self.stage(*MODEL),)  # (1)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """The trained last layers, weighted by samples."""
-        every = self.flat(state, *MODEL)
+        every = self.flat(state, *(MODEL if self.options.layers > 1 else ("classifier",)))
         return {
             "layers": Gift({spec.name: every[spec.name] for spec in self.layers.tensors}, float(facts.samples))
         }  # (2)

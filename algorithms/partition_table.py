@@ -26,6 +26,8 @@ class Table(Strict):
     minimum: Annotated[int, Field(strict=True, ge=0)] = 10
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**53)] = 0
     """Of the partition and of its split, whatever seeds its runs have."""
+    keep: Count | None = None
+    """So many of its silos take part, spread evenly over all in their order; all if left out."""
 
 
 class Dirichlet(Table):

@@ -99,3 +99,27 @@ def test_where_all_layers_would_cross_it_is_refused(make_job, layers, model, num
         LocalError, match=rf"layers = {layers}, but the model has {number}, so nothing would stay .*fedavg"
     ):
         make_job("lg-fedavg", {"layers": layers}, model).document()
+
+
+def test_silos_of_different_architectures_share_a_classifier(make_job, make_data):
+    """Biases 1, 2 and 6 of silos with 10, 30 and 20 records: 19/6, as above; below them nothing is alike."""
+    names, model = ["digits-cnn-b", "digits-cnn-a"], {"name": "digits-cnn-a"}
+    job = make_job("lg-fedavg", {"extractors": names}, model, {"lr": 1e-30}, rounds=1)
+    method, sizes, biases = job.method(), {"a": 10, "b": 30, "c": 20}, {"a": 1.0, "b": 2.0, "c": 6.0}
+    dealt = method.modules
+
+    def own(silo):
+        parts = dealt(silo)
+        torch.nn.init.constant_(parts["classifier"].bias, biases[silo])
+        return parts
+
+    method.modules, method.product = own, "delivered"
+    result = simulate(job, {silo: (make_data(n, n), make_data(6, 1)) for silo, n in sizes.items()})
+    bodies = [{name: tuple(t.shape) for name, t in result.states[silo].parts["extractor"].items()} for silo in sizes]
+    assert bodies[0] == bodies[2] != bodies[1]
+    for silo in sizes:
+        assert result.states[silo].parts["classifier"]["bias"].tolist() == pytest.approx([19 / 6] * 3)
+    with pytest.raises(LocalError, match="layers = 2, but extractors that differ from silo to silo cannot cross"):
+        make_job("lg-fedavg", {"extractors": names, "layers": 2}, model).document()
+    with pytest.raises(LocalError, match="lg-fedavg: extractor 'lenet5' ends in 84 units, the job's model in 64"):
+        make_job("lg-fedavg", {"extractors": ["lenet5"]}, {**model, "input": [1, 28, 28]}).document()

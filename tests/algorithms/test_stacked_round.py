@@ -27,6 +27,7 @@ ALL_LAYERS = {"layers": 3, "eta": 5.0, "start_epochs": 3}
 SPLITS = {"eps_1": 1e3, "eps_2": 0.0, "sketch": 32}
 CASES = {  # method, its options, the model, the job; how many silos go at once in the last round, stage by stage
     "local": ("local", {}, {}, {}, [4]),
+    "local, two extractors": ("local", {"extractors": TWO["extractors"]}, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
     "fedavg": ("fedavg", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
     "feddyn": ("feddyn", {"alpha": 0.5}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
     "fedkd": ("fedkd", {"mentor": "digits-cnn-a", "t_end": 0.9, "clip": 1.0}, {}, ALMOST_ALL, [3]),
