@@ -17,21 +17,20 @@ from typing import Any
 from ..errors import LocalError
 from ..files import Strict, validate
 from .apfl import APFL
+from .clustered import ClusteredFL
 from .ditto import Ditto
 from .fedaims import FedAIMS
-from .fedas import FedAS
-from .clustered import ClusteredFL
-from .fedaims import FedAIMS
 from .fedala import FedALA
+from .fedas import FedAS
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedbabu import FedBABU
 from .fedbn import FedBN
-from .feddyn import FedDyn
-from .fedkd import FedKD
 from .fedclassavg import FedClassAvg
-from .fedpac import FedPAC
+from .feddyn import FedDyn
 from .fedfomo import FedFomo
+from .fedkd import FedKD
+from .fedpac import FedPAC
 from .fedper import FedPer
 from .fedproto import FedProto
 from .fedprox import FedProx
@@ -45,8 +44,8 @@ from .local import Local
 from .method import Method, Setting
 from .moon import MOON
 from .per_fedavg import PerFedAvg
-from .pfedme import PFedMe
 from .pfedfda import PFedFDA
+from .pfedme import PFedMe
 from .pfedsim import PFedSim
 from .ppfl import PPFL
 
@@ -54,21 +53,20 @@ GROUP = "staddle.methods"  # of entry points
 
 METHODS: dict[str, type[Method]] = {
     "apfl": APFL,
+    "cfl": ClusteredFL,
     "ditto": Ditto,
     "fedaims": FedAIMS,
-    "fedas": FedAS,
-    "cfl": ClusteredFL,
-    "fedaims": FedAIMS,
     "fedala": FedALA,
+    "fedas": FedAS,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedbabu": FedBABU,
     "fedbn": FedBN,
-    "feddyn": FedDyn,
-    "fedkd": FedKD,
     "fedclassavg": FedClassAvg,
-    "fedpac": FedPAC,
+    "feddyn": FedDyn,
     "fedfomo": FedFomo,
+    "fedkd": FedKD,
+    "fedpac": FedPAC,
     "fedper": FedPer,
     "fedproto": FedProto,
     "fedprox": FedProx,
@@ -81,8 +79,8 @@ METHODS: dict[str, type[Method]] = {
     "local": Local,
     "moon": MOON,
     "per-fedavg": PerFedAvg,
-    "pfedme": PFedMe,
     "pfedfda": PFedFDA,
+    "pfedme": PFedMe,
     "pfedsim": PFedSim,
     "ppfl": PPFL,
 }

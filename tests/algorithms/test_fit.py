@@ -155,9 +155,6 @@ SHORT = {
     "per-fedavg": {"variant": "fo"},
     "pfedme": {"steps": 1},
     "fedala": {"start_epochs": 1},
-    "fedavg-ft": {"tuning_epochs": 1},
-    "fedbabu": {"tuning_epochs": 1},
-    "fedrep": {"head_epochs": 1},
 }
 
 

@@ -12,7 +12,21 @@ from staddle.algorithms.method import initial_state, specs_of_buffers, specs_of_
 from staddle.algorithms.simulation import simulate
 
 STATISTICS = {f"extractor.norm{i}.running_{what}" for i in (1, 2) for what in ("mean", "var")}
-SHARING = ("cfl", "fedala", "fedas", "fedavg", "fedbabu", "fedfomo", "fedpac", "fedper", "fedrep", "fedsimsup", "pfedfda", "pfedsim", "ppfl")
+SHARING = (
+    "cfl",
+    "fedala",
+    "fedas",
+    "fedavg",
+    "fedbabu",
+    "fedfomo",
+    "fedpac",
+    "fedper",
+    "fedrep",
+    "fedsimsup",
+    "pfedfda",
+    "pfedsim",
+    "ppfl",
+)
 
 
 @pytest.fixture
