@@ -99,7 +99,11 @@ def method_class(name: str, origin: str = "method") -> type[Method]:
     if not found:
         known = names()
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known methods: {', '.join(known)}"
+        hint = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"install the package that has it, or name one of {', '.join(known)}"
+        )
         raise LocalError(f"{origin}: method.name = {name!r} is no method; {hint}")
     if len(found) > 1:
         packages = " and ".join(sorted(map(_package, found)))
