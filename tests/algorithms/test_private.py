@@ -23,7 +23,6 @@ METHODS = {
     "fedrep": {"head_epochs": 2},
     "moon": {"mu": 5},
     "fedrod": {},
-    "fedclassavg": {"contrast": 0},
     "pfedsim": {},
     "fedssa": {},
     "fedsimsup": {"supervisor": "lenet"},
