@@ -1,7 +1,7 @@
 """Clustered federated learning: silos whose updates point apart go on in clusters of their own.
 
 Sattler, Müller, Samek, "Clustered federated learning: model-agnostic distributed multi-task optimization under privacy
-constraints", IEEE Transactions on Neural Networks and Learning Systems, 2020, arXiv:1910.01991, Algorithms 1 to 3.
+constraints", IEEE Transactions on Neural Networks and Learning Systems, 2020, arXiv:1910.01991.
 
 At first all silos are one cluster c. In each round silo i trains the model of its cluster, θ_c, to θ_i:
 
@@ -11,7 +11,7 @@ At first all silos are one cluster c. In each round silo i trains the model of i
     (4) c splits into c_1 and c_2 where (2) holds, and √((1 - α_cross) / 2) > γ_max
     (5) θ_c ← (1/|c|) Σ_{i ∈ c} θ_i = θ_c + (1/|c|) Σ_{i ∈ c} Δ_i
 
-(3) is solved as in Algorithm 1: pairs are joined from the most alike downwards until two groups are left.
+(3) is solved as in the paper: pairs are joined from the most alike downwards until two groups are left.
 
 Where this differs from the paper:
 - Silos count equally in (2) and (5), as in the authors' code; the paper weighs them by their records. What mixes their
@@ -26,8 +26,11 @@ Where this differs from the paper:
   on a tie with the first one. (1) to (4) are of those who came. The paper caches updates and sorts newcomers down the
   tree of its splits.
 - (5) is over those silos of the cluster that came in the last round in which any did; who was away then gets it too.
-- ``sketch``: a count-sketch of Δ_i crosses in its place, since all of it doubles the upload. Its inner products are
-  right on average; by how much cosines are off is said in sketch.py, and squared lengths are off by as much.
+- ``sketch``: a count-sketch of Δ_i crosses in its place, since all of it doubles the upload, and blind takes a time to
+  rotate that grows with the square of its length. Inner products of sketches are right on average; by how much cosines
+  are off is said in sketch.py, and squared lengths are off by as much.
+- A silo ends with the model of its last cluster. In the code it chooses, by validation records, among the models that
+  its clusters had before each split.
 - Running statistics take no part in Δ_i; ``model.buffers`` says whether (5) has them.
 
 Wire list:
