@@ -161,6 +161,7 @@ def test_a_table_is_run_at_a_smaller_scale_beside_the_published_values_and_nothi
 
     fault = refused(*SMALL[:2], "--setting", "easy", "--seed", "3", "--workers", "1", "--data", data)
     assert "rounds is 1 there and 2 here; choose another --out" in fault
+    assert warned in (data / "toys" / "table1.md").read_text()  # what is there is not told as if it were at full scale
 
 
 @pytest.mark.usefixtures("reported")
