@@ -144,3 +144,9 @@ def test_the_papers_of_lost_tables_still_have_settings_that_run():
         ours = {own.title for own in find(path).rows if own.methods}
         assert {"Local", "FedAvg", "PPFL1", "PPFL2"} <= ours
     assert find("ppfl/table3").settings == find("ppfl/table-o3").settings == ()
+
+
+def test_fedrep_beside_a_paper_without_it_takes_one_epoch_more_than_the_others():
+    for path, setting in (("ppfl/table1", "mnist"), ("fedssa/table2", "hetero-10-cifar10")):
+        (fedrep,) = (own.methods[setting] for own in find(path).beside if own.title == "fedrep")
+        assert fedrep.options == {"head_epochs": 1}
