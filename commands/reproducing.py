@@ -14,10 +14,10 @@ from ..files import write_atomic
 from ..simulator.compared import HEADINGS, Cell, compared, meaning, to_csv, to_markdown, told, warning
 from ..simulator.experiment import Experiment
 from ..simulator.needed import missing
-from ..simulator.published import Setting, Table, find
+from ..simulator.published import Table, find
 from ..simulator.recorded import Recorded, load_runs
 from ..simulator.reproduction import Scale, chosen_labels, chosen_settings, experiment_of, reduced
-from .simulating import Asked, prepare, raise_faults, report, tell, train
+from .simulating import Asked, Prepared, prepare, raise_faults, report, tell, train
 from .tables import print_table
 
 
@@ -37,24 +37,27 @@ def reproduce(
     smaller = reduced(settings, scale)
     if smaller:
         tell(console, [warning(smaller)])
+    begun: list[str] = []  # the others' folders may hold runs at another scale
+    faults, count = [], 0
     try:
-        faults, count = _train(console, experiments, out, asked)
+        for name, experiment in experiments.items():
+            tell(console, [f"{name}: {', '.join(method.title for method in experiment.file.all_methods)}"])
+            prepared = prepare(console, experiment, out / name, replace(asked, methods=()))
+            begun.append(name)
+            count += len(prepared.runs)
+            faults += [f"{name}, {fault}" for fault in _complete(console, prepared, asked)]
+            del prepared  # its records, before others are read
     finally:
-        _report(console, table, settings, out, smaller, as_json=as_json)
+        _report(console, table, begun, out, smaller, as_json=as_json)
     raise_faults(faults, count)
 
 
-def _train(console: Console, experiments: Mapping[str, Experiment], out: Path, asked: Asked) -> tuple[list[str], int]:
-    """Setting by setting, the records of one in memory; why runs could not go on, and how many there are."""
-    faults, count = [], 0
-    for name, experiment in experiments.items():
-        tell(console, [f"{name}: {', '.join(method.title for method in experiment.file.all_methods)}"])
-        prepared = prepare(console, experiment, out / name, replace(asked, methods=()))
-        count += len(prepared.runs)
-        faults += [f"{name}, {fault}" for fault in train(console, prepared, asked)]
-        if _finished(prepared.out):
-            report(prepared)
-    return faults, count
+def _complete(console: Console, prepared: Prepared, asked: Asked) -> list[str]:
+    """All runs of a setting, and its summary; why some could not go on."""
+    faults = train(console, prepared, asked)
+    if _finished(prepared.out):
+        report(prepared)
+    return faults
 
 
 def _check_data(data: Path, experiments: Mapping[str, Experiment]) -> None:
@@ -70,9 +73,9 @@ def _check_data(data: Path, experiments: Mapping[str, Experiment]) -> None:
 
 
 def _report(
-    console: Console, table: Table, settings: Sequence[Setting], out: Path, smaller: Sequence[str], *, as_json: bool
+    console: Console, table: Table, settings: Sequence[str], out: Path, smaller: Sequence[str], *, as_json: bool
 ) -> None:
-    cells = compared(table, {setting.name: _finished(out / setting.name) for setting in settings})
+    cells = compared(table, {name: _finished(out / name) for name in settings})
     if not cells:
         return
     files = {

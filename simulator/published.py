@@ -4,6 +4,7 @@
 
     citation = "Author, Author, 'Title', venue, arXiv:…"
     seeds = 5                             # that the paper ran; left out where it does not say
+    beside = [{ name = "fedrep", options = { head_epochs = 1 } }]      # how Local and FedRep run where no row has them
 
     [common]                              # what settings have in common; a setting's own keys replace these
     rounds = 200
@@ -153,9 +154,17 @@ class PaperFile(Strict):
 
     citation: str
     seeds: Count | None = None
+    beside: tuple[ChosenMethod, ...] = ()
     common: dict[str, Any] = Field(default_factory=dict)
     settings: dict[Name, dict[str, Any]]
     tables: Annotated[tuple[TableTable, ...], Field(min_length=1)]
+
+    @pydantic.field_validator("beside")
+    @classmethod
+    def _of_those_beside(cls, methods: tuple[ChosenMethod, ...]) -> tuple[ChosenMethod, ...]:
+        if others := sorted({method.name for method in methods} - set(NEXT_TO_IT)):
+            raise ValueError(f"beside has {', '.join(others)}; beside every table run {' and '.join(NEXT_TO_IT)} alone")
+        return methods
 
 
 @dataclass(frozen=True)
@@ -252,6 +261,7 @@ def parse(paper: str, data: bytes) -> tuple[Table, ...]:
     rows = {table.name: tuple(_row(row, table, settings, origin) for row in table.rows) for table in file.tables}
     everyone = [row for own in rows.values() for row in own]
     _check_labels(everyone, origin)
+    besides = {name: ChosenMethod(name=name) for name in NEXT_TO_IT} | {method.name: method for method in file.beside}
     return tuple(
         Table(
             paper,
@@ -262,7 +272,7 @@ def parse(paper: str, data: bytes) -> tuple[Table, ...]:
             table.deviation,
             columns := tuple(_column(column, settings, f"{origin}, {table.name}") for column in table.columns),
             rows[table.name],
-            _beside(rows[table.name], everyone, columns, table.score.named),
+            _beside(rows[table.name], everyone, columns, table.score.named, besides),
             table.notes,
         )
         for table in file.tables
@@ -330,16 +340,22 @@ def _check_labels(rows: Sequence[Row], origin: str) -> None:
                 )
 
 
-def _beside(rows: Sequence[Row], everyone: Sequence[Row], columns: Sequence[Column], score: Named) -> tuple[Row, ...]:
+def _beside(
+    rows: Sequence[Row],
+    everyone: Sequence[Row],
+    columns: Sequence[Column],
+    score: Named,
+    besides: Mapping[str, ChosenMethod],
+) -> tuple[Row, ...]:
     settings = {column.setting.name: column.setting for column in columns if column.setting is not None}
     nothing = tuple(Value("") for _ in columns)
     found = []
-    for name in NEXT_TO_IT:
+    for name, method in besides.items():
         methods = {}
         for setting in settings.values() if name in METHODS else ():
             if name not in setting.without and not _having(rows, setting, name):
                 there = _having(everyone, setting, name)
-                methods[setting.name] = there[0] if there else ChosenMethod(name=name)
+                methods[setting.name] = there[0] if there else method
         if methods:
             found.append(Row(name, nothing, score, methods))
     return tuple(found)

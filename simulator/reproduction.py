@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..algorithms.synthetic import PUBLISHED_SILOS
 from ..errors import LocalError
 from ..files import Strict, validate
 from .experiment import Experiment, ExperimentFile, checked
@@ -92,10 +93,10 @@ def reduced(settings: Sequence[Setting], scale: Scale) -> tuple[str, ...]:
     """What is other than in the paper, for people."""
     found = []
     if fewer := [setting for setting in settings if _fewer(setting, scale)]:
-        found.append(f"{scale.clients} clients instead of {_or([_clients(setting) or 'all' for setting in fewer])}")
+        found.append(f"{scale.clients} instead of {_or([_clients(setting) or 'all' for setting in fewer])} clients")
     rounds = [setting.document["rounds"] for setting in settings]
     if scale.rounds is not None and (others := [own for own in rounds if own != scale.rounds]):
-        found.append(f"{scale.rounds} rounds instead of {_or(others)}")
+        found.append(f"{scale.rounds} instead of {_or(others)} rounds")
     return tuple(found)
 
 
@@ -128,7 +129,10 @@ def _fewer(setting: Setting, scale: Scale) -> int | None:
 
 def _clients(setting: Setting) -> int | None:
     """How many there are at full scale; None where the data or a file says so."""
-    silos = setting.document.get("partition", setting.document["data"]).get("silos")
+    data = setting.document["data"]
+    if data.get("kind") == "synthetic":
+        return int(data.get("silos", PUBLISHED_SILOS))
+    silos = setting.document["partition"].get("silos")
     return sum(silos.values()) if isinstance(silos, Mapping) else silos
 
 

@@ -139,7 +139,7 @@ def test_a_table_is_run_at_a_smaller_scale_beside_the_published_values_and_nothi
     assert (published_value, seeds) == ("50.0 ± 1.5", "1")
     assert float(difference) == pytest.approx(float(ours) - 50, abs=0.006)
     assert (found["fedrep"][0], found["fedrep"][2:]) == ("–", ["1", "–"])
-    warned = "Reduced: 4 clients instead of 8, 1 rounds instead of 2. These values do not compare"
+    warned = "Reduced: 4 instead of 8 clients, 1 instead of 2 rounds. These values do not compare"
     assert shown.count(warned) == 2  # before and after
     text = (data / "toys" / "table1.md").read_text()
     assert warned in text
@@ -152,7 +152,7 @@ def test_a_table_is_run_at_a_smaller_scale_beside_the_published_values_and_nothi
     again = said(*SMALL, "--data", data, "--json")
     told = json.loads(again.stdout)
     assert [line for line in again.stderr.splitlines() if "begins" in line] == ["mean, seed 3: begins, of 1"]
-    assert (told["table"], told["reduced"][0]) == ("toys/table1", "4 clients instead of 8")
+    assert (told["table"], told["reduced"][0]) == ("toys/table1", "4 instead of 8 clients")
     values = {value["method"]: value for value in told["values"]}
     assert values["Local-Only"]["ours"]["score"]["mean"] == float(local["ours"])
     assert values["Local-Only"]["published"] == {"text": "50.0 (1.5)", "mean": 0.5, "deviation": 0.015}
@@ -161,6 +161,7 @@ def test_a_table_is_run_at_a_smaller_scale_beside_the_published_values_and_nothi
 
     fault = refused(*SMALL[:2], "--setting", "easy", "--seed", "3", "--workers", "1", "--data", data)
     assert "rounds is 1 there and 2 here; choose another --out" in fault
+    assert warned in (data / "toys" / "table1.md").read_text()  # what is there is not told as if it were at full scale
 
 
 @pytest.mark.usefixtures("reported")

@@ -113,8 +113,8 @@ def test_it_is_told_in_percent_with_the_digits_of_the_paper(cells):
 
 
 def test_as_markdown_it_says_what_was_less_than_in_the_paper(table, cells):
-    text = to_markdown(table, cells, ["10 clients instead of 100"])
-    assert "**Reduced: 10 clients instead of 100. These values do not compare with the published ones.**" in text
+    text = to_markdown(table, cells, ["10 instead of 100 clients"])
+    assert "**Reduced: 10 instead of 100 clients. These values do not compare with the published ones.**" in text
     assert "## Clipart\n\n3 silos, 2 drawn for a round, 5 rounds.\n" in text
     assert (
         "| Mean\\*           | 50.0 ± 2.0 | 62.50 ± 17.68 (8.33) |     2 |     +12.50 | all/trained micro last |"
@@ -125,7 +125,7 @@ def test_as_markdown_it_says_what_was_less_than_in_the_paper(table, cells):
     assert "- \\[R\\] a \\* note\n" in text
     assert "Hard" not in text
     assert "Reduced" not in to_markdown(table, cells, [])
-    assert warning(["2 rounds instead of 9"]).startswith("Reduced: 2 rounds instead of 9. ")
+    assert warning(["2 instead of 9 rounds"]).startswith("Reduced: 2 instead of 9 rounds. ")
 
 
 def test_as_csv_it_has_every_digit(table, cells):

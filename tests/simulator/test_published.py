@@ -151,6 +151,7 @@ def test_a_method_that_the_catalog_has_not_is_a_published_value_alone():
             "'early' is two methods in setting 'easy'; give each",
         ),
         ("rounds = 6", "rounds = 6\n[common", ": not valid TOML"),
+        ("[common]", 'beside = [{ name = "fedavg" }]\n[common]', "beside has fedavg; beside every table run local and"),
         ('unit = "percent"', 'unit = "promille"', "tables.0.unit = 'promille'"),
     ],
 )

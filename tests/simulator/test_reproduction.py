@@ -121,9 +121,11 @@ def test_fewer_rounds_are_every_method_s(table):
 def test_what_is_other_than_in_the_paper_is_said(table):
     every = table.settings
     assert reduced(every, Scale()) == ()
-    assert reduced(every, Scale(clients=10)) == ("10 clients instead of 100 or 30",)
-    assert reduced(every[:1], Scale(10, 20)) == ("10 clients instead of 100", "20 rounds instead of 200")
+    assert reduced(every, Scale(clients=10)) == ("10 instead of 100 or 30 clients",)
+    assert reduced(every[:1], Scale(10, 20)) == ("10 instead of 100 clients", "20 instead of 200 rounds")
     assert reduced(every[1:2], Scale(10, 200)) == ()
+    published = next(own for own in find("ppfl/table1").settings if own.name == "synthetic")
+    assert reduced([published], Scale(10)) == ("10 instead of 300 clients",)
 
 
 def test_local_and_fedrep_run_with_whatever_is_asked_for(table):
