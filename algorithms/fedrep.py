@@ -10,8 +10,8 @@ Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for p
 The representation φ is the ``extractor``, the head h_i the ``classifier``.
 
 Where this differs from the paper:
-- Its algorithm steps on φ once; its experiments take 1 epoch (CIFAR-10 with two classes a silo) or 5. Here E is
-  ``extractor_epochs``, the job's epochs where it is left out. τ is ``head_epochs``, 10 as in its experiments.
+- Its algorithm steps on φ once; its experiments take 1 epoch or 5. Here E is ``extractor_epochs``, the job's epochs
+  where it is left out. τ is ``head_epochs``, 10 as in its experiments.
 - (3) weighs by samples, as the authors' code does; the paper weighs equally.
 - Heads start from one common initial value, the paper leaves their start open.
 - A stage begins without momentum; in the authors' code one optimiser goes through both.
