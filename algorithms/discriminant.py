@@ -8,10 +8,11 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import one_hot
 
 EPSILON = 1e-4  # ε of Eq. 1, and what each class is given of the priors
 GRID = tuple(step / 20 for step in range(21))  # the β that are tried
+NUMBERS_AT_ONCE = 2**22  # logits under several β, 32 MiB
 ALIKE = 1e-9  # cross-entropies that differ by no more are equally good, however they were rounded
 
 Gaussians: TypeAlias = tuple[Tensor, Tensor]  # means [C, d], covariance [d, d]
@@ -68,12 +69,14 @@ def losses(
     """The cross-entropy of Eq. 1 by β_μ; its weights are interpolated as its means are."""
     (weight, _), (other, _) = linear(own, covariance, priors), linear(common, covariance, priors)
     scores, others = z @ weight.T, z @ other.T  # [n, C]
-    found = []
-    for beta in betas:
-        means, mixed = beta * own + (1 - beta) * common, beta * weight + (1 - beta) * other  # (4)
-        bias = priors.log() - (means * mixed).sum(1) / 2
-        found.append(cross_entropy(beta * scores + (1 - beta) * others + bias, y))
-    return torch.stack(found)
+    found, at_once = [], max(1, NUMBERS_AT_ONCE // scores.numel())
+    for start in range(0, len(betas), at_once):
+        beta = torch.tensor(betas[start : start + at_once], dtype=z.dtype)[:, None, None]
+        means, mixed = beta * own + (1 - beta) * common, beta * weight + (1 - beta) * other  # [b, C, d] (4)
+        bias = priors.log() - (means * mixed).sum(2) / 2  # [b, C]
+        logits = beta * scores + (1 - beta) * others + bias[:, None]  # [b, n, C]
+        found.append(-logits.log_softmax(2)[:, torch.arange(len(y)), y].mean(1))
+    return torch.cat(found)
 
 
 def halves_of(y: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ has n_i records, n_ik of class k; π_ik is n_ik / n_i + 1e-4, scaled to add up t
 Where this differs from the paper:
 - Features are those of the trained extractor, in evaluation mode. The code takes them batch by batch while it trains.
 - ρ = 1, ``ridge``, is what the authors' code and so its figures have; a small constant seems to be meant, but then the
-  logits of Eq. 1 grow so much that training diverges at the learning rates of other methods.
+  logits of Eq. 1 are far larger, and training diverges.
 - The halves of Eq. 5 are, of each class, every other record in their order; the code draws them. A class of one record
   takes no part, and β_i is 0 where no other is left.
 - Eq. 5 is minimised over steps of 0.05, so that rounding moves no β; the code takes up to 10 steps of L-BFGS from 0.5.
@@ -29,6 +29,9 @@ Where this differs from the paper:
   holds. Whoever counts as a holder gives a row: the code takes the global mean for classes of one or two records.
 - Initial means are uniform in [0, 1) and Σ is I, as in the code.
 - Batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``.
+
+The gradients of Eq. 2 grow with the means, which follow the features: a learning rate that other methods stand may let
+both grow without bounds. The authors' code has 0.01 with momentum 0.5.
 
 Wire list (C classes, width d), the same in every round but the last, in which nothing is given:
 
@@ -57,7 +60,7 @@ from torch import Tensor
 from ..errors import LocalError
 from ..files import Strict
 from .discriminant import best_beta, estimates, linear, priors_of
-from .exchange import DTYPES, WEIGHT, Gift, Kind, Part, Sum, TensorSpec
+from .exchange import DTYPES, WEIGHT, Gift, Kind, Part, Sum, TensorSpec, all_finite
 from .method import (
     Change,
     Combined,
@@ -169,6 +172,10 @@ class PFedFDA(Method):
     def adapt(self, state: SiloState, facts: Facts) -> SiloState:
         """Eqs. 3 to 5, and the classifier that follows."""
         z, y = facts.measured["features"], facts.measured["labels"].long()
+        if not all_finite(z):
+            raise LocalError(
+                "pfedfda: features of the trained extractor are not finite; training has diverged, lower training.lr"
+            )
         means, covariance = state.extra["means"].double(), state.extra["covariance"].double()
         priors = priors_of(facts.class_counts)
         ridge, in_common = self.options.ridge, self.options.interpolation == "one"

@@ -5,6 +5,7 @@ import torch
 from torch.distributions import MultivariateNormal
 from torch.nn.functional import cross_entropy
 
+from staddle.algorithms import discriminant
 from staddle.algorithms.discriminant import GRID, best_beta, estimates, halves_of, linear, priors_of
 
 
@@ -75,7 +76,9 @@ def slowly(z, y, common, priors, ridge):
     return found
 
 
-def test_eq_5_is_that_of_a_slow_search():
+@pytest.mark.parametrize("room", [1, 300, 10**6])
+def test_eq_5_is_that_of_a_slow_search(monkeypatch, room):
+    monkeypatch.setattr(discriminant, "NUMBERS_AT_ONCE", room)
     z, y, means = drawn(24)
     common = (means + 0.7, 3 * torch.eye(4).double())
     priors = priors_of(torch.bincount(y, minlength=3))

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from staddle.algorithms import pfedfda
 from staddle.algorithms.discriminant import estimates, linear, priors_of
 from staddle.algorithms.exchange import WEIGHT, Sum
 from staddle.algorithms.local_round import local_round, to_modules
@@ -42,12 +43,23 @@ def test_all_begin_with_the_same_statistics(make):
     assert torch.equal(one["covariance"], torch.eye(64))
 
 
+def facts_of(method, data):
+    return Facts("a", 0, len(data), torch.bincount(data.y, minlength=method.setting.classes))
+
+
 def features_of(method, state, data):
     with torch.no_grad():
         return to_modules(method, "a", state)["extractor"].eval()(data.x).double()
 
 
-def test_a_round_of_one_silo_follows_the_equations(make_job, make_data):
+def test_a_round_of_one_silo_follows_the_equations(make_job, make_data, monkeypatch):
+    asked = []
+
+    def beta(*given):
+        asked.append(given)
+        return torch.tensor([0.25, 0.5]).double()
+
+    monkeypatch.setattr(pfedfda, "best_beta", beta)
     job, data = make_job("pfedfda", training={"lr": 1e-4}), make_data(20)
     data = replace(data, y=data.y.clamp(max=1))  # of three classes it holds two
     method, start = job.method(), initial_state(job.method(), "a")
@@ -56,8 +68,15 @@ def test_a_round_of_one_silo_follows_the_equations(make_job, make_data):
     assert not torch.equal(state.parts["extractor"]["fc1.weight"], start.parts["extractor"]["fc1.weight"])
     means, covariance = before["means"].double(), before["covariance"].double()
     own = estimates(features_of(method, state, data), data.y, means, 1.0)  # of the trained extractor
+    ((z, y, common, priors, ridge, one),) = asked
+    assert torch.allclose(z, features_of(method, state, data))
+    assert torch.equal(y, data.y)
+    assert torch.equal(common[0], means)
+    assert torch.equal(common[1], covariance)
+    assert torch.equal(priors, priors_of(torch.bincount(data.y, minlength=3)))
+    assert (ridge, one) == (1.0, False)
     first, second = state.extra["beta"].tolist()
-    assert max(first, second) > 0
+    assert (first, second) == (0.25, 0.5)
     adapted = second * own[1] + (1 - second) * covariance  # (4)
     assert torch.allclose(state.extra["change"].double(), first * (own[0] - means), atol=1e-5)
     assert torch.allclose(state.extra["adapted"].double(), adapted, atol=1e-5)
@@ -70,6 +89,14 @@ def test_a_round_of_one_silo_follows_the_equations(make_job, make_data):
     assert gifts["changes"].weight.tolist() == [20, 20, 0]
     assert gifts["records"].tensors["records"] == 20
     assert torch.equal(gifts["covariance"].tensors["covariance"], state.extra["adapted"])
+
+
+def test_features_that_are_not_finite_are_told_of(make, make_data):
+    method, data = make(), make_data(4)
+    z = torch.full((4, 64), torch.inf).double()
+    facts = replace(facts_of(method, data), measured={"features": z, "labels": data.y.double()})
+    with pytest.raises(LocalError, match=r"features of the trained extractor are not finite; .* lower training\.lr"):
+        method.adapt(initial_state(method, "a"), facts)
 
 
 def test_the_extractor_is_trained_below_the_global_classifier(make):
@@ -162,12 +189,8 @@ def test_the_ridge_is_an_option(make, make_data):
         method = make({"ridge": ridge})
         state = initial_state(method, "a")
         z = features_of(method, state, data)
-        facts = replace(facts_of_method(method, data), measured={"features": z, "labels": data.y.double()})
+        facts = replace(facts_of(method, data), measured={"features": z, "labels": data.y.double()})
         adapted = method.adapt(state, facts).extra
         own = estimates(z, data.y, state.extra["means"].double(), ridge)[1]
         second = adapted["beta"][1]
         assert torch.allclose(adapted["adapted"].double(), second * own + (1 - second) * torch.eye(64), atol=1e-6)
-
-
-def facts_of_method(method, data):
-    return Facts("a", 0, len(data), torch.bincount(data.y, minlength=method.setting.classes))
