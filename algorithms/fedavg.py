@@ -18,7 +18,7 @@ from typing import Literal
 
 from ..files import Strict
 from .exchange import Gift, Kind, Part
-from .method import Facts, Method, Setting, SiloState, Stage
+from .method import Course, Facts, Method, Setting, SiloState
 
 
 class FedAvgOptions(Strict):
@@ -49,7 +49,7 @@ class FedAvg(Method):
         """The averaged model; nothing was published before the first round."""
         return (self.model,)
 
-    def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
+    def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train the whole model."""
         return (self.stage("extractor", "classifier"),)  # (1)
 

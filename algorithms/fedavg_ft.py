@@ -53,7 +53,7 @@ class FedAvgFT(FedAvg):
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train the whole model."""
-        (stage,) = super().stages(state, facts)
+        stage = self.stage("extractor", "classifier")
         return (replace(stage, epochs=self.options.tuning_epochs) if self.tuning(facts.round) else stage,)  # (3)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:

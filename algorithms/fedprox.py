@@ -26,13 +26,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from .exchange import Tensors
 from .fedavg import FedAvg, FedAvgOptions
 from .method import Facts, SiloState, Stage
+from .proximal import proximal
 
 
 class FedProxOptions(FedAvgOptions):
@@ -52,16 +52,11 @@ class FedProx(FedAvg):
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train the whole model, with w^t as it is before training in the stage's context."""
-        (stage,) = super().stages(state, facts)
+        stage = self.stage("extractor", "classifier")
         if not self.options.mu:
             return (stage,)
         return (replace(stage, penalty=self.proximal, context=self.flat(state, *stage.trains)),)  # (1)
 
     def proximal(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
         """(μ/2) ‖w − w^t‖² over all parameters."""
-        squares = [
-            (tensor - context[f"{part}.{name}"]).square().sum()
-            for part, tensors in parameters.items()
-            for name, tensor in tensors.items()
-        ]
-        return self.options.mu / 2 * torch.stack(squares).sum()
+        return proximal(self.options.mu, parameters, context)
