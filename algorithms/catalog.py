@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import LocalError
 from ..files import Strict, validate
+from .ditto import Ditto
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
@@ -23,6 +24,7 @@ from .pfedsim import PFedSim
 from .ppfl import PPFL
 
 METHODS: dict[str, type[Method]] = {
+    "ditto": Ditto,
     "fedaims": FedAIMS,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,

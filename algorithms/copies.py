@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from .exchange import Tensors
-from .method import Parts, Setting
+from .method import Parts, Setting, SiloState
 
 MODEL = ("extractor", "classifier")
+BEGUN = "begun"  # in a silo's ``extra``: whether its second model has values of its own
 
 
 def names(second: str) -> tuple[str, ...]:
@@ -35,3 +37,18 @@ def taken(parts: Mapping[str, Tensors], second: str) -> dict[str, Tensors]:
         name: {key: value.clone() for key, value in parts[part].items()}
         for name, part in zip(names(second), MODEL, strict=True)
     }
+
+
+def not_begun() -> dict[str, Tensor]:
+    """``extra`` of a silo before its first round."""
+    return {BEGUN: torch.tensor(0)}
+
+
+def begun(state: SiloState, second: str) -> SiloState:
+    """The state of a silo in a round: its second model begins at what the job's model is when it first takes part.
+
+    So a silo that never trained has the averaged model in the end, and no untrained one.
+    """
+    if int(state.extra[BEGUN]):
+        return state
+    return SiloState({**state.parts, **taken(state.parts, second)}, {**state.extra, BEGUN: torch.tensor(1)})

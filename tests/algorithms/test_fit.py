@@ -148,7 +148,11 @@ FEW = {
     "a class that is only tested, everywhere": ([0, 1] * 5, [0, 1, 2], [1, 0]),
 }
 SILOS = ["a", "b", "c", "d"]
-SHORT = {"fedavg-ft": {"tuning_epochs": 1}, "fedbabu": {"tuning_epochs": 1}, "fedrep": {"head_epochs": 1}}
+SHORT = {
+    "fedavg-ft": {"tuning_epochs": 1},
+    "fedbabu": {"tuning_epochs": 1},
+    "fedrep": {"head_epochs": 1},
+}
 
 
 def records_of(labels, seed):

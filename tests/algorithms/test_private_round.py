@@ -122,6 +122,7 @@ LEAVING = {
     "local": ("local", {}, {}),
     "fedavg": ("fedavg", {}, {"model": "now", "model/@weight": "counts"}),
     "fedavg-equal": ("fedavg", {"weights": "equal"}, {"model": "now", "model/@weight": "counts"}),
+    "ditto": ("ditto", {}, {"model": "all", "model/@weight": "counts"}),  # as if a stage could reach v
     "fedavg-ft": ("fedavg-ft", {"tuning_epochs": 2}, {"model": "now", "model/@weight": "counts"}),
     "fedbabu": ("fedbabu", {"tuning_epochs": 2}, {"extractor": "now", "extractor/@weight": "counts"}),
     "fedbabu-full": (

@@ -25,6 +25,7 @@ OPTIONS = {
 }
 MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "group"}}
 SILOS = ["a", "b", "c", "d"]
+LARGE = {"batch_size": 30}  # few steps: nothing here depends on how much is learnt
 
 
 class Watched:
@@ -76,7 +77,7 @@ def published(monkeypatch, job, exchanges):
 def test_every_method_publishes_its_sums_as_they_are(name, blind, make_job, monkeypatch):
     model = {"classes": 10, **MODELS.get(name, {})}
     share = 0.75 if name == "fedsimsup" else 1.0
-    job = make_job(name, OPTIONS.get(name), model, silos=SILOS, rounds=4, participation=share)
+    job = make_job(name, OPTIONS.get(name), model, LARGE, silos=SILOS, rounds=4, participation=share)
     rounds = published(monkeypatch, job, Quantised(Bounds(clip_exponent=6, most=100)) if blind else PLAIN)
     assert len(rounds) == job.length
     down = {part.name for round_ in range(job.length + 1) for part in job.down(round_)}
@@ -107,7 +108,7 @@ def test_where_silos_alone_read_its_sums_such_a_method_does_the_same_but_publish
     """In each round, beside a coordinator that reads them."""
     model = {"classes": 10, **MODELS.get(name, {})}
     share = 0.75 if name == "fedsimsup" else 1.0
-    job = make_job(name, OPTIONS.get(name), model, silos=SILOS, rounds=4, participation=share)
+    job = make_job(name, OPTIONS.get(name), model, LARGE, silos=SILOS, rounds=4, participation=share)
     hidden = summed_down(job.document()["schema"])
     close, seen = simulation.close_round, []
 
