@@ -36,6 +36,18 @@ def parameters_of(part: Callable[..., Tensor]) -> dict[str, Tensor]:
     raise TypeError(f"{type(part).__name__} is no part of a model")
 
 
+def on_trial(part: Callable[..., Tensor]) -> Bound:
+    """The part with copies of its buffers: what a call changes of them is lost.
+
+    Inside ``torch.func.grad`` no other buffer can change, as batch norm's running statistics do in training.
+    """
+    module, values = (part.module, part.values) if isinstance(part, Bound) else (part, {})
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{type(part).__name__} is no part of a model")
+    buffers = {name: values.get(name, own).clone() for name, own in module.named_buffers()}
+    return Bound(module, {**values, **buffers})
+
+
 def called_with(part: Callable[..., Tensor], parameters: Tensors, *args: object) -> Tensor:
     """The output of a part with these parameters in place of those of the same names; its buffers stay its own."""
     match part:

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 
-from staddle.algorithms.functional import Bound, called_with, parameters_of
+from staddle.algorithms.functional import Bound, called_with, on_trial, parameters_of
 
 
 def line(slope, offset):
@@ -49,6 +49,17 @@ def test_buffers_of_either_form_are_its_own_and_change():
     assert template.running_mean.item() == 0
 
 
+def test_on_trial_buffers_stay_as_they_are(part):
+    module = nn.BatchNorm1d(1, momentum=1.0)
+    x = torch.tensor([[1.0], [3.0]])
+    values = {name: value.clone() for name, value in module.state_dict().items()}
+    for one in (module, Bound(nn.BatchNorm1d(1, momentum=1.0), values)):
+        assert torch.equal(on_trial(one)(x), module(x))
+    assert values["running_mean"].item() == 0
+    assert module.num_batches_tracked.item() == 2  # by its own calls
+    assert on_trial(part)(torch.tensor([[3.0]])).item() == 7
+
+
 @pytest.mark.parametrize("order", ["first", "second"])
 def test_a_gradient_of_a_gradient_is_the_same_for_modules_and_for_silos_at_once(order):
     """f(w) = (w - 3)²; a step of 0.1 gives v = w - 0.2(w - 3); d f(v) / dw = 2(v - 3)·0.8, or without the 0.8."""
@@ -79,5 +90,7 @@ def test_a_gradient_of_a_gradient_is_the_same_for_modules_and_for_silos_at_once(
 def test_what_is_no_part_of_a_model_is_not_taken_for_one():
     with pytest.raises(TypeError, match="function is no part of a model"):
         parameters_of(lambda x: x)
+    with pytest.raises(TypeError, match="function is no part of a model"):
+        on_trial(lambda x: x)
     with pytest.raises(TypeError, match="function is no part of a model"):
         called_with(lambda x: x, {}, torch.ones(1))
