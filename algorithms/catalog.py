@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import LocalError
 from ..files import Strict, validate
+from .apfl import APFL
 from .ditto import Ditto
 from .fedaims import FedAIMS
 from .fedavg import FedAvg
@@ -24,6 +25,7 @@ from .pfedsim import PFedSim
 from .ppfl import PPFL
 
 METHODS: dict[str, type[Method]] = {
+    "apfl": APFL,
     "ditto": Ditto,
     "fedaims": FedAIMS,
     "fedavg": FedAvg,

@@ -53,9 +53,11 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     ),
     "fedssa": ("fedssa", {"clip": 0.5, "t_stable": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedssa, two extractors": ("fedssa", TWO, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
+    "apfl": ("apfl", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "ditto": ("ditto", {}, {"norm": "batch"}, ALMOST_ALL, [3, 3]),  # w, then v
 }
 IN_SLICES = {
+    "apfl": 2,
     "local": 2,
     "fedavg": 1,
     "fedper": 4,
