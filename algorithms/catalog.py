@@ -21,6 +21,7 @@ from .fedssa import FedSSA
 from .lg_fedavg import LGFedAvg
 from .local import Local
 from .method import Method, Setting
+from .pfedme import PFedMe
 from .pfedsim import PFedSim
 from .ppfl import PPFL
 
@@ -39,6 +40,7 @@ METHODS: dict[str, type[Method]] = {
     "fedssa": FedSSA,
     "lg-fedavg": LGFedAvg,
     "local": Local,
+    "pfedme": PFedMe,
     "pfedsim": PFedSim,
     "ppfl": PPFL,
 }
