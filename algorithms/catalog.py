@@ -21,6 +21,7 @@ from .fedssa import FedSSA
 from .lg_fedavg import LGFedAvg
 from .local import Local
 from .method import Method, Setting
+from .per_fedavg import PerFedAvg
 from .pfedme import PFedMe
 from .pfedsim import PFedSim
 from .ppfl import PPFL
@@ -40,6 +41,7 @@ METHODS: dict[str, type[Method]] = {
     "fedssa": FedSSA,
     "lg-fedavg": LGFedAvg,
     "local": Local,
+    "per-fedavg": PerFedAvg,
     "pfedme": PFedMe,
     "pfedsim": PFedSim,
     "ppfl": PPFL,

@@ -152,6 +152,7 @@ SHORT = {
     "fedavg-ft": {"tuning_epochs": 1},
     "fedbabu": {"tuning_epochs": 1},
     "fedrep": {"head_epochs": 1},
+    "per-fedavg": {"variant": "fo"},
     "pfedme": {"steps": 1},
 }
 

@@ -22,6 +22,7 @@ OPTIONS = {
     "fedssa": {"t_stable": 3},
     "ppfl": {"models": 2, "lam": 0.5},
     "fedaims": {"sampling": "algorithm2"},
+    "per-fedavg": {"variant": "fo"},
     "pfedme": {"steps": 1, "beta": 0.5},
 }
 MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "group"}}

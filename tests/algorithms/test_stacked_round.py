@@ -55,10 +55,13 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "fedssa, two extractors": ("fedssa", TWO, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
     "apfl": ("apfl", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "ditto": ("ditto", {}, {"norm": "batch"}, ALMOST_ALL, [3, 3]),  # w, then v
+    "per-fedavg": ("per-fedavg", {"alpha": 0.1}, {"norm": "batch"}, ALMOST_ALL, [4]),
+    "per-fedavg, first order": ("per-fedavg", {"alpha": 0.1, "variant": "fo"}, {}, {}, [4]),
     "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {}, ALMOST_ALL, [3, 3]),  # w, then θ
 }
 IN_SLICES = {
     "apfl": 2,
+    "per-fedavg": 3,
     "local": 2,
     "fedavg": 1,
     "fedper": 4,
@@ -279,7 +282,7 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("case", ["ppfl, as the code", "fedaims, clusters", "pfedme"])
+@pytest.mark.parametrize("case", ["ppfl, as the code", "fedaims, clusters", "per-fedavg", "pfedme"])
 def test_nothing_is_waited_for_between_two_steps(make, monkeypatch, case):
     method, options, model, fields, _ = CASES[case]
     job, train, waits = make(method, options, model, {**fields, "rounds": 1}), stacked_round.train, []
