@@ -99,8 +99,7 @@ class PFedMe(FedAvg):
         state = self.near(super().deliver(state, delivered, facts), facts)
         if self.options.beta == 1:
             return state
-        start = {START + name: value for name, value in self.flat(state, *MODEL).items() if name in self.parameters}
-        return replace(state, extra=start)
+        return replace(state, extra={START + name: value for name, value in self.flat(state, *MODEL).items()})
 
     def near(self, state: SiloState, facts: Facts) -> SiloState:
         """θ begins at w."""

@@ -158,6 +158,7 @@ SHORT = {
 }
 SLOW = {"pfedfda": {"lr": 0.01}}  # its steps grow with its features
 SHORT = {"fedavg-ft": {"tuning_epochs": 1}, "fedbabu": {"tuning_epochs": 1}, "fedrep": {"head_epochs": 1}}
+}
 
 
 def records_of(labels, seed):

@@ -13,25 +13,26 @@ ALPHA = 2 * HALF  # ln 3
 PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5}
 
 
-def meta(method, *labels):
-    """Losses of records x = 1 with these labels, and their gradient, at w = (0, 0)."""
-    parts, x = line(0.0, 0.0), torch.ones(len(labels), 1)
-    losses = method.meta(parts, x, torch.tensor(labels), {})
+def meta(method, *labels, x=1.0):
+    """Losses of records with these labels, and their gradient, at w = (0, 0); the last two records are x, others 1."""
+    parts, records = line(0.0, 0.0), torch.ones(len(labels), 1)
+    records[-2:] = x
+    losses = method.meta(parts, records, torch.tensor(labels), {})
     assert losses.shape == (len(labels),)
     return losses.mean().item(), gradient_of(losses, parts["classifier"])
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
 def test_both_steps_by_hand(make_job, variant):
-    """An inner step of ln 3 on the first two records goes to (a, -a), where the gradient of class 0 is (-1/4, 1/4).
+    """An inner step of ln 3 on the first two records goes to (a, -a), where x = 2 is of class 0 with 9/10.
 
-    The Hessian at w is 1/4 (1, -1; -1, 1), so of that gradient (-1/8, 1/8): I - α H makes of -1/4 -1/4 + α/8. Of class
-    1 the gradient is (3/4, -3/4), and with the Hessian 3/4 - 3 α/8.
+    So its gradient is 2 (-1/10, 1/10), if it is of class 0, or 2 (9/10, -9/10). The Hessian of the first two at w is
+    1/4 (1, -1; -1, 1), which makes half of that: I - α H leaves 1 - α/2 of it.
     """
     method = make_job("per-fedavg", {"alpha": ALPHA, "variant": variant}).method()
-    for label, loss, slope in ((0, log(4 / 3), -1 / 4), (1, log(4), 3 / 4)):
-        expected = slope - (ALPHA * slope / 2 if variant == "hf" else 0)
-        found, gradient = meta(method, 0, 0, label, label)
+    for label, loss, slope in ((0, log(10 / 9), -1 / 5), (1, log(10), 9 / 5)):
+        expected = slope * (1 - ALPHA / 2 if variant == "hf" else 1)
+        found, gradient = meta(method, 0, 0, label, label, x=2.0)
         assert found == pytest.approx(loss)
         assert gradient == pytest.approx([expected, -expected])
 

@@ -79,6 +79,7 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "per-fedavg": ("per-fedavg", {"alpha": 0.1}, {"norm": "batch"}, ALMOST_ALL, [4]),
     "per-fedavg, first order": ("per-fedavg", {"alpha": 0.1, "variant": "fo"}, {}, {}, [4]),
     "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {"norm": "batch"}, ALMOST_ALL, [3, 3]),  # w, then θ
+    "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {}, ALMOST_ALL, [3, 3]),  # w, then θ
 }
 IN_SLICES = {
     "apfl": 2,
@@ -117,6 +118,7 @@ IN_SLICES = {
     "fedaims": 1,
     "fedsimsup": 9,
     "fedssa": 2,
+}
 }
 
 
@@ -329,7 +331,7 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("case", ["ppfl, as the code", "fedaims, clusters"])
+@pytest.mark.parametrize("case", ["ppfl, as the code", "fedaims, clusters", "per-fedavg", "pfedme"])
 def test_nothing_is_waited_for_between_two_steps(make, monkeypatch, case):
     method, options, model, fields, _ = CASES[case]
     job, train, waits = make(method, options, model, {**fields, "rounds": 1}), stacked_round.train, []
