@@ -45,7 +45,6 @@ from .method import Method, Setting
 from .moon import MOON
 from .per_fedavg import PerFedAvg
 from .pfedfda import PFedFDA
-from .per_fedavg import PerFedAvg
 from .pfedme import PFedMe
 from .pfedsim import PFedSim
 from .ppfl import PPFL
@@ -81,7 +80,6 @@ METHODS: dict[str, type[Method]] = {
     "moon": MOON,
     "per-fedavg": PerFedAvg,
     "pfedfda": PFedFDA,
-    "per-fedavg": PerFedAvg,
     "pfedme": PFedMe,
     "pfedsim": PFedSim,
     "ppfl": PPFL,

@@ -157,8 +157,6 @@ SHORT = {
     "fedala": {"start_epochs": 1},
 }
 SLOW = {"pfedfda": {"lr": 0.01}}  # its steps grow with its features
-SHORT = {"fedavg-ft": {"tuning_epochs": 1}, "fedbabu": {"tuning_epochs": 1}, "fedrep": {"head_epochs": 1}}
-}
 
 
 def records_of(labels, seed):

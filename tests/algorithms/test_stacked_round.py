@@ -79,46 +79,25 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "per-fedavg": ("per-fedavg", {"alpha": 0.1}, {"norm": "batch"}, ALMOST_ALL, [4]),
     "per-fedavg, first order": ("per-fedavg", {"alpha": 0.1, "variant": "fo"}, {}, {}, [4]),
     "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {"norm": "batch"}, ALMOST_ALL, [3, 3]),  # w, then θ
-    "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {}, ALMOST_ALL, [3, 3]),  # w, then θ
 }
 IN_SLICES = {
     "apfl": 2,
-    "per-fedavg": 3,
-    "local": 2,
-    "fedavg": 1,
-    "fedper": 4,
-    "pfedsim": 2,
-    "ppfl": 3,
+    "cfl": 2,
     "fedaims": 1,
-    "fedsimsup": 9,
-    "fedssa": 2,
-}
-IN_SLICES = {
-    "local": 2,
+    "fedala": 3,
+    "fedas": 2,
     "fedavg": 1,
+    "fedfomo": 2,
+    "fedpac": 1,
     "fedper": 4,
     "fedproto": 1,
-    "pfedsim": 2,
-    "ppfl": 3,
-    "fedaims": 1,
     "fedsimsup": 9,
     "fedssa": 2,
-}
-IN_SLICES = {"local": 2, "fedavg": 1, "fedper": 4, "pfedsim": 2, "ppfl": 3, "fedaims": 1, "fedsimsup": 9, "fedssa": 2}
-IN_SLICES |= {"fedas": 2, "fedpac": 1, "pfedfda": 2}
-IN_SLICES = {
-    "cfl": 2,
-    "fedala": 3,
-    "fedfomo": 2,
     "local": 2,
-    "fedavg": 1,
-    "fedper": 4,
+    "per-fedavg": 3,
+    "pfedfda": 2,
     "pfedsim": 2,
     "ppfl": 3,
-    "fedaims": 1,
-    "fedsimsup": 9,
-    "fedssa": 2,
-}
 }
 
 
