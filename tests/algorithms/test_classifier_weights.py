@@ -18,6 +18,15 @@ def test_eq_6_by_hand():
     assert best_weights(np.ones((2, 1)), np.zeros(2), 0).sum() == pytest.approx(1)
 
 
+@pytest.mark.parametrize("size", [1e3, 1e30, 1e150])
+def test_one_silos_numbers_do_not_spoil_those_of_others(size):
+    points = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, size]])
+    for variances in (np.array([1.0, 3.0, 1.0]), np.array([1.0, 3.0, size**2])):
+        assert best_weights(points, variances, 0) == pytest.approx([5 / 6, 1 / 6, 0], abs=1e-5)
+        gram = points @ points.T
+        assert best_weights(points_of(gram), variances, 0) == pytest.approx([5 / 6, 1 / 6, 0], abs=1e-5)
+
+
 def test_points_have_the_inner_products():
     h = np.random.default_rng(0).normal(size=(4, 2))
     points = points_of(h @ h.T)  # of rank 2, so that rounding leaves some eigenvalues below 0
