@@ -23,10 +23,8 @@ def best_weights(points: NDArray[np.float64], variances: NDArray[np.float64], ow
 
     root = np.vstack([np.diag(np.sqrt(variances)), (points[own] - points).T])  # R [m + d, m]
     system = np.vstack([root, np.ones(len(points))])
-    lengths = np.linalg.norm(system, axis=0)  # [m]: one silo's numbers, however large, spoil the others' by no rounding
-    found, _ = nnls(system / lengths, np.append(np.zeros(len(root)), 1.0), maxiter=100 * len(points))
-    alpha: NDArray[np.float64] = found / lengths
-    alpha /= alpha.sum()
+    found, _ = nnls(system, np.append(np.zeros(len(root)), 1.0), maxiter=100 * len(points))
+    alpha: NDArray[np.float64] = found / found.sum()
     alpha[alpha <= SMALLEST_WEIGHT] = 0
     alpha /= alpha.sum()
     return alpha
