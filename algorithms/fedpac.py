@@ -23,12 +23,12 @@ Where this differs from the paper:
   round, a sum, and n_j as a blind job declares it, or the mean count where none is declared. The paper's V_j of each
   silo has no blind form. Nor have vectors without negative entries, as features mostly are, so that classifiers are
   then mixed only once there are prototypes: none is given in round 0.
-- Eq. 6 is solved exactly (``best_weights``), the authors' code calls a general solver. Weights up to 1e-3 are dropped
-  as there, so that hardly alike silos are not mixed.
+- Eq. 6 is solved exactly (classifier_weights.py), the authors' code calls a general solver. Weights up to 1e-3 are
+  dropped as there, so that hardly alike silos are not mixed.
 - Only silos of one round are compared. One that was away since keeps its α, over what each silo gave last.
 - A class that nobody held in the last round has no prototype, and its records no term in Eq. 3; the code falls back on
   the silo's own prototype.
-- Both stages take the job's momentum and weight decay, 0.5 and 5e-4 in the code.
+- Both stages take the job's momentum and weight decay, 0.5 and 5e-4 in the code, where the extractor's lr is 0.01.
 - Batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``.
 
 Wire list (C classes, width d), the same in every round, but for round 0 if "pooled": the last three are not given then:
@@ -61,6 +61,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from ..errors import LocalError
 from ..files import Strict
+from .classifier_weights import best_weights, points_of
 from .exchange import DTYPES, WEIGHT, Each, Gift, Gram, Kind, Mix, Part, Sum, Tensors, TensorSpec
 from .method import (
     Combined,
@@ -77,8 +78,6 @@ from .method import (
     SiloState,
     Survey,
 )
-
-SMALLEST_WEIGHT = 1e-3
 
 
 class FedPACOptions(Strict):
@@ -214,12 +213,12 @@ class FedPAC(Method):
         if self.vectors not in self.up(round_):
             return combined
         variances = self.variances(cohort, results["variance"])
-        gram = results["vectors"]["gram"][0].numpy()  # [m, m]
+        points = points_of(results["vectors"]["gram"][0].numpy())
         alpha = state["alpha"].clone()
         here = [self.setting.silos.index(silo) for silo in cohort]
         for own, silo in enumerate(here):
             alpha[silo] = 0
-            alpha[silo, here] = torch.from_numpy(best_weights(gram, variances, own))  # (6)
+            alpha[silo, here] = torch.from_numpy(best_weights(points, variances, own))  # (6)
         return replace(combined, state={"alpha": alpha})
 
     def variances(self, cohort: tuple[str, ...], found: Tensors) -> NDArray[np.float64]:
@@ -236,24 +235,3 @@ class FedPAC(Method):
         weights = {name: value for name, value in zip(self.setting.silos, row, strict=True) if value > 0}
         mixed = (Row("classifier", weights),) if weights.keys() - {silo} else ()
         return (Latest("extractor"), Latest("prototypes"), *mixed)
-
-
-def best_weights(gram: NDArray[np.float64], variances: NDArray[np.float64], own: int) -> NDArray[np.float64]:
-    """α [m] of Eq. 6 for silo ``own``, from the inner products [m, m] of the h and the V [m].
-
-    The objective is αᵀPα. With P = RᵀR, the β ≥ 0 that minimises ‖Rβ‖² + (Σβ - 1)² is a multiple of α: for β = s·α the
-    best s leaves αᵀPα / (1 + αᵀPα), which grows with αᵀPα. So a least-squares problem with β ≥ 0 gives it exactly.
-    """
-    from scipy.optimize import nnls  # noqa: PLC0415 - a third of a second of import that other methods do not need
-
-    column = gram[:, own]
-    bias = gram[own, own] - column[:, None] - column[None, :] + gram
-    values, vectors = np.linalg.eigh((bias + bias.T) / 2 + np.diag(variances))
-    root = np.sqrt(values.clip(min=0))[:, None] * vectors.T  # R; rounding may leave values below 0
-    scale = np.sqrt(max(float(values.max()), np.finfo(np.float64).tiny))  # αᵀPα of the size of 1
-    system = np.vstack([root / scale, np.ones(len(gram))])
-    found, _ = nnls(system, np.append(np.zeros(len(gram)), 1.0), maxiter=100 * len(gram))
-    alpha: NDArray[np.float64] = found / found.sum()
-    alpha[alpha <= SMALLEST_WEIGHT] = 0
-    alpha /= alpha.sum()
-    return alpha

@@ -1,14 +1,11 @@
 import math
 from dataclasses import replace
-from itertools import combinations
 
-import numpy as np
 import pytest
 import torch
 
 from staddle.algorithms import catalog
 from staddle.algorithms.exchange import WEIGHT, Each, Gram, Mix, Sum
-from staddle.algorithms.fedpac import best_weights
 from staddle.algorithms.local import Local
 from staddle.algorithms.method import Facts, Row, SiloState, Survey, initial_state
 from staddle.algorithms.simulation import simulate
@@ -62,44 +59,6 @@ def test_eq_3_by_hand(make):
     x = wide([[1.0, 0.0], [7.0, 7.0], [0.0, 1.0]])
     loss = method.aligned(parts, x, torch.tensor([0, 1, 2]), {"prototypes": prototypes})
     assert loss.tolist() == pytest.approx([math.log(3) + 8 * 16 / 64, math.log(3), math.log(3)])
-
-
-def test_eq_6_by_hand():
-    """(1 - a)² V_0 + a² (V_1 + D) is least at a = V_0 / (V_0 + V_1 + D); here D = ‖(1, 0) - (0, 1)‖² = 2."""
-    gram, variances = np.eye(2), np.array([1.0, 3.0])
-    assert best_weights(gram, variances, 0) == pytest.approx([5 / 6, 1 / 6])
-    assert best_weights(gram, variances, 1) == pytest.approx([3 / 6, 3 / 6])
-    assert best_weights(np.ones((3, 3)), np.ones(3), 1) == pytest.approx([1 / 3] * 3)  # all alike
-    assert best_weights(1e4 * np.eye(3), np.ones(3), 1).tolist() == [0, 1, 0]  # below 1e-3: dropped
-    assert best_weights(np.ones((2, 2)), np.zeros(2), 0).sum() == pytest.approx(1)
-
-
-def slowly(gram, variances, own):
-    """Eq. 6 by trying every set of silos: on it the minimum with Σα = 1 is a linear system; the best that is ≥ 0."""
-    m = len(gram)
-    p = np.array([[gram[own, own] - gram[own, j] - gram[own, k] + gram[j, k] for k in range(m)] for j in range(m)])
-    p += np.diag(variances)
-    found = []
-    for size in range(1, m + 1):
-        for chosen in map(list, combinations(range(m), size)):
-            alpha = np.zeros(m)
-            alpha[chosen] = np.linalg.solve(p[np.ix_(chosen, chosen)], np.ones(size))
-            alpha /= alpha.sum()
-            if alpha.min() >= -1e-12:
-                found.append((alpha @ p @ alpha, alpha))
-    return min(found, key=lambda each: each[0])[1]
-
-
-def test_eq_6_is_that_of_a_slow_search():
-    rng = np.random.default_rng(0)
-    for m in (2, 3, 5, 6):
-        for scale in (1e-3, 1.0, 30.0):
-            h, variances = scale * rng.normal(size=(m, 7)), scale**2 * rng.uniform(0.05, 3, m)
-            for own in range(m):
-                fast, slow = best_weights(h @ h.T, variances, own), slowly(h @ h.T, variances, own)
-                assert fast == pytest.approx(slow, abs=2e-3)
-                common = h + rng.normal(size=7)
-                assert fast == pytest.approx(best_weights(common @ common.T, variances, own), abs=1e-9)
 
 
 def test_pooled_variances_by_hand(make, make_job):
