@@ -247,9 +247,9 @@ def test_class_names_are_in_the_document_and_change_nothing_that_crosses(make_jo
     assert named.digest != make_job("pfedsim", model={"class_names": ["b", "a", "ç"]}).digest
 
 
-NEED_EXTRACTOR = {"fedbabu", "fedper", "fedproto", "fedrep", "fedsimsup", "lg-fedavg", "pfedsim"}
-NEED_EXTRACTOR = {"fedbabu", "fedper", "fedrep", "fedsimsup", "lg-fedavg", "pfedsim"}
-NEED_EXTRACTOR |= {"fedas", "fedpac", "pfedfda"}
+NEED_EXTRACTOR = {
+    *("fedas", "fedbabu", "fedpac", "fedper", "fedproto", "fedrep", "fedsimsup", "lg-fedavg", "pfedfda", "pfedsim"),
+}
 BLOCKS = {"convnet-3x64", "convnet-4x128", "convnet-digits", "resnet18"}
 
 
