@@ -12,8 +12,8 @@ w is the job's model and η its ``lr``. The silo's own model is θ_i = θ̃_i(w_
 
 Where this differs from the paper:
 - The local rounds R are the batches of the job's epochs, so that all records have a part; the paper draws R batches.
-- θ_i is found once a round, after w_i and beside it: K epochs of steps (2), so that there are K of them or more. The
-  paper keeps the θ̃ of the last batch alone. As delivered, θ_i is w, as in the authors' code.
+- θ_i is found once a round, after w_i: K steps (2) with the gradient over all records, the model in evaluation mode.
+  The paper keeps the θ̃ of the last batch, which a few odd records can spoil. As delivered, θ_i is w, as in the code.
 - (2) takes its K steps whatever the accuracy; the paper stops where the gradient is small, its code after K steps. The
   code also goes on from the θ̃ of the batch before, and adds 0.001 θ to the gradient.
 - Momentum and weight decay of the job move w alone.
@@ -27,7 +27,6 @@ Where this differs from the paper:
 Wire list: ``model`` (whole model w, Sum weighted by n_i) up and down in every round. θ_i never leaves.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -40,7 +39,7 @@ from .copies import MODEL, beside, logits, names, taken
 from .exchange import Gift, Tensors
 from .fedavg import FedAvg, FedAvgOptions
 from .inner import detached, gradient_at, losses_at, point_of, stepped
-from .method import Change, Course, Facts, Optimiser, Parts, Results, Setting, SiloState, Stage, specs_of_parameters
+from .method import Change, Course, Facts, Parts, Results, Setting, SiloState, Survey, specs_of_parameters
 from .proximal import centre, proximal
 
 OWN = "own"  # θ
@@ -71,8 +70,9 @@ class PFedMe(FedAvg):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
+        self.sketch = setting.sketch()
         self.parameters = {
-            f"{part}.{spec.name}" for part, module in setting.sketch().items() for spec in specs_of_parameters(module)
+            f"{part}.{spec.name}" for part, module in self.sketch.items() for spec in specs_of_parameters(module)
         }
         pull = self.options.lam * self.options.personal_lr
         if pull >= 2:
@@ -108,9 +108,7 @@ class PFedMe(FedAvg):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train w down its envelope, then θ near w as it has become."""
         shared = replace(self.stage(*MODEL), loss=self.envelope, reads=(), coupled=True)
-        step = Optimiser(self.options.personal_lr)
-        own = Stage(names(OWN), self.options.steps, self.cross_entropy, step, self.pull, reads=MODEL)
-        return (shared, Change(self.near), own)
+        return (shared, Change(self.near), *(Survey(self.slope), Change(self.moved)) * self.options.steps)
 
     def envelope(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """F_i(w) of a batch, at each of its records [B]; its gradient is that of (1), since θ̃ is held still."""
@@ -122,11 +120,22 @@ class PFedMe(FedAvg):
             near = stepped(near, pulled, self.options.personal_lr)  # (2)
         return losses_at(parts, near, x, y) + proximal(lam, w, centre(near))  # (1), (3)
 
-    def pull(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
-        """(λ/2) ‖θ − w‖²."""
-        own = {name: parameters[name] for name in names(OWN)}
-        shared = {name: parameters[part] for name, part in zip(names(OWN), MODEL, strict=True)}
-        return proximal(self.options.lam, own, centre(shared))
+    def slope(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The gradient of the records' losses at θ, all together."""
+        own = {part: parts[name] for part, name in zip(MODEL, names(OWN), strict=True)}
+        return {name: len(x) * value for name, value in centre(gradient_at(own, detached(point_of(own)), x, y)).items()}
+
+    def moved(self, state: SiloState, facts: Facts) -> SiloState:
+        """The state after one of the steps to θ_i, with the gradient over all records."""
+        parts, lam, lr = dict(state.parts), self.options.lam, self.options.personal_lr
+        for own, shared in zip(names(OWN), MODEL, strict=True):
+            named = dict(parts[own])
+            for spec in specs_of_parameters(self.sketch[shared]):
+                near, w = named[spec.name], parts[shared][spec.name]
+                slope = (facts.measured[f"{shared}.{spec.name}"] / facts.samples).to(near.dtype)
+                named[spec.name] = near - lr * (slope + lam * (near - w))  # (2)
+            parts[own] = named
+        return replace(state, parts=parts)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """w, mixed with w^t by β."""

@@ -3,11 +3,10 @@ from math import exp, log
 
 import pytest
 import torch
-from two_rows import HALF, LINEAR, ONE, accuracy, gradient_of, line, played, same_model
+from two_rows import HALF, LINEAR, ONE, accuracy, gradient_of, line, played, same_model, values_of
 
 from staddle.algorithms.copies import MODEL
-from staddle.algorithms.method import Facts, Optimiser, initial_state
-from staddle.algorithms.training import PLAIN
+from staddle.algorithms.method import Change, Facts, SiloState, Survey, initial_state
 from staddle.errors import LocalError
 
 FACTS = Facts("a", 1, 1, torch.tensor([1, 0, 0]))
@@ -31,15 +30,21 @@ def test_the_envelope_and_its_gradient_by_hand(make_job, lam):
 
 
 def test_a_step_of_theta_by_hand(make_job):
-    """From θ = (0, 0) beside w = (2, -2), with η_p = 1 and λ = 1/2: gradient (-1/2, 1/2), pull (-1, 1)."""
+    """From θ = (0, 0) beside w = (2, -2), with η_p = 1 and λ = 1/2: gradient (-1/2, 1/2), pull (-1, 1).
+
+    So of two such records; the sketch of the job's model is in place of its own, since the names are the same.
+    """
     method = make_job("pfedme", {"lam": 0.5, "personal_lr": 1.0, "steps": 3}, training={"momentum": 0.9}).method()
-    shared, _, stage = method.stages(initial_state(method, "a"), FACTS)
-    assert (stage.epochs, stage.optimiser) == (3, Optimiser(1.0))
+    shared, near, *steps = method.stages(initial_state(method, "a"), FACTS)
     assert (shared.trains, shared.optimiser.momentum, shared.coupled) == (MODEL, 0.9, True)
+    assert [type(step) for step in (near, *steps)] == [Change, *[Survey, Change] * 3]
     parts = {**line(2.0, -2.0), **line(0.0, 0.0, name="own_")}
-    PLAIN.begin(parts, stage)(*ONE)
-    assert parts["own_classifier"].weight.flatten().tolist() == pytest.approx([1.5, -1.5])
-    assert parts["classifier"].weight.flatten().tolist() == [2, -2]
+    with torch.no_grad():
+        sums = steps[0].measure(parts, torch.ones(2, 1), torch.tensor([0, 0]))
+    facts, method.sketch = Facts("a", 1, 2, torch.tensor([2, 0, 0]), sums), line(0.0, 0.0)
+    after = steps[1].change(SiloState(values_of(parts)), facts)
+    assert after.parts["own_classifier"]["weight"].flatten().tolist() == pytest.approx([1.5, -1.5])
+    assert after.parts["classifier"]["weight"].flatten().tolist() == [2, -2]
 
 
 def test_theta_begins_at_w_as_it_has_become_and_is_delivered_as_w(make_job):
@@ -106,7 +111,7 @@ def test_inner_steps_leave_running_statistics_to_the_envelope(make_job, make_sha
     job = make_job("pfedme", {}, {"norm": "batch"}, rounds=1)
     states, _ = played(job, make_shards(job))
     assert states["a"].parts["extractor"]["norm1.num_batches_tracked"] == 3  # batches of 24 records
-    assert states["a"].parts["own_extractor"]["norm1.num_batches_tracked"] == 3 + 5 * 3  # and K epochs of θ
+    assert states["a"].parts["own_extractor"]["norm1.num_batches_tracked"] == 3  # as w
 
 
 def test_it_learns_a_blind_job_takes_it_and_a_private_one_does_not(make_job):

@@ -78,7 +78,7 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "ditto": ("ditto", {}, {"norm": "batch"}, ALMOST_ALL, [3, 3]),  # w, then v
     "per-fedavg": ("per-fedavg", {"alpha": 0.1}, {"norm": "batch"}, ALMOST_ALL, [4]),
     "per-fedavg, first order": ("per-fedavg", {"alpha": 0.1, "variant": "fo"}, {}, {}, [4]),
-    "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {}, ALMOST_ALL, [3, 3]),  # w, then θ
+    "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {}, ALMOST_ALL, [3]),
 }
 IN_SLICES = {
     "apfl": 2,
