@@ -64,7 +64,8 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
     document = make_job("foreign").document()
     (info / "entry_points.txt").unlink()
     with pytest.raises(
-        LocalError, match=r"method.name = 'foreign' is no method; install the package that has it, or name one of fed"
+        LocalError,
+        match=r"method.name = 'foreign' is no method; install the package that has it, or name one of apfl, ",
     ):
         Job.from_document(document, "wire")
     installed("new_methods", version=2, foreign="Foreign")
