@@ -3,7 +3,7 @@
 What cannot be told to be the same counts as different: such a silo is trained on its own.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from types import MethodType
@@ -12,7 +12,7 @@ from typing import TypeAlias
 from torch import nn
 
 from .exchange import Tensors
-from .method import Stage
+from .method import Change, Course, Stage, Survey
 from .training import Modules
 
 Key: TypeAlias = Hashable
@@ -38,13 +38,25 @@ def architecture(modules: Modules) -> Key:
     return tuple((part, specs(module.state_dict()), _layers(module)) for part, module in modules.items())
 
 
-def course(stages: Sequence[Stage]) -> Key:
+def course(steps: Course) -> Key:
     """Equal where silos of one architecture go through the same stages but for the values of their contexts.
+
+    Surveys must be the same; a change is made silo by silo.
 
     A loss or penalty is the same where it is one function, one method of one object, or a ``partial`` of such with
     the same numbers and texts; one that a stage makes for itself, and so may hold what is one silo's, never is.
     """
-    return tuple((_same(replace(stage, context={})), specs(stage.context)) for stage in stages)
+    return tuple(map(_step, steps))
+
+
+def _step(step: Stage | Survey | Change) -> Key:
+    match step:
+        case Stage():
+            return _same(replace(step, context={})), specs(step.context)
+        case Survey():
+            return _same(step)
+        case Change():
+            return Change
 
 
 def specs(tensors: Tensors) -> Key:

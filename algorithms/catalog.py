@@ -1,40 +1,131 @@
-"""The methods that a job may name."""
+"""The methods that a job may name: those of this table, and those of packages installed on this machine.
+
+A package of another project names its methods as entry points, in its own pyproject.toml::
+
+    [project.entry-points."staddle.methods"]
+    softper = "softper:SoftPer"
+
+Whoever installed the package here decided to run its code; a job only names a method, and no code comes with it. A
+package is imported when a job names its method, and not before. The names of the table are taken.
+"""
 
 import difflib
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..errors import LocalError
 from ..files import Strict, validate
+from .apfl import APFL
+from .clustered import ClusteredFL
+from .ditto import Ditto
 from .fedaims import FedAIMS
+from .fedala import FedALA
+from .fedas import FedAS
 from .fedavg import FedAvg
+from .fedavg_ft import FedAvgFT
+from .fedbabu import FedBABU
+from .fedbn import FedBN
+from .fedclassavg import FedClassAvg
+from .feddyn import FedDyn
+from .fedfomo import FedFomo
+from .fedkd import FedKD
+from .fedpac import FedPAC
 from .fedper import FedPer
+from .fedproto import FedProto
+from .fedprox import FedProx
+from .fedrep import FedRep
+from .fedrod import FedRoD
 from .fedsimsup import FedSimSup
 from .fedssa import FedSSA
+from .fml import FML
+from .lg_fedavg import LGFedAvg
 from .local import Local
 from .method import Method, Setting
+from .moon import MOON
+from .per_fedavg import PerFedAvg
+from .pfedfda import PFedFDA
+from .pfedme import PFedMe
 from .pfedsim import PFedSim
 from .ppfl import PPFL
 
+GROUP = "staddle.methods"  # of entry points
+
 METHODS: dict[str, type[Method]] = {
+    "apfl": APFL,
+    "cfl": ClusteredFL,
+    "ditto": Ditto,
     "fedaims": FedAIMS,
+    "fedala": FedALA,
+    "fedas": FedAS,
     "fedavg": FedAvg,
+    "fedavg-ft": FedAvgFT,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
+    "fedclassavg": FedClassAvg,
+    "feddyn": FedDyn,
+    "fedfomo": FedFomo,
+    "fedkd": FedKD,
+    "fedpac": FedPAC,
     "fedper": FedPer,
-    "fedssa": FedSSA,
+    "fedproto": FedProto,
+    "fedprox": FedProx,
+    "fedrep": FedRep,
+    "fedrod": FedRoD,
     "fedsimsup": FedSimSup,
+    "fedssa": FedSSA,
+    "fml": FML,
+    "lg-fedavg": LGFedAvg,
     "local": Local,
+    "moon": MOON,
+    "per-fedavg": PerFedAvg,
+    "pfedfda": PFedFDA,
+    "pfedme": PFedMe,
     "pfedsim": PFedSim,
     "ppfl": PPFL,
 }
 
 
+def names() -> list[str]:
+    """All that a job may name here."""
+    return sorted({*METHODS, *(entry.name for entry in entry_points(group=GROUP))})
+
+
 def method_class(name: str, origin: str = "method") -> type[Method]:
     """The class of a method; LocalError suggests the nearest name."""
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known methods: {', '.join(sorted(METHODS))}"
+    if name in METHODS:
+        return METHODS[name]
+    found = [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    if not found:
+        known = names()
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"install the package that has it, or name one of {', '.join(known)}"
+        )
         raise LocalError(f"{origin}: method.name = {name!r} is no method; {hint}")
-    return METHODS[name]
+    if len(found) > 1:
+        packages = " and ".join(sorted(map(_package, found)))
+        raise LocalError(f"{origin}: method {name!r} is in {packages}, which are installed here; uninstall all but one")
+    return _installed(found[0], origin)
+
+
+def _installed(entry: EntryPoint, origin: str) -> type[Method]:
+    where = f"{origin}: method {entry.name!r}, which is {entry.value!r} of package {_package(entry)}"
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise LocalError(f"{where}, cannot be imported: {error}; install that package anew") from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise LocalError(f"{where}, is no subclass of staddle.algorithms.method.Method; correct the entry point")
+    if found.name != entry.name:
+        raise LocalError(f"{where}, calls itself {found.name!r}; give class and entry point one name")
+    return found
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown"
 
 
 def method_options(name: str, options: Mapping[str, Any], origin: str = "method") -> Strict:

@@ -9,7 +9,7 @@ from torch import Tensor
 from .account import Spending
 from .data import Dataset
 from .exchange import Gift
-from .method import Facts, Method, Results, SiloState, Stage
+from .method import Course, Facts, Method, Results, SiloState, Stage, Survey
 from .taint import Taint
 from .training import Modules, Way, measure
 
@@ -41,7 +41,11 @@ class Side(Protocol):
         """What the method's ``measure`` adds up becomes part of the facts."""
         ...
 
-    def stages(self, state: SiloState) -> tuple[Stage, ...]:
+    def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
+        """What a survey finds becomes part of the facts."""
+        ...
+
+    def stages(self, state: SiloState) -> Course:
         """The method's."""
         ...
 
@@ -82,9 +86,14 @@ class ClearRound:
 
     def measure(self, modules: Modules, data: Dataset) -> None:
         """All records' sums."""
-        self.facts = replace(self.facts, measured=measure(self._method, modules, data))
+        self.facts = replace(self.facts, measured=measure(self._method.measure, modules, data))
 
-    def stages(self, state: SiloState) -> tuple[Stage, ...]:
+    def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
+        """All records' sums or rows, beside those of before."""
+        found = {**self.facts.measured, **measure(survey.measure, modules, data, survey.rows)}
+        self.facts = replace(self.facts, measured=found)
+
+    def stages(self, state: SiloState) -> Course:
         """As they are."""
         return self._method.stages(state, self.facts)
 

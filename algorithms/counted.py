@@ -35,8 +35,10 @@ from torch import Tensor, nn
 from ..errors import LocalError, PeerError
 from .exchange import Gift, Kind, Part, Sum, TensorSpec
 from .method import (
+    Change,
     Combined,
     CoordinatorState,
+    Course,
     Delivery,
     Effort,
     Facts,
@@ -47,6 +49,7 @@ from .method import (
     Setting,
     SiloState,
     Stage,
+    Survey,
 )
 
 HOLDERS = "holders"
@@ -68,7 +71,7 @@ class Counted(Method):
                 "they are withheld before; take it out, and write security.min_holders"
             )
         self.name, self.version, self.product = inner.name, inner.version, inner.product
-        self.loadable, self.addressed = inner.loadable, inner.addressed
+        self.loadable, self.addressed, self.tunes = inner.loadable, inner.addressed, inner.tunes
         self.setting, self.options, self.template = setting, inner.options, inner.template
         self._inner, self._fewest = inner, fewest
         shape = (setting.classes,)
@@ -138,9 +141,9 @@ class Counted(Method):
         taken = self._inner.deliver(_own(state), rest, self._shown_facts(facts, holders))
         return SiloState(taken.parts, {**taken.extra, SAID: held.long(), TOLD: holders})
 
-    def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
+    def stages(self, state: SiloState, facts: Facts) -> Course:
         """None in round 0."""
-        return self._inner.stages(_own(state), _earlier(facts)) if facts.round else ()
+        return tuple(map(_inside, self._inner.stages(_own(state), _earlier(facts)))) if facts.round else ()
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """Who holds which class; then what the method gives, without the rows that are not shown."""
@@ -230,6 +233,20 @@ def _only(shown: Tensor, rows: Tensor) -> Tensor:
     if rows.shape[:1] != shown.shape:
         return rows
     return torch.where(shown.reshape(-1, *(1,) * (rows.ndim - 1)), rows, torch.zeros_like(rows))
+
+
+def _inside(step: Stage | Survey | Change) -> Stage | Survey | Change:
+    """A step of the method as one of this method."""
+    if not isinstance(step, Change):
+        return step
+    inner = step.change
+
+    def change(state: SiloState, facts: Facts) -> SiloState:
+        made = inner(_own(state), _earlier(facts))
+        counted = {name: state.extra[name] for name in (SAID, TOLD)}
+        return replace(state, parts=made.parts, extra={**made.extra, **counted})
+
+    return Change(change)
 
 
 def _earlier(facts: Facts) -> Facts:

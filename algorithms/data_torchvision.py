@@ -38,19 +38,33 @@ class Layout:
 
     shape: Shape
     files: str
+    signs: tuple[str, ...]  # paths of which one is there where the set is; SPLIT stands for EMNIST's
     by_part: bool = False  # torchvision asks for the part by name
 
 
 IDX = "raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte"
+FIRST = "raw/train-images-idx3-ubyte"
 SETS = {
-    "MNIST": Layout((1, 28, 28), f"MNIST/{IDX}"),
-    "FashionMNIST": Layout((1, 28, 28), f"FashionMNIST/{IDX}"),
-    "KMNIST": Layout((1, 28, 28), f"KMNIST/{IDX}"),
-    "EMNIST": Layout((1, 28, 28), "EMNIST/raw/emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte"),
-    "CIFAR10": Layout((3, 32, 32), "cifar-10-batches-bin/{data_batch_1 … 5,test_batch}.bin, or cifar-10-batches-py"),
-    "CIFAR100": Layout((3, 32, 32), "cifar-100-binary/{train,test}.bin, or cifar-100-python"),
-    "SVHN": Layout((3, 32, 32), "{train,test}_32x32.mat", by_part=True),
-    "USPS": Layout((1, 16, 16), "usps.npz, or usps.bz2 and usps.t.bz2"),
+    "MNIST": Layout((1, 28, 28), f"MNIST/{IDX}", (f"MNIST/{FIRST}",)),
+    "FashionMNIST": Layout((1, 28, 28), f"FashionMNIST/{IDX}", (f"FashionMNIST/{FIRST}",)),
+    "KMNIST": Layout((1, 28, 28), f"KMNIST/{IDX}", (f"KMNIST/{FIRST}",)),
+    "EMNIST": Layout(
+        (1, 28, 28),
+        "EMNIST/raw/emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte",
+        ("EMNIST/raw/emnist-SPLIT-train-images-idx3-ubyte",),
+    ),
+    "CIFAR10": Layout(
+        (3, 32, 32),
+        "cifar-10-batches-bin/{data_batch_1 … 5,test_batch}.bin, or cifar-10-batches-py",
+        ("cifar-10-batches-bin", "cifar-10-batches-py"),
+    ),
+    "CIFAR100": Layout(
+        (3, 32, 32),
+        "cifar-100-binary/{train,test}.bin, or cifar-100-python",
+        ("cifar-100-binary", "cifar-100-python"),
+    ),
+    "SVHN": Layout((3, 32, 32), "{train,test}_32x32.mat", ("train_32x32.mat",), by_part=True),
+    "USPS": Layout((1, 16, 16), "usps.npz, or usps.bz2 and usps.t.bz2", ("usps.npz", "usps.bz2")),
 }
 Name = Literal["MNIST", "FashionMNIST", "KMNIST", "EMNIST", "CIFAR10", "CIFAR100", "SVHN", "USPS"]
 BINARY: dict[str, dict[Part, tuple[str, ...]]] = {

@@ -18,7 +18,7 @@ from typing import Literal
 
 from ..files import Strict
 from .exchange import Gift, Kind, Part
-from .method import Facts, Method, Setting, SiloState, Stage
+from .method import Course, Facts, Method, Setting, SiloState
 
 
 class FedAvgOptions(Strict):
@@ -34,7 +34,7 @@ class FedAvg(Method):
     name = "fedavg"
     version = 1
     options_model = FedAvgOptions
-    product = "delivered"
+    product: Literal["delivered", "trained"] = "delivered"
     options: FedAvgOptions
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
@@ -49,7 +49,7 @@ class FedAvg(Method):
         """The averaged model; nothing was published before the first round."""
         return (self.model,)
 
-    def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
+    def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train the whole model."""
         return (self.stage("extractor", "classifier"),)  # (1)
 

@@ -63,7 +63,6 @@ from functools import cached_property
 from math import cos, pi
 from typing import Annotated
 
-import pydantic
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -71,6 +70,7 @@ from torch import Tensor, nn
 from ..errors import LocalError
 from ..files import Strict
 from .exchange import WEIGHT, Gift, Kind, Part, Sum, TensorSpec
+from .extractors import Extractors, check_extractors, dealt
 from .method import (
     Combined,
     CoordinatorState,
@@ -81,8 +81,6 @@ from .method import (
     SiloState,
     Stage,
 )
-from .models import ModelOptions, build
-from .networks import NETWORKS, Norm
 
 WITHHELD, PUBLISHED = 1, 2  # status of a class: its holders were too few so far; its row is an average. 0: no holder
 
@@ -96,19 +94,12 @@ class FedSSAOptions(Strict):
     """T_stable, in rounds of the job."""
     stale_inclusive: bool = False
     """Average over the last rows of all silos that ever gave, not over those of the round."""
-    extractors: Annotated[tuple[str, ...], Field(max_length=10_000)] = ()
+    extractors: Extractors = ()
     """Architectures dealt to the silos in turn, in job order; none: the job's model at each silo."""
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Largest Euclidean norm of a batch's gradient; the authors' code has 50."""
     min_holders: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
     """Fewest silos behind a published row; not from the paper."""
-
-    @pydantic.field_validator("extractors")
-    @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := sorted(set(names) - set(NETWORKS)):
-            raise ValueError(f"no such model: {', '.join(unknown)}; known: {', '.join(NETWORKS)}")
-        return names
 
 
 class FedSSA(Method):
@@ -126,8 +117,7 @@ class FedSSA(Method):
         if header.keys() != {"weight", "bias"}:
             raise LocalError(f"fedssa needs a linear classifier with weight and bias, the model has {sorted(header)}")
         classes, self.width = header["weight"].shape
-        for name in dict.fromkeys(self.options.extractors):
-            self._check_extractor(name)
+        check_extractors(self.name, self.options.extractors, setting, self.width)
         self._check_holders()
         rows, counts = (classes, self.width + 1), (classes,)
         dtype = header["weight"].dtype
@@ -148,19 +138,6 @@ class FedSSA(Method):
             raise LocalError(
                 f"fedssa: min_holders = {fewest}, but a round draws {cohort} of {silos} silos, so no row would ever be "
                 "published; lower it, raise participation, or set stale_inclusive = true"
-            )
-
-    def _check_extractor(self, name: str) -> None:
-        """LocalError unless the architecture takes the job's input and ends in the width of its classifier."""
-        if fault := NETWORKS[name].fault(self.setting.input):
-            raise LocalError(f"fedssa: extractor {name!r} {fault}; choose one for the job's model.input")
-        with torch.device("meta"):
-            classifier = NETWORKS[name].build(self.setting.input, self.setting.classes, norm_of(name))["classifier"]
-        width = classifier.in_features if isinstance(classifier, nn.Linear) else None
-        if width != self.width:
-            raise LocalError(
-                f"fedssa: extractor {name!r} ends in {width} units, the job's model in {self.width}; "
-                "headers are exchangeable at one width only; choose models of the same"
             )
 
     def up(self, round_: int) -> tuple[Part, ...]:
@@ -185,12 +162,7 @@ class FedSSA(Method):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The silo's own extractor below the common classifier."""
-        names = self.options.extractors
-        if not names:
-            return self.setting.build()
-        name = names[self.setting.silos.index(silo) % len(names)]
-        options = ModelOptions(name=name, classes=self.setting.classes, norm=norm_of(name), input=self.setting.input)
-        return build(options, self.setting.seed)
+        return dealt(self.options.extractors, self.setting, silo)
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """With ``stale_inclusive``: nothing counted, nothing given."""
@@ -271,11 +243,6 @@ class FedSSA(Method):
         after["rows"] = torch.where(enough[:, None], mean.to(state["rows"].dtype), state["rows"])
         after["status"] = torch.maximum(state["status"], torch.where(enough, PUBLISHED, WITHHELD * (holders > 0)))
         return Combined(after, {"header": {"rows": after["rows"], "status": after["status"]}})
-
-
-def norm_of(name: str) -> Norm:
-    """The norm of an architecture in ``extractors``: none where it has a form without, else by groups."""
-    return "none" if "none" in NETWORKS[name].norms else "group"
 
 
 def rows_of(classifier: Mapping[str, Tensor]) -> Tensor:

@@ -64,6 +64,7 @@ from .streams import raw, stream
 
 LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
+ENOUGH_ROUNDS = 64  # in which a method goes through all of its phases
 DERIVED = ("schema", "method_digest", "model_digest")
 
 
@@ -325,7 +326,8 @@ class Job:
         found = []
         for name in METHODS:
             options = method_options(name, {})
-            other = replace(self, method_name=name, method_options=options, security=SecurityTable())
+            short = min(self.rounds, ENOUGH_ROUNDS)
+            other = replace(self, method_name=name, method_options=options, security=SecurityTable(), rounds=short)
             with suppress(LocalError):
                 found += [] if any(unblind(phases(other.length, other.up, other.down))) else [name]
         return found
@@ -368,8 +370,8 @@ class Job:
 
     @property
     def length(self) -> int:
-        """Number of rounds that the job runs: those that train, and a census before them where the method has one."""
-        return self.rounds + self._method.census
+        """Number of rounds that the job runs: those that train, a census before them and one that tunes after them."""
+        return self.rounds + self._method.census + self._method.tunes
 
     @property
     def cohort_size(self) -> int:
@@ -399,11 +401,16 @@ class Job:
     def cohort(self, round_: int) -> tuple[str, ...]:
         """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for every method."""
         self._check_round(round_)
-        if self.cohort_size == len(self.silos) or (self._method.census and round_ == 0):
+        census = self._method.census and round_ == 0
+        if self.cohort_size == len(self.silos) or census or (self._method.tunes and round_ == self.length - 1):
             return self.silos
         words = raw(stream(self.seed, "", round_, "cohort"), len(self.silos)).tolist()
         drawn = sorted(range(len(self.silos)), key=lambda i: (words[i], i))[: self.cohort_size]
         return tuple(self.silos[i] for i in sorted(drawn))
+
+    def rounds_before(self, round_: int) -> int:
+        """How many rounds that train are done before this one: a census is none, nor is the one that tunes."""
+        return min(max(round_ - self._method.census, 0), self.rounds)
 
     def cohorts(self) -> Iterator[tuple[str, ...]]:
         """Those of all rounds, in turn; many come again."""

@@ -20,7 +20,7 @@ from .clear_round import ClearRound, Side
 from .data import Dataset
 from .exchange import Gift, Part, fits, value_fault
 from .job import Job
-from .method import METRICS, Facts, Method, Results, SiloState, Stage
+from .method import METRICS, Change, Facts, Method, Results, SiloState, Stage, Survey
 from .streams import stream
 from .taint import Taint, taints_from_text, taints_to_text
 from .training import PLAIN, Modules, Way, evaluate, never, silent, train
@@ -94,10 +94,19 @@ def local_round(
     correct_delivered = evaluate(method, modules, test_data)
     side.evaluated(modules)
     side.measure(modules, train_data)
-    stages, size = side.stages(state), job.batch_size
+    course, size = side.stages(state), job.batch_size
+    stages = [stage for stage in course if isinstance(stage, Stage)]
     total = sum(stage.epochs * side.way(stage).steps(stage, len(train_data), size) for stage in stages)
     counter, loss = _Counter(progress, total), None
-    for number, stage in enumerate(stages):
+    for number, stage in enumerate(course):
+        match stage:
+            case Survey():
+                side.survey(stage, modules, train_data)
+                continue
+            case Change(change):
+                state = change(to_state(modules, state), side.facts)
+                load_values(modules, state)
+                continue
         rng = stage_stream(method, job, client, round_, number)
         given = handed(modules, stage)
         before = {f"{part}.{name}": b.clone() for part, m in given.items() for name, b in m.named_buffers()}

@@ -5,16 +5,18 @@ what came down into stages of local training and one bundle of gifts; its coordi
 its exchanges grant. Loops, batches, clocks, devices, files and sockets belong to the runner, so one method file runs
 in the simulator and over the network.
 
-A round at a silo: ``deliver`` (what came down) → train the ``stages`` → ``give``. A round at the coordinator:
+A round at a silo: ``deliver`` (what came down) → go through the ``stages`` → ``give``. A round at the coordinator:
 ``deliveries`` per silo → collect the gifts → ``combine``. Results are delivered at the start of a silo's next round,
 and once more after the last round. A method with a ``census`` has one round more, number 0, in which every silo takes
-part and nothing trains.
+part and nothing trains. One that ``tunes`` has one round more at the end, in which every silo takes part, trains what
+came down for itself, and gives nothing.
 
 A job with [privacy] runs the same method file, and its runner (private_round.py) sees to the rest if the file keeps to
 this: it learns of the records from ``facts`` alone, whose counts are noisy then; its ``stages`` take no more than
 ``effort`` says; a ``loss`` treats each record by itself, and reaches the state's parts only as it is handed them;
 ``measure`` can run under ``torch.vmap``; ``deliver`` and ``give`` compute with tensors, and take no value out of one
-that was trained without noise (taint.py). ``private_fault`` names what leaves a record's influence without bounds.
+that was trained without noise (taint.py). ``private_fault`` names what leaves a record's influence without bounds, such
+as a ``Survey`` or a ``Change``.
 
 A simulation on a GPU trains silos at once (stacked.py), and gives the same if the file keeps to this: ``loss``,
 ``penalty``, ``predict`` and ``measure`` can run under ``torch.vmap``, and all that they take of one silo they take of
@@ -36,6 +38,7 @@ from .taint import PRIVATE, PUBLIC, Taint
 
 Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]  # part name → the module, or its functional form under vmap
 Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]  # (parts, x [B, …], y [B], context) → [B]
+Measurement: TypeAlias = Callable[[Parts, Tensor, Tensor], dict[str, Tensor]]  # (parts, x [B, …], y [B]) → sums, rows
 Penalty: TypeAlias = Callable[[Mapping[str, Tensors], Tensors], Tensor]  # (parameters by part, context) → scalar
 CoordinatorState: TypeAlias = Mapping[str, Tensor]  # small and named, so that the coordinator can store it
 Results: TypeAlias = Mapping[str, Tensors]  # part name → what the exchange gave
@@ -62,6 +65,8 @@ class Optimiser:
     together is first scaled down to that Euclidean norm. ``mirror``, for parameters that are points of a simplex (the
     last axis): θ ← θ·exp(−lr·g) / Σ, then entries below ``floor`` are raised to it and the rest scaled to sum to one.
     ``mirror-double-exponential``: the same with θ·exp(exp(−lr·g)), as the code published with PPFL has it.
+
+    ``within`` are bounds into which ``sgd`` brings every trained number back after each step.
     """
 
     lr: float
@@ -70,6 +75,7 @@ class Optimiser:
     clip: float | None = None
     rule: Literal["sgd", "mirror", "mirror-double-exponential"] = "sgd"
     floor: float = 0.0
+    within: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ class Facts:
     round: int
     samples: int  # training records
     class_counts: Tensor  # [classes] int64, of the training records
-    measured: Tensors = field(default_factory=dict)  # what ``measure`` added up, float64
+    measured: Tensors = field(default_factory=dict)  # what ``measure`` and surveys gave, float64
 
 
 @dataclass(frozen=True)
@@ -166,6 +172,28 @@ class Stage:
     reads: tuple[str, ...] | None = None
     noiseless: bool = False
     coupled: bool = False
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Statistics of all training records, with the model as it is then, in evaluation mode.
+
+    The runner adds up in float64 what ``measure`` gives of each batch; the sums join ``facts.measured`` from there on.
+    With ``rows`` it gives a row of each record, and the rows of all records, in their order, stand in place of sums.
+    """
+
+    measure: Measurement
+    rows: bool = False
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of the silo's state at this place; the stages that follow train the parts that it has then."""
+
+    change: Callable[[SiloState, Facts], SiloState]
+
+
+Course: TypeAlias = tuple[Stage | Survey | Change, ...]
 
 
 @dataclass(frozen=True)
@@ -244,6 +272,8 @@ class Method(ABC):
     """Parts that come down to each silo in a value of its own, whatever the others get."""
     census: bool = False
     """Whether round 0 asks every silo for facts alone, before anything trains."""
+    tunes: bool = False
+    """Whether one more round ends the job, in which every silo trains what came down for itself; ``up`` has no part."""
     weighs_beforehand: bool = False
     """Whether ``row_weights`` says what ``combine`` posts, of a job that declares what it needs of the silos."""
 
@@ -254,6 +284,10 @@ class Method(ABC):
         self.setting = setting
         self.options = self.options_model() if options is None else options
         self.template = self.crossing(setting.sketch())
+
+    def tuning(self, round_: int) -> bool:
+        """Whether this is the round that ``tunes`` adds."""
+        return self.tunes and round_ == self.setting.rounds
 
     # The wire list.
 
@@ -328,8 +362,8 @@ class Method(ABC):
         return ""
 
     @abstractmethod
-    def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
-        """What to train in this round, in order."""
+    def stages(self, state: SiloState, facts: Facts) -> Course:
+        """What to train in this round, in order, with the surveys and changes that come between."""
 
     @abstractmethod
     def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:

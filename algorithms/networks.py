@@ -17,7 +17,7 @@ from .networks_fedaims import convnet_3x64, convnet_4x128, convnet_digits, resne
 from .networks_fedsimsup import lenet, lenet_wide
 from .networks_fedssa import digits_cnn, fedssa_cnn
 from .networks_mobilenet import mobilenet_v2
-from .networks_ppfl import glm
+from .networks_ppfl import glm, mlp
 
 Norm: TypeAlias = Literal["none", "batch", "group"]
 Shape: TypeAlias = tuple[int, int, int]  # channels, height, width
@@ -89,6 +89,7 @@ NETWORKS: dict[str, Network] = {
     "lenet5": Network((3, 32, 32), at_least(16), lenet5),  # 16 → conv 12 → pool 6 → conv 2 → pool 1
     "cnn-digits": Network((1, 8, 8), exactly((1, 8, 8)), cnn_digits),
     "glm": Network((1, 1, 150), at_least(1), glm, ("none",)),
+    "ppfl-mlp": Network((1, 28, 28), at_least(1), mlp, ("none",)),
     "fedssa-cnn-1": Network((3, 32, 32), at_least(16), fedssa_cnn(32, 2000), ("none",)),
     "fedssa-cnn-2": Network((3, 32, 32), at_least(16), fedssa_cnn(16, 2000), ("none",)),
     "fedssa-cnn-3": Network((3, 32, 32), at_least(16), fedssa_cnn(32, 1000), ("none",)),

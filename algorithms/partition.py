@@ -1,7 +1,8 @@
 """Splitting one data set over simulated silos, unevenly by label (Hsu et al., 2019, arXiv:1909.06335).
 
 For each class, the silos' shares of its records are one draw from a symmetric Dirichlet(alpha): alpha 0.1 leaves a
-silo with one or two classes, alpha 100 is nearly even.
+silo with one or two classes, alpha 100 is nearly even. In the balanced form, which most research code uses, a silo that
+has as many records as an even share gets none of the classes that follow.
 """
 
 from collections.abc import Sequence
@@ -18,9 +19,12 @@ SMALLEST_ALPHA = 1e-3  # below it one silo gets each class whole, and gamma vari
 
 
 def dirichlet(
-    labels: NDArray[np.int64], silos: int, alpha: float, seed: int, minimum: int = 10
+    labels: NDArray[np.int64], silos: int, alpha: float, seed: int, minimum: int = 10, *, balanced: bool = False
 ) -> list[NDArray[np.int64]]:
     """Ascending record indices per silo: each record exactly once, at least ``minimum`` records a silo.
+
+    ``balanced``: classes in ascending order, each over the silos that have fewer than len(labels) / silos records so
+    far, in proportion to their shares. Sizes differ less then, and each silo has fewer classes.
 
     After ``REDRAWS`` draws with a silo below the minimum, the last draw is kept and the largest silo hands records
     to the smallest until none is below.
@@ -29,21 +33,31 @@ def dirichlet(
     check_enough(len(labels), silos, minimum)
     rng = stream(seed, "", 0, "partition/dirichlet")
     for _ in range(REDRAWS):
-        shards = _draw(labels, silos, alpha, rng)
+        shards = _draw(labels, silos, alpha, rng, balanced)
         if min(len(shard) for shard in shards) >= minimum:
             break
     _level(shards, minimum)
     return [np.array(sorted(shard), dtype=np.int64) for shard in shards]
 
 
-def _draw(labels: NDArray[np.int64], silos: int, alpha: float, rng: np.random.Generator) -> list[list[int]]:
+def _draw(
+    labels: NDArray[np.int64], silos: int, alpha: float, rng: np.random.Generator, balanced: bool
+) -> list[list[int]]:
     shards: list[list[int]] = [[] for _ in range(silos)]
     for label in np.unique(labels):
         records = np.flatnonzero(labels == label)
         records = records[permutation(rng, len(records))]
-        for shard, own in zip(shards, cut(records, rng.dirichlet(np.full(silos, alpha))), strict=True):
-            shard.extend(own.tolist())
+        shares = rng.dirichlet(np.full(silos, alpha))
+        takers = [i for i, shard in enumerate(shards) if not balanced or len(shard) < len(labels) / silos]
+        theirs = shares if len(takers) == silos else _scaled(shares[takers])
+        for taker, own in zip(takers, cut(records, theirs), strict=True):
+            shards[taker].extend(own.tolist())
     return shards
+
+
+def _scaled(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Shares that sum to 1; equal ones where all are 0."""
+    return shares / shares.sum() if shares.any() else np.full(len(shares), 1 / len(shares))
 
 
 def cut(records: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArray[np.int64]]:

@@ -26,6 +26,8 @@ class Table(Strict):
     minimum: Annotated[int, Field(strict=True, ge=0)] = 10
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**53)] = 0
     """Of the partition and of its split, whatever seeds its runs have."""
+    keep: Count | None = None
+    """So many of its silos take part, spread evenly over all in their order; all if left out."""
 
 
 class Dirichlet(Table):
@@ -34,6 +36,7 @@ class Dirichlet(Table):
     kind: Literal["dirichlet"]
     silos: Count
     alpha: Alpha
+    balanced: bool = False
 
 
 class Shards(Table):
@@ -105,7 +108,8 @@ def deal(table: Partition, labels: Indices, column: Sequence[str] | Sequence[int
     """
     match table:
         case Dirichlet():
-            return _numbered(dirichlet(labels, table.silos, table.alpha, table.seed, table.minimum))
+            drawn = (table.silos, table.alpha, table.seed, table.minimum)
+            return _numbered(dirichlet(labels, *drawn, balanced=table.balanced))
         case Shards():
             return _numbered(shards(labels, table.silos, table.each, table.seed, table.minimum))
         case Classes():

@@ -17,7 +17,6 @@ knows, else from ``torch.func`` (PPFL's membership vector has no batch). Both ar
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil
 from typing import TypeAlias
 
@@ -32,8 +31,8 @@ from torch.func import grad, vmap
 
 from ..errors import LocalError
 from .account import Random
+from .functional import Bound
 from .method import Stage
-from .stacked import called
 from .training import Modules, Step, apply, parameters_of
 
 Gradients: TypeAlias = Callable[[Tensor, Tensor], float]  # fills grad_sample of all parameters, and gives Σ losses
@@ -192,7 +191,7 @@ def _by_function(modules: Modules, stage: Stage) -> Gradients:
     values = {part: {name: p.detach() for name, p in named.items()} for part, named in parameters.items()}
 
     def loss(of: dict[str, dict[str, Tensor]], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        parts = {part: partial(called, module, of.get(part, {})) for part, module in modules.items()}
+        parts = {part: Bound(module, of.get(part, {})) for part, module in modules.items()}
         value = stage.loss(parts, x[None], y[None], stage.context)[0]
         return value, value
 

@@ -27,7 +27,7 @@ from .data import Dataset
 from .exchange import WEIGHT, Gift, Tensors
 from .job import Job
 from .method import METRICS as SEEN
-from .method import Facts, Method, Results, SiloState, Stage
+from .method import Facts, Method, Results, SiloState, Stage, Survey
 from .privacy import (
     HISTOGRAM,
     METRICS,
@@ -151,13 +151,23 @@ class PrivateRound:
         noisy = with_noise(sums, clip * self._table.statistics_sigma, self._fresh())
         self.facts, self._measured = replace(self.facts, measured=noisy), worst((self._of(modules), self._paid))
 
+    def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
+        """None is paid for: ``stages`` lets none through."""
+        raise LocalError(f"method {self._method.name!r} surveys records in a private job; this is a bug in the method")
+
     def stages(self, state: SiloState) -> tuple[Stage, ...]:
         """The method's, which take no more than was reserved; they are made without parts in which records show."""
         hidden = {
             name.split("/")[1] for name, taint in self._taints.items() if name.startswith("part/") and taint.private
         }
         shown = _Shown({part: tensors for part, tensors in state.parts.items() if part not in hidden})
-        stages = self._method.stages(SiloState(shown, state.extra), self.facts)
+        course = self._method.stages(SiloState(shown, state.extra), self.facts)
+        stages = tuple(stage for stage in course if isinstance(stage, Stage))
+        if len(stages) < len(course):
+            raise LocalError(
+                f"method {self._method.name!r} surveys records or changes the model between two stages, for which no "
+                "private job pays; its private_fault should say so: this is a bug in the method"
+            )
         noisy = [stage for stage in stages if not stage.noiseless]
         epochs = sum(stage.epochs for stage in noisy if not stage.full_batch)
         whole = sum(stage.epochs for stage in noisy if stage.full_batch)

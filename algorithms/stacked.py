@@ -10,16 +10,16 @@ Modules hold no values, they lie on torch's device "meta"; and nothing waits for
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch import Tensor
+from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import LocalError
 from .exchange import Tensors
+from .functional import Bound
 from .method import Optimiser, Parts, Stage
 from .stacked_batches import Batch, Pieces, Rows, together
 from .training import Modules, mirror_step, sgd_step
@@ -45,15 +45,9 @@ class Silos:
         return next(len(tensor) for named in self.values.values() for tensor in named.values())
 
 
-def called(module: nn.Module, values: Mapping[str, Tensor], *args: object) -> Tensor:
-    """The module as a function of values that stand for its own."""
-    output: Tensor = functional_call(module, dict(values), args)
-    return output
-
-
 def parts_of(modules: Modules, values: Mapping[str, Mapping[str, Tensor]]) -> Parts:
     """The parts of one silo as a method calls them."""
-    return {part: partial(called, module, values[part]) for part, module in modules.items()}
+    return {part: Bound(module, values[part]) for part, module in modules.items()}
 
 
 def rows_of(values: Values, rows: Rows) -> Values:

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import vmap
 
-from .method import Method, Parts
+from .method import Measurement, Method, Parts
 from .stacked import Silos, Values, couples, parts_of, rows_of
-from .stacked_batches import together
+from .stacked_batches import Batch, together
 from .training import EVALUATION_CHUNK, Modules
 
 CHUNK = 128  # records of a silo at once, where their number changes nothing
@@ -37,27 +37,43 @@ def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]
 
 
 @torch.no_grad()
-def measure(method: Method, silos: Silos, places: Sequence[range]) -> list[dict[str, Tensor]]:
-    """What ``method.measure`` adds up over the records at each silo's places, in float64, in evaluation mode.
+def measure(
+    measurement: Measurement, silos: Silos, places: Sequence[range], rows: bool = False
+) -> list[dict[str, Tensor]]:
+    """What a measurement adds up over the records at each silo's places, or its ``rows``, as ``training.measure``.
 
     What is added up cannot be taken out again, so no batch is filled up.
     """
     exact = _evaluating(silos.modules)
     pieces = [_cut(own, EVALUATION_CHUNK) if exact else _halved(own) for own in places]
+
     sums: dict[str, Tensor] = {}
+    laid: list[dict[str, list[Tensor]]] = [{} for _ in places]
 
     def measured(values: Values, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        found = method.measure(parts_of(silos.modules, values), x, y)
+        found = measurement(parts_of(silos.modules, values), x, y)
         return {name: tensor.double() for name, tensor in found.items()}
 
     for batch in together(pieces, True, silos.x.device):
         found = vmap(measured)(rows_of(silos.values, batch.rows), silos.x[batch.places], silos.y[batch.places])
         for name, tensor in found.items():
+            if rows:
+                for silo, own in zip(_silos(batch, silos.count), tensor.cpu(), strict=True):
+                    laid[silo].setdefault(name, []).append(own)
+                continue
             if name not in sums:
                 sums[name] = tensor.new_zeros(silos.count, *tensor.shape[1:])
             sums[name][batch.rows] += tensor
+    if rows:
+        return [{name: torch.cat(pieces) for name, pieces in own.items()} for own in laid]
     host = {name: tensor.cpu() for name, tensor in sums.items()}
     return [{name: tensor[silo].clone() for name, tensor in host.items()} for silo in range(silos.count)]
+
+
+def _silos(batch: Batch, count: int) -> list[int]:
+    """The silos of a call."""
+    silos: list[int] = torch.arange(count, device=batch.places.device)[batch.rows].tolist()
+    return silos
 
 
 def saved_bytes(predict: Callable[[Parts, Tensor], Tensor], modules: Modules, shape: Sequence[int]) -> int:

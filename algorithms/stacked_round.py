@@ -7,7 +7,7 @@ and for the time of a call the values of as many silos as go at once.
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from .alike import architecture, course, specs
 from .engine import Records, Work
 from .job import Job
 from .local_round import Look, Outcome, Report, Seen, facts_of, handed, metrics, stage_stream, take_delivery
-from .method import METRICS, Facts, SiloState, Stage
+from .method import METRICS, Change, Course, Facts, SiloState, Stage, Survey
 from .models import input_shape
 from .resident import Resident
 from .stacked import Silos, train
@@ -28,6 +28,7 @@ from .training import PLAIN, Modules, batch_coupled, check_loss, check_trains
 BYTES_AT_ONCE = 4 * 2**30  # of values and of what a backward pass keeps, roughly
 COPIES = 5  # of a silo's values: themselves, their gradients, momentum, and two on the way
 
+T = TypeVar("T", Stage, Change)
 Side: TypeAlias = Literal["train", "test", "validation"]
 States: TypeAlias = Mapping[str, SiloState]
 
@@ -72,15 +73,20 @@ class Stacked:
         for group in self._groups(states, {}):
             silos = self._silos(group, states)
             before |= self._correct(group, silos, "test")
-            with self._running(group):
-                sums = measure(method, silos, self._places(group, "train"))
-            facts |= {silo: replace(facts[silo], measured=own) for silo, own in zip(group, sums, strict=True)}
-        stages = {silo: method.stages(state, facts[silo]) for silo, state in states.items()}
+            facts |= self._surveyed(Survey(method.measure), group, silos, facts)
+        courses = {silo: method.stages(state, facts[silo]) for silo, state in states.items()}
         outcomes: dict[str, Outcome] = {}
-        for group in self._groups(states, stages):
+        for group in self._groups(states, courses):
             silos, loss = self._silos(group, states), dict[str, float]()
-            for number in range(len(stages[group[0]])):
-                loss = self._train(round_, number, silos, {silo: stages[silo][number] for silo in group})
+            for number, first in enumerate(courses[group[0]]):
+                match first:
+                    case Stage():
+                        loss = self._train(round_, number, silos, _steps(Stage, group, courses, number))
+                    case Survey():
+                        facts |= self._surveyed(first, group, silos, facts)
+                    case Change():
+                        states |= _changed(_steps(Change, group, courses, number), silos, states, facts)
+                        silos = self._silos(group, states)
             after = self._correct(group, silos, "test")
             for silo, parts in zip(group, _apart(silos), strict=True):
                 own, state = self._records[silo], SiloState(parts, states[silo].extra)
@@ -136,6 +142,17 @@ class Stacked:
         last = {silo: of[len(of) - len(of) // stage.epochs :] for silo, of in own.items()}
         return {silo: sum(of) / len(of) for silo, of in last.items()}
 
+    def _surveyed(
+        self, survey: Survey, group: Sequence[str], silos: Silos, facts: Mapping[str, Facts]
+    ) -> dict[str, Facts]:
+        """The facts of the group with what a survey finds."""
+        with self._running(group):
+            found = measure(survey.measure, silos, self._places(group, "train"), survey.rows)
+        return {
+            silo: replace(facts[silo], measured={**facts[silo].measured, **own})
+            for silo, own in zip(group, found, strict=True)
+        }
+
     def _pieces(self, round_: int, number: int, group: Sequence[str], stage: Stage, wrap: bool) -> list[Pieces]:
         """The batches of all epochs by silo, as ``local_round`` draws them."""
         pieces: list[Pieces] = []
@@ -172,19 +189,19 @@ class Stacked:
 
     # Which silos go at once.
 
-    def _groups(self, states: States, stages: Mapping[str, Sequence[Stage]]) -> Iterator[list[str]]:
+    def _groups(self, states: States, courses: Mapping[str, Course]) -> Iterator[list[str]]:
         """Silos with more records come first: so those that still train at a step are the first of their group."""
         alike: dict[Hashable, list[str]] = {}
         for silo in sorted(states, key=lambda silo: -len(self._records[silo].train)):
-            alike.setdefault((self._template(silo).key, course(stages.get(silo, ()))), []).append(silo)
+            alike.setdefault((self._template(silo).key, course(courses.get(silo, ()))), []).append(silo)
         for silos in alike.values():
-            size = self._at_once or self._fitting(silos[0], stages.get(silos[0], ()))
+            size = self._at_once or self._fitting(silos[0], courses.get(silos[0], ()))
             yield from (silos[start : start + size] for start in range(0, len(silos), size))
 
-    def _fitting(self, largest: str, stages: Sequence[Stage]) -> int:
+    def _fitting(self, largest: str, steps: Course) -> int:
         """How many silos go at once, of which this one has the most records."""
         template, own = self._template(largest), len(self._records[largest].train)
-        records = own if any(stage.full_batch for stage in stages) else self._job.batch_size
+        records = own if any(isinstance(step, Stage) and step.full_batch for step in steps) else self._job.batch_size
         each = COPIES * template.value_bytes + 2 * records * template.record_bytes
         return max(1, BYTES_AT_ONCE // each)
 
@@ -237,6 +254,22 @@ def _check_fit(silo: str, modules: Modules, state: SiloState) -> None:
     wanted = {part: specs(module.state_dict()) for part, module in modules.items() if module.state_dict()}
     if {part: specs(held) for part, held in state.parts.items() if held} != wanted:
         raise LocalError(f"the state of silo {silo!r} is not of the job's model; begin the simulation anew")
+
+
+def _steps(kind: type[T], group: Sequence[str], courses: Mapping[str, Course], number: int) -> dict[str, T]:
+    """One step of each silo's course, which are of one kind (``alike.course``)."""
+    steps = {silo: courses[silo][number] for silo in group}
+    return {silo: step for silo, step in steps.items() if isinstance(step, kind)}
+
+
+def _changed(
+    changes: Mapping[str, Change], silos: Silos, states: States, facts: Mapping[str, Facts]
+) -> dict[str, SiloState]:
+    """The states of a group after each silo's change."""
+    return {
+        silo: step.change(SiloState(parts, states[silo].extra), facts[silo])
+        for (silo, step), parts in zip(changes.items(), _apart(silos), strict=True)
+    }
 
 
 def _apart(silos: Silos) -> Iterator[dict[str, dict[str, Tensor]]]:

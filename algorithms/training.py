@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import CancelledError, LocalError
 from .data import Dataset
-from .method import Method, Optimiser, Stage
+from .method import Measurement, Method, Optimiser, Stage
 from .streams import permutation
 
 EVALUATION_CHUNK = 512
@@ -87,6 +87,10 @@ def sgd_step(
             velocity.extend(update.clone() for update in updates)
         updates = velocity
     torch._foreach_add_(moved, updates, alpha=-optimiser.lr)  # θ ← θ − lr·v
+    if optimiser.within is not None:
+        least, most = optimiser.within
+        torch._foreach_clamp_min_(moved, least)
+        torch._foreach_clamp_max_(moved, most)
 
 
 def clipped(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor]:
@@ -210,16 +214,16 @@ def train(
 
 
 @torch.no_grad()
-def measure(method: Method, modules: Modules, data: Dataset) -> dict[str, Tensor]:
-    """What ``method.measure`` adds up over the training records, in float64, in evaluation mode."""
+def measure(measurement: Measurement, modules: Modules, data: Dataset, rows: bool = False) -> dict[str, Tensor]:
+    """What a measurement adds up over the training records, or its ``rows``, in float64, in evaluation mode."""
     for module in modules.values():
         module.eval()
-    sums: dict[str, Tensor] = {}
+    found: dict[str, list[Tensor]] = {}
     for start in range(0, len(data), EVALUATION_CHUNK):
         chunk = slice(start, start + EVALUATION_CHUNK)
-        for name, value in method.measure(modules, data.x[chunk], data.y[chunk]).items():
-            sums[name] = sums[name] + value.double() if name in sums else value.double()
-    return sums
+        for name, value in measurement(modules, data.x[chunk], data.y[chunk]).items():
+            found.setdefault(name, []).append(value.double())
+    return {name: torch.cat(values) if rows else sum(values[1:], values[0]) for name, values in found.items()}
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ WHAT = {  # what each kind is, and what it can tell those who read it
     Kind.WHOLE_MODEL: "all parameters of the trained model; they can tell whether a record was trained on, and more",
     Kind.BACKBONE: "the model without its last layer; its parameters can tell whether a record was trained on",
     Kind.INTER_LEARNING_MODEL: "the model that silos exchange; it can tell whether a record was trained on",
-    Kind.HEADER_ROWS: "the last layer's rows of the classes seen here; they tell which classes this silo has",
+    Kind.HEADER_ROWS: "rows of the last layer, one a class; they tell which classes this silo has",
     Kind.PROTOTYPES: "mean features of each class; those of few records are close to a single record",
     Kind.CANONICAL_MODELS: "parameters of the models that silos mix; they can tell whether a record was trained on",
     Kind.CLASSIFIER_ROWS: "the classifier's rows, of unit length; they tell how classes lie here",

@@ -32,7 +32,7 @@ def write(path: Path, content: str, mode: int) -> None:
 
 def job_text(method: str, *, private: bool = False) -> str:
     """A job file for one method, its options and a model that works with it."""
-    from ..algorithms.catalog import METHODS, method_class  # noqa: PLC0415 torch takes seconds to import
+    from ..algorithms.catalog import method_class, names  # noqa: PLC0415 torch takes seconds to import
     from ..algorithms.method import Method  # noqa: PLC0415
     from ..algorithms.models import ModelOptions, input_shape  # noqa: PLC0415
     from ..algorithms.networks import NETWORKS  # noqa: PLC0415
@@ -43,7 +43,7 @@ def job_text(method: str, *, private: bool = False) -> str:
     return Template(text("job")).substitute(
         method=method,
         version=chosen.version,
-        methods=_listed(METHODS),
+        methods=_listed(names()),
         options=options_text(chosen.options_model),
         model=model.name,
         models=_listed(NETWORKS),
@@ -71,8 +71,15 @@ def options_text(model: type[Strict]) -> str:
 
 
 def docstrings(model: type[Strict]) -> dict[str, str]:
-    """The string below each field, by name."""
-    (source,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    """The string below each field, by name, those that it inherits first."""
+    found: dict[str, str] = {}
+    for cls in reversed([cls for cls in model.__mro__ if issubclass(cls, Strict) and cls is not Strict]):
+        found |= _docstrings(cls)
+    return found
+
+
+def _docstrings(cls: type[Strict]) -> dict[str, str]:
+    (source,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     statements = source.body if isinstance(source, ast.ClassDef) else []
     return {
         field.target.id: " ".join(below.value.value.replace("``", "").split())

@@ -19,6 +19,7 @@ from . import (
     partition,
     policy,
     privacy,
+    reproduce,
     roster,
     silo,
     simulate,
@@ -40,6 +41,7 @@ app.add_typer(partition.app, name="partition")
 app.command("status")(status.status)
 app.command("demo")(demo.demo)
 app.command("simulate")(simulate.simulate)
+app.command("reproduce")(reproduce.reproduce)
 
 
 def _show_version(asked: bool) -> None:

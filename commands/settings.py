@@ -9,5 +9,6 @@ MODEL: Mapping[str, Any] = {"name": "cnn-digits", "classes": 10, "norm": "none"}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "fedsimsup": {"participation": 0.75, "options": {"tau_theta": 2}},  # it moves the models of absent silos
     "fedssa": {"options": {"t_stable": 4}},  # header rows grow while μ > 0; 20 rounds of that are too many here
+    "fedbn": {"model": {"norm": "group"}},  # it shares all but the norm layers
     "fedaims": {"model": {"name": "convnet-digits", "norm": "group"}},  # it supervises the blocks of a network
 }

@@ -14,7 +14,7 @@ from rich.console import Console
 from ..errors import CancelledError, LocalError, UnwritableError
 from ..simulator import out_folder, tensorboard
 from ..simulator.engines import Engines, choose
-from ..simulator.experiment import read
+from ..simulator.experiment import Experiment, read
 from ..simulator.plan import Population, Run
 from ..simulator.population import populate
 from ..simulator.recorded import load_runs
@@ -42,31 +42,64 @@ class Asked:
     tensorboard: bool
 
 
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Runs of an experiment that can begin, or go on, in their output folder."""
+
+    experiment: Experiment
+    out: Path
+    population: Population
+    runs: Sequence[Run]
+
+
 def simulate(path: Path, asked: Asked, *, as_json: bool) -> None:
     """All runs that are asked for, and the report of all that the output folder holds."""
     if asked.tensorboard:
         tensorboard.check_installed()
     console = Console(stderr=as_json)
     experiment = read(path)
+    prepared = prepare(console, experiment, asked.out or path.parent / experiment.name, asked)
+    faults = train(console, prepared, asked)
+    _report(console, prepared, as_json=as_json)
+    raise_faults(faults, len(prepared.runs))
+
+
+def prepare(console: Console, experiment: Experiment, out: Path, asked: Asked) -> Prepared:
+    """Read the records and deal them out; LocalError where the folder is of other runs."""
     chosen_methods(experiment, asked.methods)  # refused before records are read, which may take a while
-    out = asked.out or path.parent / experiment.name
     with console.status("records are read and dealt out"):
         population = populate(experiment)
     chosen = runs(experiment, population, asked.methods, asked.seeds, asked.rounds)
     out_folder.check(out, chosen, population, experiment.schedule)
+    return Prepared(experiment, out, population, chosen)
+
+
+def train(console: Console, prepared: Prepared, asked: Asked) -> list[str]:
+    """Run after run to its end; why some could not go on."""
+    population, schedule = prepared.population, prepared.experiment.schedule
     engines = partial(choose, population.records, asked.device, asked.workers)
-    _tell(console, [f"{_of(population)}, trained by {engines().where}", *population.notes])
-    with stopping(*ENDS) as stop, shown(console, chosen) as watch:
+    tell(console, [f"{_of(population)}, trained by {engines().where}", *population.notes])
+    with stopping(*ENDS) as stop, shown(console, prepared.runs) as watch:
 
         def go_on(run: Run, made: Engines) -> None:
-            schedule, events = experiment.schedule, asked.tensorboard
+            out, events = prepared.out, asked.tensorboard
             complete(out, run, population, schedule, made.engine, watch, stop, device=made.device, events=events)
 
-        faults = _each(console, chosen, engines, go_on)
-    labels = [method.title for method in experiment.file.all_methods]
-    _report(console, out, population, labels, as_json=as_json)
+        return _each(console, prepared.runs, engines, go_on)
+
+
+def report(prepared: Prepared) -> Path:
+    """Write the report of all that the folder holds; its summary."""
+    from ..simulator.report import write_report  # noqa: PLC0415 matplotlib takes a second to import
+
+    summary, *_ = write_report(prepared.out, prepared.population, _labels(prepared))
+    return summary
+
+
+def raise_faults(faults: Sequence[str], count: int) -> None:
+    """LocalError of the runs that could not go on, if there were some."""
     if faults:
-        raise LocalError(f"{number(len(faults), 'run')} of {len(chosen)} could not go on: {'; '.join(faults)}")
+        raise LocalError(f"{number(len(faults), 'run')} of {count} could not go on: {'; '.join(faults)}")
 
 
 def _each(
@@ -88,24 +121,26 @@ def _each(
                     raise
                 except LocalError as error:
                     faults.append(f"{named(run)}: {error}")
-                    _tell(console, faults[-1:])
+                    tell(console, faults[-1:])
                     break
     return faults
 
 
-def _report(console: Console, out: Path, population: Population, labels: Sequence[str], *, as_json: bool) -> None:
-    finished = [run for run in load_runs(out) if run.finished]
+def _report(console: Console, prepared: Prepared, *, as_json: bool) -> None:
+    labels, finished = _labels(prepared), [run for run in load_runs(prepared.out) if run.finished]
     if not finished:
         return
-    from ..simulator.report import write_report  # noqa: PLC0415 matplotlib takes a second to import
-
-    summary, *_ = write_report(out, population, labels)
+    summary = report(prepared)
     finished.sort(key=lambda run: labels.index(run.label) if run.label in labels else len(labels))
     if as_json:
-        typer.echo(json.dumps({"out": str(out), "methods": simulate_results.document(finished)}))
+        typer.echo(json.dumps({"out": str(prepared.out), "methods": simulate_results.document(finished)}))
         return
     print_table(simulate_results.COLUMNS, simulate_results.rows(finished))
-    _tell(console, [f"{simulate_results.MEANING}; all measures, and pictures: {summary}"])
+    tell(console, [f"{simulate_results.MEANING}; all measures, and pictures: {summary}"])
+
+
+def _labels(prepared: Prepared) -> list[str]:
+    return [method.title for method in prepared.experiment.file.all_methods]
 
 
 def _of(population: Population) -> str:
@@ -118,6 +153,7 @@ def _of(population: Population) -> str:
     )
 
 
-def _tell(console: Console, lines: Sequence[str]) -> None:
+def tell(console: Console, lines: Sequence[str]) -> None:
+    """Lines for the person at the console, as they are."""
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -52,7 +52,7 @@ def from_file(table: PartitionFromFile, source: Source, data: Dataset) -> Dealt:
 def from_tables(table: Partition, split: Split, source: Source, data: Dataset) -> Dealt:
     """Dealt out and split anew; the same tables and records give the same."""
     labels, column = data.y.numpy(), _column(data.sources)
-    how = {**table.model_dump(exclude={"seed"}), "split": split.model_dump()}
+    how = {**table.model_dump(exclude={"seed"}, exclude_none=True), "split": split.model_dump()}
     match split:
         case Merged():
             parts = deal(table, labels, column)
@@ -62,6 +62,16 @@ def from_tables(table: Partition, split: Split, source: Source, data: Dataset) -
             parts = deal(table, labels[:total], None if column is None else column[:total])
             sides = apart(parts, alike(table, labels, column), total, table.seed, split.validation)
             return Dealt(sides, table.seed, how)
+
+
+def kept(sides: Mapping[str, Sides], count: int | None) -> Mapping[str, Sides]:
+    """So many of the clients, spread evenly over all in their order; all of them for None."""
+    if count is None:
+        return sides
+    if count > len(sides):
+        raise LocalError(f"partition.keep = {count}, there are {len(sides)} clients; lower it, or leave it out")
+    clients = list(sides)
+    return {client: sides[client] for client in (clients[place * len(clients) // count] for place in range(count))}
 
 
 def check_groups(sides: Mapping[str, Sides], groups: Sequence[str] | None) -> None:

@@ -59,7 +59,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import BeforeValidator, Field
 
-from ..algorithms import partition_table, sources
+from ..algorithms import partition_table
 from ..algorithms.job import Job, JobFile, JobSettings, MethodTable, Rounds, Seed, Silos
 from ..algorithms.job_security import SecurityTable
 from ..algorithms.models import ModelOptions, input_shape
@@ -67,7 +67,7 @@ from ..errors import LocalError
 from ..files import Strict, read_toml, validate
 from .names import numbered
 from .plan import Schedule
-from .records_tables import Count, Data, Partition, PartitionFromFile, Split, Synthetic
+from .records_tables import Count, Data, Partition, PartitionFromFile, Split, Synthetic, below
 
 FEWEST = 2  # silos of a job
 
@@ -179,13 +179,13 @@ class Experiment:
 
 def read(path: Path) -> Experiment:
     """Read the file; LocalError names file, key, value and the fix, of what each method changes too."""
-    file = read_toml(path, ExperimentFile)
-    updates: dict[str, Any] = {}
-    if not isinstance(file.data, Synthetic):
-        updates["data"] = sources.below(file.data, path.parent)
-    if isinstance(file.partition, PartitionFromFile):
-        updates["partition"] = file.partition.model_copy(update={"file": path.parent / file.partition.file})
-    experiment = Experiment(path, file.model_copy(update=updates))
+    return checked(path, read_toml(path, ExperimentFile), path.parent)
+
+
+def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
+    """What a file says, whose paths start at a folder; LocalError, which names ``path``, where a method cannot work."""
+    data, partition = below(file.data, file.partition, folder)
+    experiment = Experiment(path, file.model_copy(update={"data": data, "partition": partition}))
     silos = file.silos or numbered(_announced(file))
     for method in file.all_methods:
         model = job_of(experiment, method, 0, silos, SecurityTable()).model
@@ -225,6 +225,8 @@ def _announced(file: ExperimentFile) -> int:
     """How many silos there will be, as far as the file says so before any record is read."""
     match file.data, file.partition:
         case Synthetic(silos=count), _:
+            return count
+        case _, partition_table.Table(keep=int(count)) | PartitionFromFile(keep=int(count)):
             return count
         case _, partition_table.Sources(silos=by_source):
             return sum(by_source.values())

@@ -21,7 +21,7 @@ from ..algorithms.partition_sides import Sides
 from ..algorithms.sources import Source, check_present, load, where
 from ..errors import LocalError
 from ..files import canonical_json
-from .dealing import check_groups, from_file, from_tables, title
+from .dealing import check_groups, from_file, from_tables, kept, title
 from .experiment import Experiment, ExperimentFile
 from .names import silo_names
 from .plan import Population
@@ -57,13 +57,14 @@ def _populate(file: ExperimentFile, source: Source) -> Population:
         dealt = from_file(file.partition, source, data)
     else:
         dealt = from_tables(file.partition, file.split or Merged(), source, data)
-    held = {client: sides for client, sides in dealt.sides.items() if len(sides.all())}
+    some = {client: sides for client, sides in dealt.sides.items() if len(sides.all())}
+    held = kept(some, file.partition.keep)
     silos = dict(zip(silo_names(tuple(held), file.silos), held.values(), strict=True))
     check_groups(silos, data.groups)
     partition = partition_file(silos, data.y.numpy(), title(source), dealt.seed, dealt.how)
     records = cut(data, silos)
     classes, names = file.model.classes, file.model.class_names or data.class_names
-    notes = _notes([client for client in dealt.sides if client not in held], silos, len(data))
+    notes = _notes([client for client in dealt.sides if client not in some], silos, len(some), len(data))
     return Population(records, classes, names, _digest(records, classes, names), partition, notes)
 
 
@@ -137,8 +138,8 @@ def _digest(records: Mapping[str, Records], classes: int, names: Sequence[str] |
     return digest.hexdigest()
 
 
-def _notes(empty: Sequence[str], silos: Mapping[str, Sides], records: int) -> tuple[str, ...]:
-    notes = []
+def _notes(empty: Sequence[str], silos: Mapping[str, Sides], clients: int, records: int) -> tuple[str, ...]:
+    notes = [f"{len(silos)} of the partition's {clients} clients take part"] if len(silos) < clients else []
     if empty:
         named = ", ".join(empty[:MOST_NAMED]) + (" …" if len(empty) > MOST_NAMED else "")
         notes.append(f"clients of the partition without any record take no part: {named}")

@@ -40,6 +40,8 @@ class PartitionFromFile(Strict):
     kind: Literal["file"] = "file"
     file: Path
     format: Literal["staddle", "ppfl"] = "staddle"
+    keep: Count | None = None
+    """So many of its clients take part, spread evenly over all in their order; all if left out."""
 
     @pydantic.model_validator(mode="after")
     def _format_of_its_name(self) -> "PartitionFromFile":
@@ -88,3 +90,12 @@ def _split(value: Any) -> Strict:
 Data: TypeAlias = Annotated[sources.Source | Synthetic, PlainValidator(_data)]
 Partition: TypeAlias = Annotated[partition_table.Partition | PartitionFromFile, PlainValidator(_partition)]
 Split: TypeAlias = Annotated[Merged | Apart, PlainValidator(_split)]
+
+
+def below(data: Data, partition: Partition | None, folder: Path) -> tuple[Data, Partition | None]:
+    """The same, with paths that start at a folder."""
+    if not isinstance(data, Synthetic):
+        data = sources.below(data, folder)
+    if isinstance(partition, PartitionFromFile):
+        partition = partition.model_copy(update={"file": folder / partition.file})
+    return data, partition

@@ -42,7 +42,7 @@ def complete(
             return
         trainer = stack.enter_context(closing(Stoppable(engine(run.job), stop)))
         simulation = Simulation(run.job, trainer, begun=folder.begun())
-        watch.begin(run, min(_rounds(run.job, simulation.round), run.job.rounds - 1))  # the last ends with a look
+        watch.begin(run, min(run.job.rounds_before(simulation.round), run.job.rounds - 1))  # the last ends with a look
         _Rounds(run, simulation, folder, schedule, watch, board).to_the_end()
 
 
@@ -65,7 +65,7 @@ class _Rounds:
             while self._simulation.round < self._job.length:
                 self._next()
                 whole = self._simulation.snapshot()
-                rounds = _rounds(self._job, whole.round)
+                rounds = self._job.rounds_before(whole.round)
                 if rounds % self._schedule.checkpoint_every == 0 or whole.round == self._job.length:
                     self._folder.checkpoint(whole)
                     kept = whole.round
@@ -73,7 +73,7 @@ class _Rounds:
         except CancelledError:
             if whole.round > kept:
                 self._folder.checkpoint(whole)
-            rounds = _rounds(self._job, whole.round)
+            rounds = self._job.rounds_before(whole.round)
             raise CancelledError(
                 f"{self._run.label}, seed {self._run.seed}: stopped; the same command goes on after round {rounds} of "
                 f"{self._job.rounds}"
@@ -81,11 +81,12 @@ class _Rounds:
 
     def _next(self) -> None:
         """A round, and what it measures; the look after the last is of ``_finish``."""
-        job, rounds = self._job, _rounds(self._job, self._simulation.round + 1)
-        self._watch.work("training", len(job.cohort(self._simulation.round)))
+        job, round_ = self._job, self._simulation.round
+        before, rounds = job.rounds_before(round_), job.rounds_before(round_ + 1)
+        self._watch.work("training", len(job.cohort(round_)))
         reports = self._simulation.step(self._watch.silo).reports
-        if not rounds:
-            return  # a census trains nothing
+        if rounds == before:
+            return  # a census, or what tunes after the last round
         measured = of_round(rounds, reports)
         if rounds % self._schedule.look_every == 0 and rounds < job.rounds:
             measured += self._look()
@@ -109,10 +110,5 @@ class _Rounds:
 
     def _look(self) -> tuple[Measured, ...]:
         self._watch.work("looking", len(self._job.silos))
-        rounds = _rounds(self._job, self._simulation.round)
+        rounds = self._job.rounds_before(self._simulation.round)
         return of_look(rounds, self._simulation.look(self._watch.silo))
-
-
-def _rounds(job: Job, round_: int) -> int:
-    """How many rounds that train are done before this one: a census is none."""
-    return max(round_ - (job.length - job.rounds), 0)

@@ -12,8 +12,15 @@ from staddle.simulator.plan import Population, Run, Schedule
 from staddle.simulator.run_folder import opened
 
 SILOS = ("d", "b", "a", "c")  # job order is not the alphabet's
-OPTIONS = {"ppfl": {"lam": 0}, "fedsimsup": {"tau_theta": 1}}
-MODELS = {"fedaims": "convnet-digits"}
+OPTIONS = {
+    "fedala": {"start_epochs": 1},
+    "fedavg-ft": {"tuning_epochs": 1},
+    "fedbabu": {"tuning_epochs": 1},
+    "fedrep": {"head_epochs": 1},
+    "fedsimsup": {"tau_theta": 1},
+    "ppfl": {"lam": 0},
+}
+MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "batch"}}
 SCHEDULE = Schedule(2, 2)
 
 
@@ -26,7 +33,7 @@ def make_job(method="fedavg", seed=7, **fields):
         "silos": SILOS,
         "participation": 0.75 if method == "fedsimsup" else 0.5,
         "method": {"name": method, "options": OPTIONS.get(method, {})},
-        "model": {"name": MODELS.get(method, "cnn-digits"), "classes": 3},
+        "model": {"name": "cnn-digits", "classes": 3, **MODELS.get(method, {})},
         "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
         **fields,
     }
@@ -66,8 +73,8 @@ def conduct(out, run, population, until=None, schedule=SCHEDULE):
             if simulation.round == until:
                 return folder
             step = simulation.step()
-            rounds = simulation.round - job.length + job.rounds
-            if rounds:
+            rounds = job.rounds_before(simulation.round)
+            if rounds > job.rounds_before(simulation.round - 1):
                 folder.record(of_round(rounds, step.reports))
                 if not rounds % schedule.look_every and simulation.round < job.length:
                     folder.record(of_look(rounds, simulation.look()))

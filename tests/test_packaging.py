@@ -36,6 +36,8 @@ def test_every_module_of_the_tree_is_in_the_wheel():
     assert "staddle/proto/federation.proto" in installed
     assert {f"staddle/commands/templates/{name}.toml" for name in ("coordinator", "silo", "job", "policy")} <= installed
     assert {f"staddle/commands/templates/report.{kind}" for kind in ("html", "css")} <= installed
+    papers = ("fedaims", "fedsimsup", "fedssa", "pfedsim", "ppfl")
+    assert {f"staddle/simulator/tables/{paper}.toml" for paper in papers} <= installed
     assert {
         "staddle/staddle_verify.py",
         "staddle/proto/tensor_pb2.pyi",

@@ -324,7 +324,13 @@ class Recorded:
         return self.gave[-1][1]
 
 
-WHOLE = [("fedssa", {}), ("fedssa", {"stale_inclusive": True}), ("fedaims", {}), ("ppfl", {"models": 2})]
+WHOLE = [
+    ("fedssa", {}),
+    ("fedssa", {"stale_inclusive": True}),
+    ("fedaims", {}),
+    ("fedproto", {}),
+    ("ppfl", {"models": 2}),
+]
 
 
 @pytest.mark.parametrize(("method", "options"), WHOLE)
@@ -385,6 +391,7 @@ def test_ratios_are_by_class_whatever_a_method_says(make_job):
         ("fedssa", {}, ("rows",)),
         ("fedssa", {"stale_inclusive": True}, ("deltas",)),
         ("fedaims", {}, ("prototypes",)),
+        ("fedproto", {}, ("prototypes",)),
         ("ppfl", {}, ("coupling",)),
         ("ppfl", {"lam": 0.0}, ()),
         ("fedavg", {}, ()),

@@ -345,7 +345,7 @@ def test_heads_and_adapters_are_in_no_part(make, make_data, sampling, aux_ce):
     assert not any(word in name for name in names for word in private)
     state = initial_state(method, "a")
     state = method.deliver(state, {}, FACTS)
-    facts = replace(FACTS, measured=measure(method, to_modules(method, "a", state), make_data(5)))
+    facts = replace(FACTS, measured=measure(method.measure, to_modules(method, "a", state), make_data(5)))
     gifts = method.give(state, facts)
     assert list(gifts) == [part.name for part in method.up(0)]
     for part in method.up(0):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from staddle.algorithms import data, partition
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.exchange import PLAIN, WEIGHT, Gift, Kind
-from staddle.algorithms.fedssa import FedSSA, norm_of, rows_of
+from staddle.algorithms.fedssa import FedSSA, rows_of
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import local_round, state_to_bytes
 from staddle.algorithms.method import Facts, SiloState, initial_state
@@ -424,11 +424,6 @@ def test_extractors_are_dealt_in_job_order_below_one_header():
 def test_the_job_s_own_model_as_the_only_extractor_changes_nothing(make_shards):
     one, other = new_job(rounds=2), new_job({"extractors": ["digits-cnn-a"]}, rounds=2)
     assert simulate(one, make_shards(one)).history == simulate(other, make_shards(other)).history
-
-
-def test_each_architecture_has_the_norm_that_its_extractor_gets():
-    assert norm_of("digits-cnn-a") == norm_of("lenet5") == "none"
-    assert all(norm_of(name) in network.norms for name, network in NETWORKS.items())
 
 
 # Bad input.

@@ -12,7 +12,21 @@ from staddle.algorithms.method import initial_state, specs_of_buffers, specs_of_
 from staddle.algorithms.simulation import simulate
 
 STATISTICS = {f"extractor.norm{i}.running_{what}" for i in (1, 2) for what in ("mean", "var")}
-SHARING = ("fedavg", "fedper", "pfedsim", "fedsimsup", "ppfl")
+SHARING = (
+    "cfl",
+    "fedala",
+    "fedas",
+    "fedavg",
+    "fedbabu",
+    "fedfomo",
+    "fedpac",
+    "fedper",
+    "fedrep",
+    "fedsimsup",
+    "pfedfda",
+    "pfedsim",
+    "ppfl",
+)
 
 
 @pytest.fixture
@@ -20,7 +34,7 @@ def make(make_job):
     """A job with batch norm and a policy for its buffers, in which one of four silos is away."""
 
     def job(method, buffers, **fields):
-        options = {"lam": 0} if method == "ppfl" else {}  # refused where cohorts vary
+        options = {"ppfl": {"lam": 0}, "fedrep": {"head_epochs": 1}}.get(method, {})  # λ is refused where cohorts vary
         model = {"norm": "batch", "buffers": buffers}
         return make_job(method, options, model=model, silos=list("abcd"), participation=0.7, **fields)
 
@@ -56,8 +70,8 @@ def test_global_buffers_cross_with_the_parameters_of_their_part(make, method):
     assert list(shared.flat(state, *parts)) == [spec.name for spec in shared.flat_specs(*parts)]
 
 
-def test_methods_that_share_no_extractor_are_as_they_were(make):
-    for method in ("local", "fedssa"):
+def test_methods_that_share_no_norm_are_as_they_were(make):
+    for method in ("local", "fedbn", "fedssa", "lg-fedavg"):
         job = make(method, "local")
         one, other = (configure(method, {}, replace(job.setting(), buffers=b)) for b in ("local", "global"))
         assert all(one.up(r) == other.up(r) and one.down(r) == other.down(r) for r in range(5))

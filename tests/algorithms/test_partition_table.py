@@ -26,6 +26,10 @@ def table(**keys):
     ("keys", "parts"),
     [
         ({"kind": "dirichlet", "silos": 3, "alpha": 0.1, "minimum": 200}, dirichlet(LABELS, 3, 0.1, 7, 200)),
+        (
+            {"kind": "dirichlet", "silos": 3, "alpha": 0.1, "balanced": True},
+            dirichlet(LABELS, 3, 0.1, 7, balanced=True),
+        ),
         ({"kind": "shards", "silos": 5, "each": 2}, shards(LABELS, 5, 2, 7)),
         ({"kind": "classes", "silos": 5, "each": 2}, classes_each(LABELS, 5, 2, 7)),
         ({"kind": "label-groups", "silos": 5, "groups": GROUPS}, label_groups(LABELS, 5, GROUPS, 7)),

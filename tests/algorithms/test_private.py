@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from staddle.algorithms.local_round import facts_of, to_modules
+from staddle.algorithms.local_round import facts_of, handed, to_modules
 from staddle.algorithms.method import Optimiser, Stage, initial_state
 from staddle.algorithms.private import Mechanism, Private, check
 from staddle.algorithms.streams import stream
@@ -16,10 +16,17 @@ from staddle.algorithms.training import PLAIN, train
 from staddle.errors import LocalError
 
 METHODS = {
+    "ditto": {},
     "fedavg": {},
+    "feddyn": {"alpha": 0.5},
+    "fedprox": {},
+    "fedrep": {"head_epochs": 2},
+    "moon": {"mu": 5},
+    "fedrod": {},
     "pfedsim": {},
     "fedssa": {},
     "fedsimsup": {"supervisor": "lenet"},
+    "fml": {},
     "fedaims": {"sampling": "full"},
     "fedaims-prototype": {"sampling": "full", "aux_ce": "prototype"},
     "ppfl": {"models": 2, "lam": 0},
@@ -109,10 +116,10 @@ def test_without_noise_and_clip_it_is_plain_training(make_job, make_data, name):
     stages, modules, data = stages_of(make_job, make_data, name)
     torch.manual_seed(0)
     _, others, _ = stages_of(make_job, make_data, name)
-    before = values(modules)
+    before, way = values(modules), private()
     for stage in stages:
-        train(modules, stage, data, len(data), rng(), PLAIN)
-        train(others, stage, data, 1, rng(), private())
+        train(handed(modules, stage), stage, data, len(data), rng(), PLAIN)
+        train(handed(others, stage), stage, data, 1, rng(), way)
     assert (values(modules) - before).abs().max() > 1e-4
     assert (values(modules) - values(others)).abs().max() < 1e-12
 
@@ -128,8 +135,8 @@ def test_no_record_moves_more_than_the_clip(make_job, make_data, name):
         _, others, _ = stages_of(make_job, make_data, name)
         stage = replace(stages[-1], epochs=1, optimiser=Optimiser(1.0), full_batch=False)
         whole, less = list(range(8)), [i for i in range(8) if i != index]
-        train(modules, stage, data, 1, rng(), private([whole], clip=clip))
-        train(others, stage, data, 1, rng(), private([less], clip=clip))
+        train(handed(modules, stage), stage, data, 1, rng(), private([whole], clip=clip))
+        train(handed(others, stage), stage, data, 1, rng(), private([less], clip=clip))
         moved.append(float((values(modules) - values(others)).norm()))
     assert max(moved) <= clip / 8 * (1 + 1e-6)
     assert max(moved) > 0.99 * clip / 8  # the bound is reached, over all trained parts together

@@ -69,6 +69,8 @@ def make_private(make_job):
             fields = {"silos": SIX, "participation": 0.5, "min_cohort": 3, **fields}
         if method == "fedaims":
             fields = {"model": {"name": "convnet-digits"}, **fields}
+        if method == "fedbn":
+            fields = {"model": {"norm": "group"}, **fields}
         return make_job(method, options, privacy={**PRIVACY, **(privacy or {})}, **{"rounds": 3, **fields})
 
     return make
@@ -120,10 +122,28 @@ LEAVING = {
     "local": ("local", {}, {}),
     "fedavg": ("fedavg", {}, {"model": "now", "model/@weight": "counts"}),
     "fedavg-equal": ("fedavg", {"weights": "equal"}, {"model": "now", "model/@weight": "counts"}),
+    "feddyn": ("feddyn", {"alpha": 0.5}, {"model": "all", "model/@weight": "counts"}),
+    "fml": ("fml", {}, {"meme": "all", "meme/@weight": "counts"}),
+    "ditto": ("ditto", {}, {"model": "all", "model/@weight": "counts"}),  # as if a stage could reach v
+    "fedavg-ft": ("fedavg-ft", {"tuning_epochs": 2}, {"model": "now", "model/@weight": "counts"}),
+    "fedbabu": ("fedbabu", {"tuning_epochs": 2}, {"extractor": "now", "extractor/@weight": "counts"}),
+    "fedbabu-full": (
+        "fedbabu",
+        {"tuned": "full", "tuning_epochs": 2},
+        {"extractor": "now", "extractor/@weight": "counts"},
+    ),
+    "fedbn": ("fedbn", {}, {"model": "all", "model/@weight": "counts"}),
     "fedper": ("fedper", {}, {"extractor": "all", "extractor/@weight": "counts"}),
+    "fedprox": ("fedprox", {}, {"model": "now", "model/@weight": "counts"}),
+    "fedrep": ("fedrep", {"head_epochs": 2}, {"extractor": "all", "extractor/@weight": "counts"}),
+    "lg-fedavg": ("lg-fedavg", {}, {"layers": "all", "layers/@weight": "counts"}),
+    "moon": ("moon", {}, {"model": "all", "model/@weight": "counts"}),
+    "fedrod": ("fedrod", {}, {"model": "all", "model/@weight": "counts"}),
+    "fedclassavg": ("fedclassavg", {"contrast": 0}, {"classifier": "all", "classifier/@weight": "counts"}),
     "pfedsim": ("pfedsim", {"rho": 0}, {"extractor": "all", "rows": "all"}),
     "pfedsim-classes": ("pfedsim", {"rho": 0, "similarity": "per_class"}, {"extractor": "all", "rows": "all"}),
     "pfedsim-warm": ("pfedsim", {"rho": 1}, {"model": "now", "model/@weight": "counts"}),
+    "cfl": ("cfl", {"start": 1}, {"model": "now", "update": "now"}),
     "fedssa": ("fedssa", {}, {"rows": "all", "rows/@weight": "counts"}),
     "fedssa-clip": ("fedssa", {"clip": 1.0, "t_stable": 2}, {"rows": "all", "rows/@weight": "counts"}),
     "fedssa-stale": ("fedssa", {"stale_inclusive": True}, {"deltas": "all", "deltas/presence": "counts"}),

@@ -20,6 +20,9 @@ class Counting:
     def measure(self, parts, x, y):
         return {"sum": parts["extractor"](x).sum(0), "labels": y.sum(), "count": torch.tensor(len(y))}
 
+    def rows(self, parts, x, y):
+        return {"features": parts["extractor"](x), "labels": y}
+
 
 def parts(seed, tracked):
     torch.manual_seed(seed)
@@ -45,17 +48,26 @@ def test_looks_are_those_of_one_silo(tracked, monkeypatch):
     }
     template = {part: module.to("meta") for part, module in parts(0, tracked).items()}
     silos, method = Silos(template, values, x, y), Counting()
-    correct, sums = evaluate(method, silos, ranges), measure(method, silos, ranges)
+    correct, sums = evaluate(method, silos, ranges), measure(method.measure, silos, ranges)
     assert couples(template) is not tracked
     for own, model, right, found in zip(ranges, models, correct, sums, strict=True):
         data = Dataset(x[own.start : own.stop], y[own.start : own.stop])
         assert right == evaluate_one(method, model, data)
-        expected = measure_one(method, model, data)
+        expected = measure_one(method.measure, model, data)
         assert found["count"] == len(own)
         assert found["labels"] == data.y.sum()
         if len(own):
             assert found["sum"].dtype == torch.float64
             assert torch.allclose(found["sum"], expected["sum"], rtol=1e-4, atol=1e-5)
+    for own, model, found in zip(ranges, models, measure(method.rows, silos, ranges, rows=True), strict=True):
+        data = Dataset(x[own.start : own.stop], y[own.start : own.stop])
+        expected = measure_one(method.rows, model, data, rows=True)
+        assert found.keys() == expected.keys() == ({"features", "labels"} if len(own) else set())
+        if len(own):
+            assert found["features"].dtype == torch.float64
+            assert found["features"].shape == (len(own), 5)
+            assert torch.allclose(found["features"], expected["features"], rtol=1e-4, atol=1e-5)
+            assert torch.equal(found["labels"], data.y.double())  # in the records' order
 
 
 def test_what_a_backward_pass_keeps():

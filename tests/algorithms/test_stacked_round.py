@@ -23,10 +23,26 @@ ALL_BLOCKS = {"sampling": "full", "aux_ce": "none", "reduction": "sum", "mu": 0.
 DIGITS = {"name": "convnet-digits"}
 SUPERVISORS = {"supervisor": ["lenet", "transformer"], "tau_theta": 2}
 TWO = {"extractors": ["digits-cnn-a", "digits-cnn-b"], "stale_inclusive": True, "t_stable": 2, "mu_0": 0.1}
+ALL_LAYERS = {"layers": 3, "eta": 5.0, "start_epochs": 3}
+SPLITS = {"eps_1": 1e3, "eps_2": 0.0, "sketch": 32}
 CASES = {  # method, its options, the model, the job; how many silos go at once in the last round, stage by stage
     "local": ("local", {}, {}, {}, [4]),
+    "local, two extractors": ("local", {"extractors": TWO["extractors"]}, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
     "fedavg": ("fedavg", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
+    "feddyn": ("feddyn", {"alpha": 0.5}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
+    "fedkd": ("fedkd", {"mentor": "digits-cnn-a", "t_end": 0.9, "clip": 1.0}, {}, ALMOST_ALL, [3]),
+    "fedavg-ft": ("fedavg-ft", {"tuning_epochs": 1}, {"norm": "group"}, ALMOST_ALL, [4]),
+    "fedbabu": ("fedbabu", {"tuning_epochs": 1}, {"norm": "batch"}, ALMOST_ALL, [4]),
+    "fedbn": ("fedbn", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedper": ("fedper", {}, {"norm": "group"}, ALMOST_ALL, [3]),
+    "fedprox": ("fedprox", {"mu": 0.3}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedrep": ("fedrep", {"head_epochs": 1}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3, 3]),
+    "lg-fedavg": ("lg-fedavg", {"layers": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "moon": ("moon", {"mu": 5}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedrod": ("fedrod", {"gamma": 0.5}, {"norm": "group"}, ALMOST_ALL, [3]),
+    "fedproto": ("fedproto", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedclassavg": ("fedclassavg", {}, {}, ALMOST_ALL, [3]),
+    "fedclassavg, batch norm": ("fedclassavg", {"contrast": 0.5, "rho": 0}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "pfedsim": ("pfedsim", {}, {"norm": "batch"}, {**ALMOST_ALL, "rounds": 3}, [3]),
     "pfedsim, by class": ("pfedsim", {"similarity": "per_class", "rho": 0}, {}, {}, [4]),
     "ppfl": ("ppfl", {}, {}, {}, [4, 4]),  # c, then θ
@@ -37,6 +53,12 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "fedaims": ("fedaims", {}, {**DIGITS, "norm": "batch"}, ALMOST_ALL, [1, 2]),  # two middle blocks
     "fedaims, clusters": ("fedaims", CLUSTERS, {**DIGITS, "norm": "group"}, {}, [2, 2]),
     "fedaims, all blocks": ("fedaims", ALL_BLOCKS, DIGITS, {}, [4]),
+    "fedas": ("fedas", {}, {}, {}, [4, 4]),  # alignment, then all
+    "fedas, batch norm": ("fedas", {}, {"norm": "batch"}, ALMOST_ALL, [1, 2, 2]),  # one silo has nothing to align to
+    "fedpac": ("fedpac", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3, 3]),  # classifier, then extractor
+    "fedpac, pooled": ("fedpac", {"variances": "pooled"}, {"norm": "group"}, {}, [4, 4]),
+    "pfedfda": ("pfedfda", {}, {}, ALMOST_ALL, [3]),
+    "pfedfda, batch norm": ("pfedfda", {"interpolation": "one"}, {"norm": "batch"}, {"rounds": 1}, [4]),
     "fedsimsup": ("fedsimsup", SUPERVISORS, {}, ALMOST_ALL, [1, 1, 2, 2]),  # supervisors, then θ
     "fedsimsup, batch norm": (
         "fedsimsup",
@@ -45,10 +67,38 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
         ALMOST_ALL,
         [3, 3],
     ),
+    "fedala": ("fedala", {"start_epochs": 2}, {"norm": "batch"}, {}, [4, 4]),  # weights, then the model
+    "fedala, all layers": ("fedala", ALL_LAYERS, {}, {**ALMOST_ALL, "rounds": 3}, [1, 1, 2, 2]),
+    "fedfomo": ("fedfomo", {"models": 3}, {"norm": "batch", "buffers": "global"}, {**ALMOST_ALL, "rounds": 3}, [3]),
+    "cfl": ("cfl", SPLITS, {"norm": "batch", "buffers": "global"}, {**ALMOST_ALL, "rounds": 3}, [3]),
     "fedssa": ("fedssa", {"clip": 0.5, "t_stable": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fml": ("fml", {"personal": "digits-cnn-a"}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedssa, two extractors": ("fedssa", TWO, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
+    "apfl": ("apfl", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "ditto": ("ditto", {}, {"norm": "batch"}, ALMOST_ALL, [3, 3]),  # w, then v
+    "per-fedavg": ("per-fedavg", {"alpha": 0.1}, {"norm": "batch"}, ALMOST_ALL, [4]),
+    "per-fedavg, first order": ("per-fedavg", {"alpha": 0.1, "variant": "fo"}, {}, {}, [4]),
+    "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {}, ALMOST_ALL, [3]),
 }
-IN_SLICES = {"local": 2, "fedavg": 1, "fedper": 4, "pfedsim": 2, "ppfl": 3, "fedaims": 1, "fedsimsup": 9, "fedssa": 2}
+IN_SLICES = {
+    "apfl": 2,
+    "cfl": 2,
+    "fedaims": 1,
+    "fedala": 3,
+    "fedas": 2,
+    "fedavg": 1,
+    "fedfomo": 2,
+    "fedpac": 1,
+    "fedper": 4,
+    "fedproto": 1,
+    "fedsimsup": 9,
+    "fedssa": 2,
+    "local": 2,
+    "per-fedavg": 3,
+    "pfedfda": 2,
+    "pfedsim": 2,
+    "ppfl": 3,
+}
 
 
 class Doubles(Dataset):
@@ -260,7 +310,7 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("case", ["ppfl, as the code", "fedaims, clusters"])
+@pytest.mark.parametrize("case", ["ppfl, as the code", "fedaims, clusters", "per-fedavg", "pfedme"])
 def test_nothing_is_waited_for_between_two_steps(make, monkeypatch, case):
     method, options, model, fields, _ = CASES[case]
     job, train, waits = make(method, options, model, {**fields, "rounds": 1}), stacked_round.train, []

@@ -133,12 +133,12 @@ def test_measure_adds_up_over_chunks_and_touches_no_running_statistics(make_job)
     parts, data = linear_parts(norm=True), records(1100)
     for module in parts.values():
         module.train()
-    found = measure(Counting(), parts, data)
+    found = measure(Counting().measure, parts, data)
     assert found["count"].item() == 1100
     assert not parts["extractor"][2].num_batches_tracked
     assert torch.allclose(found["sum"], parts["extractor"](data.x).double().sum(0), rtol=1e-4)
     assert found["sum"].dtype == torch.float64
-    assert measure(make_job().method(), parts, data) == {}
+    assert measure(make_job().method().measure, parts, data) == {}
 
 
 @pytest.mark.parametrize("epochs", [1, 3])

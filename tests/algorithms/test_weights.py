@@ -66,8 +66,8 @@ def test_only_parts_that_never_cross_are_loaded(tmp_path, job, make_job):
         load_weights(path, job.method(), "a", "extractor")
     with pytest.raises(LocalError, match="'fedavg' takes no weights for part 'extractor', it takes none"):
         load_weights(path, make_job("fedavg").method(), "a", "extractor")
-    for method in ("fedsimsup", "fedssa"):
-        made = (job if method == "fedsimsup" else make_job("fedssa")).method()
+    for method in ("fedclassavg", "fedproto", "fedsimsup", "fedssa"):
+        made = (job if method == "fedsimsup" else make_job(method)).method()
         crossing = {s.name for r in (0, 1, 2) for part in (*made.up(r), *made.down(r)) for s in part.wire}
         assert made.loadable
         assert not any(name.split(".")[0] in made.loadable for name in crossing)

@@ -86,7 +86,7 @@ def test_a_draft_says_of_each_rule_what_it_is(jobs):
     assert set(WHAT) == set(Kind)
     text = draft([jobs["fedssa"]])
     flowing = " ".join(text.replace("\n# ", " ").split())
-    assert "'rows': the last layer's rows of the classes seen here; they tell which classes this silo has." in flowing
+    assert "'rows': rows of the last layer, one a class; they tell which classes this silo has." in flowing
     assert all(len(line) <= 100 for line in text.splitlines() if line.startswith("#"))
 
 

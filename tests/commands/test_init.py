@@ -212,3 +212,9 @@ def test_an_unknown_option_of_a_method_is_told_what_was_meant(init):
     path.write_text(uncommented(path.read_text()).replace("rho = ", "roh = "))
     with pytest.raises(LocalError, match=r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'\?"):
         Job.from_toml(path)
+
+
+def test_docstrings_of_inherited_options_come_before_a_methods_own():
+    said = examples.docstrings(method_class("fedprox").options_model)
+    assert list(said) == ["weights", "mu"]
+    assert said["weights"] == "Whether a silo counts by its training records or once."

@@ -149,6 +149,7 @@ def test_means_of_any_weights_agree(weights, seed, how, clip):
 
 METHODS = {
     "fedavg": {},
+    "fedbabu": {},
     "fedper": {},
     "pfedsim": {"rho": 0.5},
     "fedssa": {"t_stable": 2},

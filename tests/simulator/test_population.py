@@ -236,3 +236,20 @@ def test_the_published_split_with_a_client_of_nothing_has_one_silo_less(experime
     assert len(people.records) == 79
     assert people.notes == ("clients of the partition without any record take no part: 35",)
     assert counts(people).sum(0).tolist() == [6000] * 10
+
+
+def test_some_of_the_clients_keep_what_they_have_among_all(experiment, tmp_path):
+    """Ten clients' partition, of which every third takes part but for the last: 0, 3 and 6."""
+    dealt = '[partition]\nkind = "dirichlet"\nsilos = 10\nalpha = 0.5\nminimum = 5\n'
+    everyone, some = populate(experiment(partition=dealt)), populate(experiment(partition=f"{dealt}keep = 3"))
+    assert tuple(some.records) == ("silo-000", "silo-003", "silo-006")
+    for silo, own in some.records.items():
+        assert torch.equal(own.train.x, everyone.records[silo].train.x)
+        assert torch.equal(own.test.y, everyone.records[silo].test.y)
+    assert (some.partition.how["keep"], "keep" in everyone.partition.how) == (3, False)
+    assert some.notes[0] == "3 of the partition's 10 clients take part"
+    save(tmp_path / "p.json", everyone.partition)
+    from_file = populate(experiment(partition='[partition]\nfile = "p.json"\nkeep = 2'))
+    assert tuple(from_file.records) == ("silo-000", "silo-005")
+    with pytest.raises(LocalError, match=r"partition\.keep = 11, there are 10 clients; lower it"):
+        populate(experiment(partition=f"{dealt}keep = 11"))

@@ -1,7 +1,9 @@
 import pytest
 from simulated import SCHEDULE, make_population, make_run, results
 
+from staddle.algorithms import catalog
 from staddle.algorithms.engine import Serial
+from staddle.algorithms.fedavg import FedAvg
 from staddle.errors import CancelledError, LocalError
 from staddle.simulator.history_file import read
 from staddle.simulator.run_folder import HISTORY, folder_of
@@ -73,6 +75,34 @@ def test_a_census_is_a_round_that_measures_nothing(tmp_path):
     run_it(tmp_path, run, watch)
     assert [told[0] for told in watch.told] == ["begin", "training", "training", 1, "training", "looking", 2]
     assert {one.rounds for one in read(folder_of(tmp_path, run) / HISTORY)} == {1, 2}
+
+
+def test_what_tunes_after_the_last_round_is_seen_in_the_last_look(tmp_path, monkeypatch):
+    class Tuning(FedAvg):
+        tunes, product = True, "trained"
+
+        def up(self, round_):
+            return () if self.tuning(round_) else super().up(round_)
+
+        def give(self, state, facts):
+            return {} if self.tuning(facts.round) else super().give(state, facts)
+
+    monkeypatch.setitem(catalog.METHODS, "fedavg", Tuning)
+    watch, run = Asks(), make_run(rounds=2)
+    whole = run_it(tmp_path / "whole", run, watch)
+    assert [told[0] for told in watch.told] == ["begin", "training", 1, "training", "training", "looking", 2]
+    history = read(folder_of(tmp_path / "whole", run) / HISTORY)
+    assert [(one.rounds, one.measure) for one in history if one.measure == "selected/after"] == [
+        (1, "selected/after"),
+        (2, "selected/after"),
+    ]
+    last = {one.measure: one.correct for one in history if one.rounds == 2}
+    assert last["all/trained"] != last["all/aggregated"]
+    for at in (1, 3, 5, 7, 2):
+        stop = Stop()
+        with pytest.raises(CancelledError):
+            run_it(tmp_path / "stopped", run, Asks(stop, at), stop)
+    assert run_it(tmp_path / "stopped", run) == whole
 
 
 @pytest.mark.parametrize("method", ["pfedsim", "fedsimsup"])

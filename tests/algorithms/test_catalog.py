@@ -1,0 +1,105 @@
+"""Methods of other packages: found by their entry points, refused where they are not what they say."""
+
+import sys
+
+import pytest
+
+from staddle.algorithms import catalog
+from staddle.algorithms.catalog import METHODS, method_class, method_options, names
+from staddle.algorithms.job import Job
+from staddle.errors import LocalError
+
+SOURCE = """\
+from staddle.algorithms.fedper import FedPer
+
+class Foreign(FedPer):
+    name = "foreign"
+    version = {version}
+
+class Misnamed(FedPer):
+    name = "other"
+
+class Stranger:
+    name = "foreign"
+
+def function():
+    return Foreign
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Installs packages of one module each; the entry points of each are given by name."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+
+    def install(package, version=1, **methods):
+        (site / f"{package}.py").write_text(SOURCE.format(version=version))
+        info = site / f"{package}-0.{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.{version}\n")
+        lines = [f"{name} = {package}:{target}" for name, target in methods.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[staddle.methods]", *lines]))
+        monkeypatch.delitem(sys.modules, package, raising=False)
+        return info
+
+    return install
+
+
+def test_a_method_of_another_package_is_found_and_works_in_a_job(installed, make_job):
+    installed("some_methods", foreign="Foreign")
+    assert "some_methods" not in sys.modules
+    assert method_class("fedper") is METHODS["fedper"]
+    assert "foreign" in names()
+    assert "some_methods" not in sys.modules  # to be listed, it need not be imported
+    job = make_job("foreign")
+    assert type(job.method()).__module__ == "some_methods"
+    assert Job.from_document(job.document(), "wire").digest == job.digest
+    assert job.document()["method_digest"] != make_job("fedper").document()["method_digest"]
+
+
+def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
+    info = installed("old_methods", version=1, foreign="Foreign")
+    document = make_job("foreign").document()
+    (info / "entry_points.txt").unlink()
+    with pytest.raises(
+        LocalError,
+        match=r"method.name = 'foreign' is no method; install the package that has it, or name one of apfl, ",
+    ):
+        Job.from_document(document, "wire")
+    installed("new_methods", version=2, foreign="Foreign")
+    with pytest.raises(LocalError, match=r"method.version = 1: this silo's foreign version differs, it is 2"):
+        Job.from_document(document, "wire")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("Absent", r"cannot be imported: module 'bad_methods' has no attribute 'Absent'; install that package anew"),
+        ("function", r"is no subclass of staddle.algorithms.method.Method; correct the entry point"),
+        ("Stranger", r"is no subclass of staddle.algorithms.method.Method; correct the entry point"),
+        ("Misnamed", r"calls itself 'other'; give class and entry point one name"),
+    ],
+)
+def test_an_entry_point_that_is_no_such_method_is_refused(installed, target, said):
+    installed("bad_methods", foreign=target)
+    where = rf"job.toml: method 'foreign', which is 'bad_methods:{target}' of package bad_methods 0.1, "
+    with pytest.raises(LocalError, match=where + said):
+        method_options("foreign", {}, "job.toml")
+
+
+def test_one_name_is_one_method(installed):
+    installed("one_package", foreign="Foreign", fedavg="Foreign")
+    assert method_class("fedavg") is METHODS["fedavg"]  # a name of the catalog is taken
+    assert names().count("fedavg") == 1
+    installed("other_package", foreign="Foreign")
+    with pytest.raises(LocalError, match=r"is in one_package 0.1 and other_package 0.1, .*; uninstall all but one"):
+        method_class("foreign")
+
+
+def test_the_nearest_name_is_suggested(installed):
+    installed("some_methods", foreign="Foreign")
+    with pytest.raises(LocalError, match=r"'foreing' is no method; did you mean 'foreign'\?"):
+        method_class("foreing")
+    assert catalog.GROUP == "staddle.methods"

@@ -1,0 +1,190 @@
+"""A silo's round with surveys and changes between its stages, and a round that tunes, by each engine."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from staddle.algorithms import catalog
+from staddle.algorithms.account import MemoryAccount, PrivateSilo
+from staddle.algorithms.counted import SAID, TOLD
+from staddle.algorithms.engine import Records, Serial
+from staddle.algorithms.exchange import Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.fedavg import FedAvg
+from staddle.algorithms.method import METRICS, Change, Method, Optimiser, Survey
+from staddle.algorithms.simulation import Simulation, simulate
+from staddle.algorithms.stacked_round import Stacked
+from staddle.errors import LocalError
+
+
+class Surveying(Method):
+    """Trains; sums its classifier's biases over its records; halves them; surveys again; trains. Gives the sums."""
+
+    name, version = "surveying", 1
+    sums = Part("sums", Kind.METRIC, Sum("total"), tuple(TensorSpec(n, "float64", ()) for n in ("one", "two", "all")))
+
+    def up(self, round_):
+        return (self.sums,)
+
+    def down(self, round_):
+        return ()
+
+    def stages(self, state, facts):
+        still = replace(self.stage("extractor", "classifier"), optimiser=Optimiser(1e-30), epochs=1)
+        rise = replace(still, trains=("classifier",), loss=self.bias, optimiser=Optimiser(1.0), full_batch=True)
+        return (rise, Survey(self.first), Change(self.halved), Survey(self.second), still, Change(self.noted))
+
+    def bias(self, parts, x, y, context):
+        return self.predict(parts, x).sum(1) * 0 - parts["classifier"](torch.zeros(1, 64)).sum().expand(len(x))
+
+    def first(self, parts, x, y):
+        return {"one": self.biases(parts) * len(x), "all": torch.ones(()) * len(x)}
+
+    def second(self, parts, x, y):
+        return {"two": self.biases(parts) * len(x)}
+
+    def biases(self, parts):
+        return parts["classifier"](torch.zeros(1, 64)).sum()
+
+    def halved(self, state, facts):
+        assert facts.measured.keys() == {"one", "all"}
+        classifier = {**state.parts["classifier"], "bias": state.parts["classifier"]["bias"] / 2}
+        return replace(state, parts={**state.parts, "classifier": classifier})
+
+    def noted(self, state, facts):
+        return replace(state, extra={"seen": facts.measured["all"].clone()})
+
+    def give(self, state, facts):
+        assert state.extra["seen"] == facts.samples
+        return {"sums": Gift({name: facts.measured[name].clone() for name in ("one", "two", "all")})}
+
+
+class Tuning(FedAvg):
+    """FedAvg that every silo trains for itself in the end."""
+
+    name, tunes, product = "tuning", True, "trained"
+
+    def up(self, round_):
+        return () if self.tuning(round_) else super().up(round_)
+
+    def give(self, state, facts):
+        return {} if self.tuning(facts.round) else super().give(state, facts)
+
+
+class ByClass(Surveying):
+    """The same, with a row a class, which a blind job counts first."""
+
+    name = "by-class"
+
+    def by_class(self, round_):
+        return ("sums",)
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    for method in (Surveying, Tuning, ByClass):
+        monkeypatch.setitem(catalog.METHODS, method.name, method)
+
+
+@pytest.fixture(params=[Serial, Stacked], ids=["one by one", "at once"])
+def engine(request):
+    return request.param
+
+
+def test_surveys_see_the_model_as_it_is_then_and_changes_take_part_in_it(make_job, make_shards, engine):
+    job = make_job("surveying", rounds=1)
+    records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
+    simulation = Simulation(job, engine(job, records))
+    start = simulation.states["a"].parts["classifier"]["bias"].double().sum().item()
+    simulation.step()
+    n = sum(len(own.train) for own in records.values())
+    held = {silo: state.parts["classifier"]["bias"].double().sum().item() for silo, state in simulation.states.items()}
+    # the loss falls by 1 for each of three biases: one step of 1 raises their sum by 3; then it is halved
+    assert list(held.values()) == pytest.approx([(start + 3) / 2] * 3, rel=1e-5)
+    assert {silo: state.extra["seen"].item() for silo, state in simulation.states.items()} == {
+        silo: len(own.train) for silo, own in records.items()
+    }
+    told = {}
+
+    class Listening(Surveying):
+        def combine(self, state, round_, cohort, results):
+            told.update({name: value.item() for name, value in results["sums"].items()})
+            return super().combine(state, round_, cohort, results)
+
+    catalog.METHODS["surveying"] = Listening
+    job = make_job("surveying", rounds=1)
+    Simulation(job, engine(job, records)).step()
+    assert told == pytest.approx({"one": n * (start + 3), "two": n * (start + 3) / 2, "all": n}, rel=1e-5)
+
+
+def test_a_counted_method_changes_its_state_as_if_nothing_was_counted(make_job, make_shards):
+    fields = {"silos": ["a", "b", "c", "d"], "min_cohort": 3, "security": {"secure_aggregation": "required"}}
+    job = make_job("by-class", rounds=1, **fields)
+    assert job.counted
+    records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
+    simulation = Simulation(job, Serial(job, records))
+    while simulation.round < job.length:
+        simulation.step()
+    assert all(state.extra.keys() == {"seen", SAID, TOLD} for state in simulation.states.values())
+
+
+def test_a_private_job_refuses_what_it_does_not_pay_for(make_job, make_shards):
+    class Still:
+        def normal(self, count):
+            return np.zeros(count)
+
+        def drawn(self, records, q):
+            return np.arange(records)
+
+    privacy = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5, "sigma": "1.0", "histogram_sigma": 0.5}
+    job = make_job("surveying", rounds=1, privacy=privacy)
+    with pytest.raises(LocalError, match="'surveying' surveys records or changes the model between two stages"):
+        simulate(job, make_shards(job), private=lambda _: PrivateSilo(MemoryAccount(job), Still))
+
+
+def test_a_round_that_tunes_takes_all_silos_and_gives_nothing(make_job, make_shards, engine):
+    job = make_job("tuning", rounds=2, participation=0.34, min_cohort=1)
+    assert (job.length, [len(job.cohort(round_)) for round_ in range(3)]) == (3, [1, 1, 3])
+    assert [[part.name for part in job.up(round_)] for round_ in range(4)] == [
+        ["model", METRICS.name],
+        ["model", METRICS.name],
+        [METRICS.name],
+        [],
+    ]
+    records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
+    simulation = Simulation(job, engine(job, records))
+    for _ in range(3):
+        simulation.step()
+    last = simulation.look()
+    shared = last["a"].delivered.flat["part/classifier/weight"]
+    plain = simulate(make_job("fedavg", rounds=2, participation=0.34, min_cohort=1), make_shards(job))
+    assert torch.allclose(shared, plain.states["a"].flat["part/classifier/weight"], atol=1e-6)
+    own = [simulation.states[silo].flat["part/classifier/weight"] for silo in job.silos]
+    assert not any(torch.allclose(shared, each) for each in own)  # each trained it on
+    simulation.finish(last)
+    assert torch.equal(simulation.states["b"].flat["part/classifier/weight"], own[1])  # and keeps it
+
+
+def test_rounds_before_count_those_that_train(make_job):
+    census, tunes = (
+        make_job("fedsimsup", silos=list("abcdef"), participation=0.5, rounds=3),
+        make_job("tuning", rounds=3),
+    )
+    assert [census.rounds_before(round_) for round_ in range(5)] == [0, 0, 1, 2, 3]
+    assert [tunes.rounds_before(round_) for round_ in range(5)] == [0, 1, 2, 3, 3]
+
+
+def test_what_is_trained_stays_within_its_bounds(make_job, make_shards, engine):
+    class Bounded(Tuning):
+        def stages(self, state, facts):
+            (stage,) = super().stages(state, facts)
+            return (replace(stage, optimiser=replace(stage.optimiser, lr=100.0, momentum=0.9, within=(-0.5, 0.25))),)
+
+    catalog.METHODS["tuning"] = Bounded
+    job = make_job("tuning", rounds=1)
+    records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
+    simulation = Simulation(job, engine(job, records))
+    simulation.step()
+    values = torch.cat([tensor.flatten() for name, tensor in simulation.states["a"].flat.items()])
+    assert (values.min().item(), values.max().item()) == (-0.5, 0.25)

@@ -1,0 +1,57 @@
+"""docs/baselines.md says of every baseline what the code says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from staddle.algorithms.catalog import METHODS, configure, method_options
+from staddle.algorithms.exchange import Each
+from staddle.algorithms.job import Job, JobFile
+
+PAGE = Path(__file__).parents[1] / "docs" / "baselines.md"
+ELSEWHERE = {"fedaims", "fedavg", "fedper", "fedsimsup", "fedssa", "local", "pfedsim", "ppfl"}  # in README
+WITH = {"fedpac": {"variances": "pooled"}, "fedclassavg": {"contrast": 0.0}}  # the options that the page names
+
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="docs are not beside the tests")
+
+
+def rows():
+    """The cells of each method's line, by its name."""
+    lines = [line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    return {re.match(r"\| `([a-z-]+)`", cells[0])[1]: [cell.strip("| ") for cell in cells] for cells in lines}
+
+
+def method(name, options):
+    document = {
+        "version": 1,
+        "name": "page",
+        "seed": 1,
+        "rounds": 3,
+        "silos": ["a", "b", "c", "d"],
+        "method": {"name": "local"},
+        "model": {"name": "cnn-digits", "classes": 3, "norm": "group"},
+        "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
+    }
+    setting = Job.from_file(JobFile.model_validate(document), "page").setting()
+    return configure(name, method_options(name, options), setting)
+
+
+def test_the_page_has_every_baseline_and_no_other():
+    assert rows().keys() == METHODS.keys() - ELSEWHERE
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - ELSEWHERE))
+def test_what_crosses_and_who_may_have_it_is_what_the_code_says(name):
+    _, crosses, *_, blind, private = rows()[name]
+
+    def exchanges(options):
+        chosen = method(name, options)
+        return {type(part.exchange) for round_ in range(4) for part in chosen.up(round_)}
+
+    named = set(re.findall(r"`(Sum|Mix|Gram|Each)`", crosses))
+    assert named == {kind.__name__ for options in ({}, WITH.get(name, {})) for kind in exchanges(options)}
+    assert blind.startswith("no") == (Each in exchanges(WITH.get(name, {})))
+    assert blind.startswith("with") == (Each in exchanges({}) and Each not in exchanges(WITH.get(name, {})))
+    faults = [method(name, options).private_fault for options in ({}, WITH.get(name, {}))]
+    assert private.split()[0] == ("yes" if not faults[0] else "no" if faults[1] else "with")
