@@ -55,7 +55,7 @@ class _Following(logging.Handler):
 def followed(follower: Follower) -> Iterator[None]:
     """Tell ``follower`` every event of this process while the block runs."""
     following = _Following(follower)
-    _LOGGER.addHandler(following)
+    _LOGGER.handlers.insert(0, following)  # before what writes: who reads a line finds it counted
     try:
         yield
     finally:
