@@ -115,12 +115,16 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
     where = f"{origin}: method {entry.name!r}, which is {entry.value!r} of package {_package(entry)}"
     try:
         found = entry.load()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError) as error:
         raise LocalError(f"{where}, cannot be imported: {error}; install that package anew") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise LocalError(f"{where}, is no subclass of staddle.algorithms.method.Method; correct the entry point")
-    if found.name != entry.name:
-        raise LocalError(f"{where}, calls itself {found.name!r}; give class and entry point one name")
+    if (name := getattr(found, "name", None)) != entry.name:
+        raise LocalError(f"{where}, calls itself {name!r}; give class and entry point one name")
+    if not isinstance(getattr(found, "version", None), int):
+        raise LocalError(f"{where}, has no whole number as its version; give it one, such as version = 1")
+    if lacking := sorted(getattr(found, "__abstractmethods__", ())):
+        raise LocalError(f"{where}, lacks {', '.join(lacking)}; write what the contract asks for")
     return found
 
 

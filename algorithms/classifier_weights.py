@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import LocalError
+
 SMALLEST_WEIGHT = 1e-3
 
 
@@ -23,7 +25,10 @@ def best_weights(points: NDArray[np.float64], variances: NDArray[np.float64], ow
 
     root = np.vstack([np.diag(np.sqrt(variances)), (points[own] - points).T])  # R [m + d, m]
     system = np.vstack([root, np.ones(len(points))])
-    found, _ = nnls(system, np.append(np.zeros(len(root)), 1.0), maxiter=100 * len(points))
+    try:
+        found, _ = nnls(system, np.append(np.zeros(len(root)), 1.0), maxiter=100 * len(points))
+    except RuntimeError as error:  # no answer in so many steps
+        raise LocalError(f"fedpac: no weights for a silo whose features are such as were given: {error}") from error
     alpha: NDArray[np.float64] = found / found.sum()
     alpha[alpha <= SMALLEST_WEIGHT] = 0
     alpha /= alpha.sum()

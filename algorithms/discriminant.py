@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from ..errors import LocalError
+
 EPSILON = 1e-4  # ε of Eq. 1, and what each class is given of the priors
 GRID = tuple(step / 20 for step in range(21))  # the β that are tried
 NUMBERS_AT_ONCE = 2**22  # logits under several β, 32 MiB
@@ -25,10 +27,13 @@ def priors_of(counts: Tensor) -> Tensor:
 
 
 def linear(means: Tensor, covariance: Tensor, priors: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights [C, d] and biases [C] of Eq. 1."""
+    """Weights [C, d] and biases [C] of Eq. 1; LocalError for a covariance that has no inverse."""
     d = covariance.shape[0]
     shrunk = (1 - EPSILON) * covariance + EPSILON * covariance.trace() / d * torch.eye(d, dtype=covariance.dtype)
-    weight = torch.linalg.solve(shrunk, means.T).T
+    solved, info = torch.linalg.solve_ex(shrunk, means.T)
+    if int(info):
+        raise LocalError("pfedfda: a covariance of features has no inverse; raise ridge")
+    weight = solved.T
     return weight, priors.log() - (means * weight).sum(1) / 2  # (1)
 
 

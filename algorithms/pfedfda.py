@@ -57,7 +57,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..errors import LocalError
+from ..errors import LocalError, PeerError
 from ..files import Strict
 from .discriminant import best_beta, estimates, linear, priors_of
 from .exchange import DTYPES, WEIGHT, Gift, Kind, Part, Sum, TensorSpec, all_finite
@@ -153,7 +153,10 @@ class PFedFDA(Method):
             extra["means"] = delivered["means"]["mean"]
         if "covariance" in delivered:
             extra["covariance"] = delivered["covariance"]["covariance"]
-        return self.classifying(replace(taken, extra=extra), extra["means"], extra["covariance"])
+        try:
+            return self.classifying(replace(taken, extra=extra), extra["means"], extra["covariance"])
+        except LocalError as error:
+            raise PeerError("coordinator", f"delivered a covariance that cannot be used: {error}") from error
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train under the global statistics, then adapt them; in the end adapt them alone."""
@@ -215,7 +218,7 @@ class PFedFDA(Method):
         """Eq. 6 for μ: with the mean change of those that give a row, and n of them, μ + change · n / Σ_i n_i."""
         if self.tuning(round_):
             return Combined(state)
-        share = results["changes"][WEIGHT] / results["records"]["records"]  # [C]
+        share = results["changes"][WEIGHT] / results["records"]["records"].clamp(min=1)  # [C]
         change = results["changes"]["change"].double() * share[:, None]
         means = state["means"] + change.to(self.dtype)  # (6)
         published = super().combine(state, round_, cohort, results).published

@@ -11,6 +11,7 @@ from staddle.errors import LocalError
 
 SOURCE = """\
 from staddle.algorithms.fedper import FedPer
+from staddle.algorithms.method import Method
 
 class Foreign(FedPer):
     name = "foreign"
@@ -21,6 +22,18 @@ class Misnamed(FedPer):
 
 class Stranger:
     name = "foreign"
+
+class Nameless(Method):
+    pass
+
+class Versionless(Method):
+    name = "foreign"
+
+class Lacking(Method):
+    name, version = "foreign", 1
+
+    def up(self, round_):
+        return ()
 
 def function():
     return Foreign
@@ -80,6 +93,9 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
         ("function", r"is no subclass of staddle.algorithms.method.Method; correct the entry point"),
         ("Stranger", r"is no subclass of staddle.algorithms.method.Method; correct the entry point"),
         ("Misnamed", r"calls itself 'other'; give class and entry point one name"),
+        ("Nameless", r"calls itself None; give class and entry point one name"),
+        ("Versionless", r"has no whole number as its version; give it one, such as version = 1"),
+        ("Lacking", r"lacks down, give, stages; write what the contract asks for"),
     ],
 )
 def test_an_entry_point_that_is_no_such_method_is_refused(installed, target, said):
@@ -103,3 +119,12 @@ def test_the_nearest_name_is_suggested(installed):
     with pytest.raises(LocalError, match=r"'foreing' is no method; did you mean 'foreign'\?"):
         method_class("foreing")
     assert catalog.GROUP == "staddle.methods"
+
+
+def test_a_package_that_python_cannot_read_is_refused(installed, tmp_path):
+    installed("newer_methods", foreign="Foreign")
+    (tmp_path / "site" / "newer_methods.py").write_text("def of a later Python:\n")
+    with pytest.raises(
+        LocalError, match=r"of package newer_methods 0.1, cannot be imported: expected .*newer_methods.py, line 1"
+    ):
+        method_options("foreign", {}, "job.toml")

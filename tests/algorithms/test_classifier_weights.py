@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from staddle.algorithms.classifier_weights import best_weights, points_of
+from staddle.errors import LocalError
 
 
 def test_eq_6_by_hand():
@@ -58,3 +59,12 @@ def test_eq_6_is_that_of_a_slow_search():
                 fast, slow = best_weights(points_of(h @ h.T), variances, own), slowly(h @ h.T, variances, own)
                 assert fast == pytest.approx(slow, abs=2e-3)
                 assert fast == pytest.approx(best_weights(h + rng.normal(size=7), variances, own), abs=1e-6)
+
+
+def test_weights_that_are_not_found_are_an_error_of_ours(monkeypatch):
+    def endless(*args, **more):
+        raise RuntimeError("Maximum number of iterations reached.")
+
+    monkeypatch.setattr("scipy.optimize.nnls", endless)
+    with pytest.raises(LocalError, match=r"no weights for a silo .*: Maximum number of iterations"):
+        best_weights(np.eye(3), np.ones(3), 0)

@@ -9,7 +9,7 @@ from staddle.algorithms.exchange import WEIGHT, Sum
 from staddle.algorithms.local_round import local_round, to_modules
 from staddle.algorithms.method import Change, Facts, Stage, Survey, initial_state
 from staddle.algorithms.simulation import simulate
-from staddle.errors import LocalError
+from staddle.errors import LocalError, PeerError
 from staddle.proto.blind import simulated
 
 
@@ -194,3 +194,11 @@ def test_the_ridge_is_an_option(make, make_data):
         own = estimates(z, data.y, state.extra["means"].double(), ridge)[1]
         second = adapted["beta"][1]
         assert torch.allclose(adapted["adapted"].double(), second * own + (1 - second) * torch.eye(64), atol=1e-6)
+
+
+def test_a_delivered_covariance_that_has_no_inverse_is_the_coordinators_fault(make):
+    method = make()
+    state, facts = initial_state(method, "a"), Facts("a", 1, 6, torch.tensor([3, 3, 0]))
+    came = {"covariance": {"covariance": torch.zeros(64, 64)}}
+    with pytest.raises(PeerError, match="delivered a covariance that cannot be used: pfedfda: a covariance of feat"):
+        method.deliver(state, came, facts)
