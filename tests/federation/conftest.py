@@ -1,6 +1,7 @@
 """A federation on loopback: real processes, real TLS."""
 
 import base64
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from staddle.algorithms.partition import dirichlet
 from staddle.commands import local_federation
 from staddle.commands.local_federation import LocalFederation
 from staddle.commands.processes import Daemon, Launcher, launched
+from staddle.files import write_new
 
 TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
 CRASHING = str(Path(__file__).with_name("crashing.py"))
@@ -102,7 +104,10 @@ class Running:
         return daemon
 
     def write_silo(self, silo: str) -> None:
+        """The configuration, and a split of the silo's name: one that is drawn may leave no test record."""
         local_federation.write_silo(self.federation, silo, self.address, self.data[silo], self.jobs)
+        if not (key := self.federation.state(silo) / "split.key").exists():
+            write_new(key, hashlib.sha256(silo.encode()).digest())
 
     def start_silo(self, silo: str) -> Daemon:
         return self.launch(silo, ("-m", "staddle.silo"), self.federation.silo_config(silo))

@@ -32,8 +32,9 @@ WAY = ["reach", "handshake", "health"]
 
 
 @pytest.fixture
-def federation(tmp_path, made):
-    """A federation of the test's own: it breaks it."""
+def federation(tmp_path, made, monkeypatch):
+    """A federation of the test's own: it breaks it. Before a first start a split that leaves both sides some."""
+    monkeypatch.setattr("staddle.silo.check.secrets", SimpleNamespace(token_bytes=bytes))
     shutil.copytree(made.files.folder, tmp_path / "local")
     files = local_federation.LocalFederation(tmp_path / "local", SILOS, made.files.founder)
     local_federation.write_silo(files, "silo-a", "127.0.0.1:9", records(), [made.jobs["simple"]])
