@@ -11,7 +11,7 @@ import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 
@@ -53,6 +53,16 @@ class Strict(pydantic.BaseModel):
     """Base of every file model: frozen, unknown keys are errors."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+
+def no_bool(value: object) -> object:
+    """A field's value, of which pydantic would make a number were it true or false."""
+    if isinstance(value, bool):
+        raise ValueError("give a number, not true or false")  # noqa: TRY004 - pydantic reports ValueError only
+    return value
+
+
+Real = Annotated[float, pydantic.BeforeValidator(no_bool), pydantic.Field(allow_inf_nan=False)]  # texts count, too
 
 
 def canonical_json(value: Any) -> bytes:

@@ -44,6 +44,7 @@ Where this differs from the paper:
   0.3. Cosines of "raw" weights differ by about as much: take ``sketch = 0`` with them.
 - Adapters have a ReLU and 64 hidden units (the text states neither; 64 gives the sizes of Table 8).
 - Adapter and head of a block that is not supervised stay as they are, without weight decay.
+- The paper's learning rate decays by 0.99, which the job says: ``training.schedule`` (rates.py).
 
 Wire list:
 
@@ -121,8 +122,6 @@ class FedAIMSOptions(Strict):
     """How Eqs. 5 and 8 add up; the paper's is "sum"."""
     prototype_weights: Literal["class_count", "paper_p"] = "class_count"
     """Weights of Eq. 4; the paper's is "paper_p"."""
-    lr_decay: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.99
-    """Factor on the learning rate from round to round."""
 
 
 class FedAIMS(Method):
@@ -243,10 +242,9 @@ class FedAIMS(Method):
             trains += [f"adapter{j}" for j in blocks]
         if self.options.aux_ce == "head":
             trains += [f"head{j}" for j in blocks]
-        optimiser = self.setting.optimiser
-        optimiser = replace(optimiser, lr=optimiser.lr * self.options.lr_decay**facts.round)
         context = {"prototypes": state.extra["prototypes"]}
         objective, coupled = partial(self.objective, blocks), self.options.reduction == "sum"
+        optimiser = self.setting.optimiser
         return (Stage(tuple(trains), self.setting.epochs, objective, optimiser, context=context, coupled=coupled),)
 
     def objective(self, blocks: tuple[int, ...], parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:

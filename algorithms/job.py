@@ -39,7 +39,7 @@ import pydantic
 from pydantic import BeforeValidator, Field
 
 from ..errors import LocalError
-from ..files import Strict, canonical_json, read_toml, validate
+from ..files import Real, Strict, canonical_json, no_bool, read_toml, validate
 from .catalog import METHODS, configure, method_class, method_options
 from .counted import Counted, by_class
 from .exchange import Mix, Part
@@ -56,9 +56,10 @@ from .job_security import (
     tags_fault,
     unblind,
 )
-from .method import METRICS, Method, Optimiser, Setting, specs_of_buffers
+from .method import METRICS, Course, Method, Optimiser, Setting, specs_of_buffers
 from .models import ModelOptions, build, input_shape, sketch
 from .privacy import PrivacyTable
+from .rates import Schedule, paced
 from .schema import explain_difference, method_digest, model_digest, phases, plain
 from .streams import raw, stream
 
@@ -68,14 +69,7 @@ ENOUGH_ROUNDS = 64  # in which a method goes through all of its phases
 DERIVED = ("schema", "method_digest", "model_digest")
 
 
-def _no_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("give a number, not true or false")  # noqa: TRY004 - pydantic reports ValueError only
-    return value
-
-
 Whole = Annotated[int, Field(strict=True)]
-Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 
 
 class MethodTable(Strict):
@@ -94,6 +88,8 @@ class TrainingTable(Strict):
     lr: Annotated[Real, Field(gt=0)]
     momentum: Annotated[Real, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[Real, Field(ge=0)] = 0.0
+    schedule: Schedule | None = None
+    """How lr falls from round to round; left out, it stays."""
 
 
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
@@ -104,7 +100,7 @@ Silos = Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
 class JobSettings(Strict):
     """What a job file says, and a simulation's file of several jobs says once for all of them."""
 
-    version: Annotated[Literal[1], BeforeValidator(_no_bool)]
+    version: Annotated[Literal[1], BeforeValidator(no_bool)]
     name: Name
     rounds: Rounds
     participation: Annotated[Real, Field(gt=0, le=1)] = 1.0
@@ -163,6 +159,7 @@ class Job:
     optimiser: Optimiser
     security: SecurityTable
     privacy: PrivacyTable | None = None
+    schedule: Schedule | None = None
 
     @classmethod
     def from_toml(cls, path: Path) -> "Job":
@@ -190,6 +187,7 @@ class Job:
             optimiser=Optimiser(file.training.lr, file.training.momentum, file.training.weight_decay),
             security=file.security,
             privacy=file.privacy,
+            schedule=file.training.schedule,
         )
         rounds = (job.cohort_size, job.min_cohort, job.participation, job.quorum)
         if fault := cohort_fault(job.security, job.silos, *rounds):
@@ -235,6 +233,7 @@ class Job:
                 "lr": plain(self.optimiser.lr),
                 "momentum": plain(self.optimiser.momentum),
                 "weight_decay": plain(self.optimiser.weight_decay),
+                "schedule": plain(self.schedule),
             },
             "security": plain(self.security),
             "privacy": plain(self.privacy),
@@ -411,6 +410,12 @@ class Job:
     def rounds_before(self, round_: int) -> int:
         """How many rounds that train are done before this one: a census is none, nor is the one that tunes."""
         return min(max(round_ - self._method.census, 0), self.rounds)
+
+    def paced(self, course: Course, round_: int) -> Course:
+        """What a method has a silo do in a round, at the learning rates that the schedule has for it."""
+        if self.schedule is None:
+            return course
+        return paced(course, self.schedule.at_round(self.rounds_before(round_), self.rounds))
 
     def cohorts(self) -> Iterator[tuple[str, ...]]:
         """Those of all rounds, in turn; many come again."""

@@ -24,6 +24,8 @@ Where this differs from the paper:
 - The class sums run over the silos of the round before: who stayed away pulls no one. All C^0 are equal, so L C^0 = 0.
   Eq. 12 is over the cohort too, in all rounds; in Algorithms 1 and O1 all silos take part.
 - Eq. 11 runs for E epochs with the job's optimiser; the paper counts τ plain steps.
+- Both learning rates fall where the job's ``training.schedule`` says so, in the paper's experiments to a tenth after
+  T/2 and again after 3T/4 rounds.
 - h_i comes from training records only; the authors' code counts the test records too.
 - The last iterate is kept, not one drawn by Eq. 10; a silo keeps the averaged θ with its own c_i.
 - Schedules. "alternating" is Algorithm O1: c, then θ. "theta_then_c" is the authors' code: it moves c on the averaged
@@ -114,8 +116,6 @@ class PPFLOptions(Strict):
     """Whether λ is divided by the mean degree of the silos' graph."""
     weights: Literal["equal", "samples"] = "equal"
     """a_i of Eq. 12 (equal as in the code)."""
-    decay: bool = False
-    """Whether both learning rates fall to a tenth at T/2 and again at 3T/4, as in the paper's experiments."""
     release_membership: Literal["never", "last", "always"] = "never"
     """Rounds in which the coordinator sees each c_i."""
     no_affinity: bool = False
@@ -231,7 +231,7 @@ class PPFL(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """The blocks of this round."""
-        made = {"c": self.membership_stage(state, facts), "theta": self.theta_stage(facts.round)}
+        made = {"c": self.membership_stage(state, facts), "theta": self.theta_stage()}
         return tuple(made[block] for block in self.blocks(facts.round))
 
     def effort(self, round_: int) -> Effort:
@@ -240,18 +240,16 @@ class PPFL(Method):
         epochs = self.setting.epochs * (("theta" in blocks) + ("c" in blocks and batches))
         return Effort(epochs=epochs, whole=int("c" in blocks and not batches))
 
-    def theta_stage(self, round_: int) -> Stage:
+    def theta_stage(self) -> Stage:
         """Eq. 11: v and U by the job's optimiser, c_i fixed."""
-        optimiser = replace(self.setting.optimiser, lr=self.setting.optimiser.lr * self.rate(round_))
-        return Stage(self.theta, self.setting.epochs, self.loss, optimiser)
+        return Stage(self.theta, self.setting.epochs, self.loss, self.setting.optimiser)
 
     def membership_stage(self, state: SiloState, facts: Facts) -> Stage:
         """Eq. 14: one mirror step on the gradient over all records, θ fixed."""
         rule: Literal["mirror", "mirror-double-exponential"] = "mirror"
         if self.options.double_exponential:
             rule = "mirror-double-exponential"
-        lr = self.options.membership_lr * self.rate(facts.round)
-        optimiser = Optimiser(lr, rule=rule, floor=self.options.floor)
+        optimiser = Optimiser(self.options.membership_lr, rule=rule, floor=self.options.floor)
         h, b = proportions(facts.class_counts), state.extra["b"]
         degree, pull = h @ b, h @ state.extra["m"]  # d_i, Σ_j w_ij c_j [K]
         lam = self.options.lam
@@ -269,11 +267,6 @@ class PPFL(Method):
         """λ times silo i's share of Eq. 13."""
         c = parameters["membership"]["c"].double()
         return context["lam"] * coupling_term(c, context["degree"], context["pull"])
-
-    def rate(self, round_: int) -> float:
-        """Factor of both learning rates in a round."""
-        T = self.setting.rounds
-        return 0.1 ** ((round_ >= T / 2) + (round_ >= 3 * T / 4)) if self.options.decay else 1.0
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
         """What this round's wire list names."""

@@ -26,10 +26,10 @@ from decimal import ROUND_CEILING, Decimal
 from math import ceil
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from ..errors import LocalError
-from ..files import Strict
+from ..files import Real, Strict
 
 if TYPE_CHECKING:
     from .job import Job
@@ -43,13 +43,6 @@ MOST_STEPS = 10**9
 TRAINING, WHOLE, STATISTICS, METRICS, HISTOGRAM = "training", "training-whole", "statistics", "metrics", "histogram"
 
 
-def _no_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("give a number, not true or false")  # noqa: TRY004 - pydantic reports ValueError only
-    return value
-
-
-Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
 Clip = Annotated[Real, Field(ge=1e-6, le=1e12)]  # beyond, sums in float32 overflow, or round by more than it
 

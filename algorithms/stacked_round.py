@@ -74,7 +74,7 @@ class Stacked:
             silos = self._silos(group, states)
             before |= self._correct(group, silos, "test")
             facts |= self._surveyed(Survey(method.measure), group, silos, facts)
-        courses = {silo: method.stages(state, facts[silo]) for silo, state in states.items()}
+        courses = {silo: self._job.paced(method.stages(s, facts[silo]), round_) for silo, s in states.items()}
         outcomes: dict[str, Outcome] = {}
         for group in self._groups(states, courses):
             silos, loss = self._silos(group, states), dict[str, float]()

@@ -312,17 +312,8 @@ def test_the_unsupervised_blocks_stay_as_they_are(make, make_shards):
     assert moved == {"extractor", "classifier", f"adapter{j}", f"head{j}"}
 
 
-def test_lr_decays_by_round(make):
-    method = make().method()
-    state = initial_state(method, "a")
-    rates = [method.stages(state, replace(FACTS, round=r))[0].optimiser.lr for r in (0, 1, 3)]
-    assert rates == pytest.approx([0.1, 0.1 * 0.99, 0.1 * 0.99**3])
-    constant = make({"lr_decay": 1.0}).method()
-    assert constant.stages(state, replace(FACTS, round=3))[0].optimiser.lr == 0.1
-
-
 def test_fedper_is_what_is_left_without_auxiliary_terms(make, make_job, make_shards):
-    job = make({"main_weight": 1, "mu": 0, "aux_ce": "none", "lr_decay": 1}, participation=0.7)
+    job = make({"main_weight": 1, "mu": 0, "aux_ce": "none"}, participation=0.7)
     other = make_job("fedper", model={"name": "convnet-digits", "norm": "group"}, participation=0.7)
     one, two = simulate(job, make_shards(job)), simulate(other, make_shards(other))
     strip = lambda h: {s: [(r.correct_delivered, r.correct_trained) for r in rs] for s, rs in h.items()}  # noqa: E731
@@ -643,7 +634,6 @@ def test_a_block_that_the_model_lacks_is_refused(make, block):
         ({"main_weight": 1.5}, "main_weight"),
         ({"sampling": "random"}, "sampling"),
         ({"aux_ce": "both"}, "aux_ce"),
-        ({"lr_decay": 0}, "lr_decay"),
         ({"sketch": -1}, "sketch"),
         ({"sketch": 70_000}, "sketch"),
         ({"lambda": 0.5}, "lambda"),

@@ -464,17 +464,12 @@ def test_a_c_round_leaves_the_published_model_as_it_is(make, make_data):
     assert torch.equal(state.parts["membership"]["c"], torch.full((3,), 1 / 3))  # values: the earlier state stands
 
 
-def test_the_decay_falls_at_half_and_at_three_quarters(make):
-    method = make(rounds=8, decay=True, membership_lr=2.0, training={"lr": 0.1}).method()
-    rates = [
-        [s.optimiser.lr for s in method.stages(initial_state(method, "a"), replace(FACTS, round=r))] for r in range(8)
-    ]
-    expected = [1.0] * 4 + [0.1] * 2 + [0.01] * 2
-    assert [r[0] for r in rates] == pytest.approx([2.0 * f for f in expected])
-    assert [r[1] for r in rates] == pytest.approx([0.1 * f for f in expected])
-    assert make(rounds=8).method().rate(7) == 1.0
-    short = [[make(rounds=rounds, decay=True).method().rate(r) for r in range(rounds)] for rounds in (1, 2, 3)]
-    assert [rate for rates in short for rate in rates] == pytest.approx([1, 1, 0.1, 1, 1, 0.1])
+def test_the_rate_of_the_memberships_falls_with_that_of_the_models(make):
+    schedule = {"kind": "steps", "factor": 0.1, "at": [0.5]}
+    job = make(rounds=2, membership_lr=2.0, training={"lr": 0.1, "schedule": schedule})
+    course = job.method().stages(initial_state(job.method(), "a"), FACTS)
+    rates = [[stage.optimiser.lr for stage in job.paced(course, round_)] for round_ in (0, 1)]
+    assert rates == [[2.0, 0.1], pytest.approx([0.2, 0.01])]
 
 
 # Whole jobs.
