@@ -49,6 +49,11 @@ def course(steps: Course) -> Key:
     return tuple(map(_step, steps))
 
 
+def paced_alike(stage: Stage) -> Key:
+    """Equal for stages that are the same but for the values of their contexts and the learning rate."""
+    return _step(replace(stage, optimiser=replace(stage.optimiser, lr=0.0)))
+
+
 def _step(step: Stage | Survey | Change) -> Key:
     match step:
         case Stage():

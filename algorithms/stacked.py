@@ -8,9 +8,11 @@ for the last bits of floating-point sums.
 Modules hold no values, they lie on torch's device "meta"; and nothing waits for the device between two steps.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,15 +20,19 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import LocalError
+from .alike import paced_alike
 from .exchange import Tensors
 from .functional import Bound
 from .method import Optimiser, Parts, Stage
-from .stacked_batches import Batch, Pieces, Rows, together
+from .replay import Recorder, Replayed
+from .stacked_batches import Batch, Pieces, Rows, counting, together
 from .training import Modules, mirror_step, sgd_step
 
 Values: TypeAlias = dict[str, dict[str, Tensor]]  # by part and name, [S, …] each
 Names: TypeAlias = Sequence[tuple[str, str]]  # (part, name)
 
+MOST_STEPS = 64  # that a bench keeps
+GRAINS = 8  # numbers of silos of which a step is recorded, about
 TOLERANCE = 1e-3  # by which losses may differ, of the largest, where the batch is filled up
 
 
@@ -61,61 +67,90 @@ def couples(modules: Modules) -> bool:
     return any(leaf.training or leaf.running_mean is None for leaf in leaves)
 
 
-def train(silos: Silos, stage: Stage, context: Tensors, pieces: Sequence[Pieces]) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The loss of each batch [steps, S] in float64, NaN where a silo has none.
+
+    ``oddness`` [] is there where batches were filled up: by how much that changed the losses of a batch's own records.
+    """
+
+    losses: Tensor
+    oddness: Tensor | None
+
+
+def train(
+    silos: Silos, stage: Stage, context: Tensors, pieces: Sequence[Pieces], bench: "Bench | None" = None
+) -> Trained:
     """Run one stage in place; ``context`` [S, …] stands for the stage's own, ``pieces`` are each silo's batches.
 
-    Gives the loss of each batch [steps, S] in float64, NaN where a silo has none. LocalError where a record's loss
-    depends on its batch and the stage does not say so.
+    With a ``bench`` steps are recorded and replayed.
     """
     modules, device = silos.modules, silos.x.device
     for part, module in modules.items():
         module.train(part in stage.trains)
     batches = together(pieces, stage.coupled or couples(modules), device)
-    step = _Step(silos, stage, context)
     losses = torch.full((max(map(len, pieces)), silos.count), torch.nan, dtype=torch.float64, device=device)
-    filled = next((batch for batch in batches if batch.lengths is not None), None)
-    for batch in batches:
-        if batch is filled:
-            oddness = step.oddness(batch)
-        losses[batch.step, batch.rows] = step(batch)
-    if filled is not None and float(oddness) > TOLERANCE:
+    oddness = None
+    with _Step(silos, stage, context) if bench is None else bench.step(silos, stage, context) as step:
+        for batch in batches:
+            if oddness is None and batch.lengths is not None:
+                oddness = step.oddness(batch)
+            losses[batch.step, batch.rows] = step(batch)
+    return Trained(losses, oddness)
+
+
+def check_odd(oddness: Tensor | None) -> None:
+    """LocalError where a record's loss depends on its batch and the stage does not say so."""
+    if oddness is not None and float(oddness) > TOLERANCE:
         raise LocalError(
             "the loss of a record depends on the batch that it is in, and the stage does not say that it is coupled; "
             "this is a bug in the method"
         )
-    return losses
 
 
 class _Step:
     """The step on one batch of each of some silos; it holds what outlives a step: values and momentum."""
 
     def __init__(self, silos: Silos, stage: Stage, context: Tensors) -> None:
-        self._silos, self._stage, self._context = silos, stage, context
-        modules = silos.modules
-        self._moved = [(part, name) for part in stage.trains for name, _ in modules[part].named_parameters()]
-        self._buffers = [(part, name) for part in stage.trains for name, _ in modules[part].named_buffers()]
-        momentum = _of(silos.values, self._moved) if stage.optimiser.momentum else []
+        self._modules, self._x, self._y = silos.modules, silos.x, silos.y
+        self._values, self._stage, self._context = silos.values, stage, context
+        self._rate: Tensor | None = None  # in place of the optimiser's, where it may change
+        parts = stage.trains
+        self._moved = [(part, name) for part in parts for name, _ in self._modules[part].named_parameters()]
+        self._buffers = [(part, name) for part in parts for name, _ in self._modules[part].named_buffers()]
+        momentum = _of(self._values, self._moved) if stage.optimiser.momentum else []
         self._velocity = [torch.zeros_like(tensor) for tensor in momentum]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The silos' values are where they were."""
 
     def __call__(self, batch: Batch) -> Tensor:
         """Move the values of the batch's silos; the mean loss of each [m], penalty included."""
-        whole, rows = self._silos.values, batch.rows
+        return self.move(batch.rows, batch.places, batch.lengths)
+
+    def move(self, rows: Rows, places: Tensor, lengths: Tensor | None, alive: Tensor | None = None) -> Tensor:
+        """Of rows that are not ``alive`` [m] nothing changes."""
+        whole, views = self._values, isinstance(rows, slice) and alive is None
         values, context = rows_of(whole, rows), {name: tensor[rows] for name, tensor in self._context.items()}
-        leaves = [tensor.detach().requires_grad_() for tensor in _of(values, self._moved)]
+        if alive is not None:
+            for part, name in self._buffers:
+                values[part][name] = values[part][name].clone()
+        leaves = [(t if views else t.clone()).detach().requires_grad_() for t in _of(values, self._moved)]
         for (part, name), leaf in zip(self._moved, leaves, strict=True):
             values[part][name] = leaf
-        mean = _means(self._losses(values, context, batch.places), batch)
+        mean = _means(self._losses(values, context, places), lengths)
         if self._stage.penalty is not None:
-            mean = mean + vmap(self._stage.penalty)(_parameters(self._silos.modules, values), context)
+            mean = mean + vmap(self._stage.penalty)(_parameters(self._modules, values), context)
         gradients = torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
-        velocity = [tensor[rows] for tensor in self._velocity]
-        _apply(leaves, gradients, velocity, self._stage.optimiser)
-        if isinstance(rows, Tensor):  # what changed were copies, not views; buffers changed in the call of the model
+        velocity = [tensor[rows] if views else tensor[rows].clone() for tensor in self._velocity]
+        _apply(leaves, gradients, velocity, self._stage.optimiser, self._rate)
+        if not views:  # what changed were copies; buffers changed in the call of the model
             changed = [*self._moved, *self._buffers]
-            for own, new in zip(_of(whole, changed), _of(values, changed), strict=True):
-                own[rows] = new.detach()
-            for own, new in zip(self._velocity, velocity, strict=True):
-                own[rows] = new
+            _put(_of(whole, changed), _of(values, changed), rows, alive)
+            _put(self._velocity, velocity, rows, alive)
         return mean.detach().double()
 
     @torch.no_grad()
@@ -123,7 +158,7 @@ class _Step:
         """By how much the losses of a batch that is filled up differ from those of its records alone."""
         row, length = batch.shortest
         one = slice(row, row + 1)
-        of = rows_of(rows_of(self._silos.values, batch.rows), one)
+        of = rows_of(rows_of(self._values, batch.rows), one)
         context = {name: tensor[batch.rows][one] for name, tensor in self._context.items()}
         alone = self._losses(of, context, batch.places[one, :length])
         filled = self._losses(of, context, batch.places[one])[:, :length]
@@ -131,17 +166,100 @@ class _Step:
 
     def _losses(self, values: Values, context: Tensors, places: Tensor) -> Tensor:
         def loss(values: Values, context: Tensors, x: Tensor, y: Tensor) -> Tensor:
-            return self._stage.loss(parts_of(self._silos.modules, values), x, y, context)
+            return self._stage.loss(parts_of(self._modules, values), x, y, context)
 
-        losses: Tensor = vmap(loss)(values, context, self._silos.x[places], self._silos.y[places])  # [m, L]
+        losses: Tensor = vmap(loss)(values, context, self._x[places], self._y[places])  # [m, L]
         return losses
 
 
-def _means(losses: Tensor, batch: Batch) -> Tensor:
-    """Each silo's mean [m] of its losses [m, L]."""
-    if batch.lengths is None or batch.counts is None:
+class Bench:
+    """Steps on places that stay, so that they can be recorded; the engine's, for all rounds of a job."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._steps: OrderedDict[Hashable, _BenchStep] = OrderedDict()
+
+    def step(self, silos: Silos, stage: Stage, context: Tensors) -> "_BenchStep":
+        """The one of such stages and models; it holds the values of these silos for the time of a stage."""
+        key = tuple((part, id(module)) for part, module in silos.modules.items()), paced_alike(stage)
+        step = self._steps.pop(key, None)
+        if step is None or step.room < silos.count:
+            step = _BenchStep(silos, stage, context, self._recorder)
+        self._steps[key] = step  # the last one used is the last one to go
+        while len(self._steps) > MOST_STEPS:
+            self._steps.popitem(last=False)
+        step.take(silos, stage, context)
+        return step
+
+
+class _BenchStep(_Step):
+    """A step of silos whose values lie here in between."""
+
+    def __init__(self, silos: Silos, stage: Stage, context: Tensors, recorder: Recorder) -> None:
+        here = {part: {name: t.clone() for name, t in named.items()} for part, named in silos.values.items()}
+        super().__init__(replace(silos, values=here), stage, {name: t.clone() for name, t in context.items()})
+        self.room, self._recorder = silos.count, recorder
+        self._rate = torch.empty((), dtype=torch.float64, device=silos.x.device)
+        self._known: dict[Hashable, Replayed] = {}
+        self._guest = silos
+
+    def take(self, silos: Silos, stage: Stage, context: Tensors) -> None:
+        """Begin with the values of these silos, without momentum."""
+        self._guest, rows = silos, slice(0, silos.count)
+        for part, named in silos.values.items():
+            for name, tensor in named.items():
+                self._values[part][name][rows] = tensor
+        for name, tensor in context.items():
+            self._context[name][rows] = tensor
+        for tensor in self._velocity:
+            tensor.zero_()
+        if self._rate is not None:
+            self._rate.fill_(stage.optimiser.lr)
+
+    def __exit__(self, *_: object) -> None:
+        """Give the silos their values."""
+        for part, named in self._guest.values.items():
+            for name, tensor in named.items():
+                tensor.copy_(self._values[part][name][: self._guest.count])
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Recorded where the silos are the first ones, their number rounded up."""
+        if not isinstance(batch.rows, slice):
+            return super().__call__(batch)
+        m, places, lengths = len(batch.places), batch.places, batch.lengths
+        grain = max(1, self.room // GRAINS)
+        more = min(-(-m // grain) * grain, self.room) - m
+        given = [places]
+        if more:
+            given = [torch.cat([places, places[:1].expand(more, -1)])]
+        if lengths is not None:
+            given.append(torch.cat([lengths, lengths[:1].expand(more)]))
+        if more:
+            given.append(torch.arange(m + more, device=places.device) < m)
+        key = m + more, places.shape[1], lengths is not None, bool(more)
+        if key not in self._known:
+            self._known[key] = Replayed(partial(self._recorded, lengths is not None, bool(more)), self._recorder)
+        return self._known[key](*given)[:m]
+
+    def _recorded(self, filled: bool, masked: bool, places: Tensor, *rest: Tensor) -> Tensor:
+        lengths, alive = rest[0] if filled else None, rest[-1] if masked else None
+        return self.move(slice(0, len(places)), places, lengths, alive)
+
+
+def _put(whole: Sequence[Tensor], new: Sequence[Tensor], rows: Rows, alive: Tensor | None) -> None:
+    """Lay the new values of some rows where the whole is, those that are not alive aside."""
+    for own, tensor in zip(whole, new, strict=True):
+        given = tensor.detach()
+        if alive is not None:
+            given = torch.where(alive.reshape(-1, *(1,) * (given.ndim - 1)), given, own[rows])
+        own[rows] = given
+
+
+def _means(losses: Tensor, lengths: Tensor | None) -> Tensor:
+    """Each silo's mean [m] of its losses [m, L], of which the first ``lengths`` [m] count."""
+    if lengths is None:
         return losses.mean(1)
-    return torch.where(batch.counts, losses, 0).sum(1) / batch.lengths
+    return torch.where(counting(lengths, losses.shape[1]), losses, 0).sum(1) / lengths
 
 
 def _of(values: Values, names: Names) -> list[Tensor]:
@@ -153,13 +271,17 @@ def _parameters(modules: Modules, values: Values) -> Values:
 
 
 def _apply(
-    parameters: Sequence[Tensor], gradients: Sequence[Tensor], velocity: list[Tensor], optimiser: Optimiser
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    velocity: list[Tensor],
+    optimiser: Optimiser,
+    rate: Tensor | None,
 ) -> None:
     """Move the parameters [m, …] of each silo by one step of the optimiser's rule, in place."""
     if optimiser.rule != "sgd":
-        mirror_step(parameters, gradients, optimiser)
+        mirror_step(parameters, gradients, optimiser, rate)
     else:
-        sgd_step(parameters, clipped_each(gradients, optimiser.clip), velocity, optimiser)
+        sgd_step(parameters, clipped_each(gradients, optimiser.clip), velocity, optimiser, rate)
 
 
 def clipped_each(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor]:

@@ -30,9 +30,12 @@ class Batch:
     @property
     def counts(self) -> Tensor | None:
         """Which of the records count [m, L]; None where all do."""
-        if self.lengths is None:
-            return None
-        return torch.arange(self.places.shape[1], device=self.places.device) < self.lengths[:, None]
+        return None if self.lengths is None else counting(self.lengths, self.places.shape[1])
+
+
+def counting(lengths: Tensor, most: int) -> Tensor:
+    """Which of so many records count [m, most], of which ``lengths`` [m] do."""
+    return torch.arange(most, device=lengths.device) < lengths[:, None]
 
 
 def together(pieces: Sequence[Pieces], exact: bool, device: torch.device) -> list[Batch]:

@@ -73,9 +73,16 @@ def batch_coupled(modules: Modules) -> bool:
 
 @torch.no_grad()
 def sgd_step(
-    parameters: Sequence[Tensor], gradients: Sequence[Tensor], velocity: list[Tensor], optimiser: Optimiser
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    velocity: list[Tensor],
+    optimiser: Optimiser,
+    rate: Tensor | None = None,
 ) -> None:
-    """One step of SGD in place; ``velocity`` is empty before the first step of a stage."""
+    """One step of SGD in place; ``velocity`` is empty before the first step of a stage.
+
+    ``rate`` [] on the parameters' device stands for the optimiser's own, where that is to change without Python.
+    """
     moved, updates = list(parameters), list(gradients)
     if optimiser.weight_decay:
         updates = list(torch._foreach_add(updates, moved, alpha=optimiser.weight_decay))  # noqa: SLF001 g + weight_decay·θ
@@ -86,7 +93,10 @@ def sgd_step(
         else:
             velocity.extend(update.clone() for update in updates)
         updates = velocity
-    torch._foreach_add_(moved, updates, alpha=-optimiser.lr)  # θ ← θ − lr·v
+    if rate is None:
+        torch._foreach_add_(moved, updates, alpha=-optimiser.lr)  # θ ← θ − lr·v
+    else:
+        torch._foreach_sub_(moved, torch._foreach_mul(updates, rate.to(moved[0].dtype)))  # noqa: SLF001 as above
     if optimiser.within is not None:
         least, most = optimiser.within
         torch._foreach_clamp_min_(moved, least)
@@ -102,14 +112,16 @@ def clipped(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor
 
 
 @torch.no_grad()
-def mirror_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], optimiser: Optimiser) -> None:
+def mirror_step(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor], optimiser: Optimiser, rate: Tensor | None = None
+) -> None:
     """One entropic mirror step in place on points of a simplex (last axis); they stay on it.
 
     θ ← θ·exp(−lr·g) / Σ. Then entries below ``floor`` are raised to it, since an exact zero never recovers, and what
-    is above the floor is scaled so that the sum is one.
+    is above the floor is scaled so that the sum is one. ``rate`` is as in ``sgd_step``.
     """
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        descent = -optimiser.lr * gradient.double()
+        descent = -(optimiser.lr if rate is None else rate) * gradient.double()
         if optimiser.rule == "mirror-double-exponential":
             descent = descent.exp()
         point = torch.softmax(parameter.double().log() + descent, dim=-1)

@@ -39,6 +39,9 @@ def reproduce(
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N; auto takes a GPU where there is one.")
     ] = ("auto"),
+    graphs: Annotated[
+        bool, typer.Option("--graphs/--no-graphs", help="On a GPU, whether it replays steps that were recorded.")
+    ] = True,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where results go; left out, a folder here, named as the paper.")
     ] = None,
@@ -58,5 +61,5 @@ def reproduce(
         raise LocalError("which table? Name it, such as pfedsim/table3; staddle reproduce --list shows all")
     if data is None:
         raise LocalError(f"{table}: --data DIR is missing, the folder with the data sets")
-    asked = Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, tensorboard=False)
+    asked = Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, graphs, tensorboard=False)
     reproducing.reproduce(table, data, tuple(setting or ()), clients, asked, as_json=as_json)

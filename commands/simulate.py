@@ -26,6 +26,9 @@ def simulate(
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N; auto takes a GPU where there is one.")
     ] = ("auto"),
+    graphs: Annotated[
+        bool, typer.Option("--graphs/--no-graphs", help="On a GPU, whether it replays steps that were recorded.")
+    ] = True,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files for TensorBoard, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, for scripts.")] = False,
 ) -> None:
@@ -36,5 +39,5 @@ def simulate(
     """
     from . import simulating  # noqa: PLC0415 torch takes seconds to import
 
-    asked = simulating.Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, tensorboard)
+    asked = simulating.Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, graphs, tensorboard)
     simulating.simulate(file, asked, as_json=as_json)

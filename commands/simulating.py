@@ -39,6 +39,7 @@ class Asked:
     rounds: int | None
     workers: int | None
     device: str
+    graphs: bool
     tensorboard: bool
 
 
@@ -77,7 +78,7 @@ def prepare(console: Console, experiment: Experiment, out: Path, asked: Asked) -
 def train(console: Console, prepared: Prepared, asked: Asked) -> list[str]:
     """Run after run to its end; why some could not go on."""
     population, schedule = prepared.population, prepared.experiment.schedule
-    engines = partial(choose, population.records, asked.device, asked.workers)
+    engines = partial(choose, population.records, asked.device, asked.workers, graphs=asked.graphs)
     tell(console, [f"{_of(population)}, trained by {engines().where}", *population.notes])
     with stopping(*ENDS) as stop, shown(console, prepared.runs) as watch:
 

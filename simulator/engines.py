@@ -11,6 +11,7 @@ import torch
 
 from ..algorithms.engine import Engine, Records, Serial
 from ..algorithms.job import Job
+from ..algorithms.replay import AsItIs, Graphs
 from ..algorithms.simulation import nothing
 from ..algorithms.stacked_round import Stacked
 from ..errors import LocalError
@@ -37,18 +38,22 @@ class Engines:
         self.close()
 
 
-def choose(records: Mapping[str, Records], device: str = "auto", workers: int | None = None) -> Engines:
+def choose(
+    records: Mapping[str, Records], device: str = "auto", workers: int | None = None, *, graphs: bool = True
+) -> Engines:
     """The engines for a device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
 
-    ``workers`` is for a CPU; left out, one a core. Whatever is chosen, this process computes with one thread from now
-    on: what the coordinator half sums has one order then.
+    ``workers`` is for a CPU; left out, one a core. ``graphs`` is for a GPU: whether it replays recorded steps. Whatever
+    is chosen, this process computes with one thread from now on: what the coordinator half sums has one order then.
     """
     torch.set_num_threads(1)
     if device == "cpu" or (device == "auto" and (workers is not None or not torch.cuda.is_available())):
+        if not graphs:
+            raise LocalError("--no-graphs: a CPU has no CUDA graphs; leave it out, or choose --device cuda")
         return _on_cpu(records, usable_cores() if workers is None else workers)
     if workers is not None:
         raise LocalError(f"{workers} workers on device {device!r}: workers are for a CPU; leave one of the two out")
-    return _on_gpu(records, "cuda" if device == "auto" else device)
+    return _on_gpu(records, "cuda" if device == "auto" else device, graphs)
 
 
 def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
@@ -62,7 +67,7 @@ def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
     return Engines(f"{count} worker processes, a thread each", "cpu", lambda job: crew().engine(job), stack.close)
 
 
-def _on_gpu(records: Mapping[str, Records], device: str) -> Engines:
+def _on_gpu(records: Mapping[str, Records], device: str, graphs: bool) -> Engines:
     name = re.fullmatch(r"cuda(:(\d+))?", device)
     if name is None:
         raise LocalError(f"device {device!r}: no such device; choose auto, cpu, cuda or cuda:N")
@@ -71,4 +76,9 @@ def _on_gpu(records: Mapping[str, Records], device: str) -> Engines:
         has = f"{found} GPUs, cuda:0 to cuda:{found - 1}" if found else "no GPU that torch can use"
         raise LocalError(f"device {device!r}: this machine has {has}; choose another device, or cpu")
     where = f"{torch.cuda.get_device_name(index)} (cuda:{index}), silos stacked"
-    return Engines(where, "cuda", lambda job: Stacked(job, records, f"cuda:{index}"))
+    place = f"cuda:{index}"
+
+    def engine(job: Job) -> Engine:
+        return Stacked(job, records, place, recorder=Graphs(place) if graphs else AsItIs())
+
+    return Engines(where, "cuda", engine)

@@ -3,14 +3,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from op_tape import Recorder, waits
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from staddle.algorithms import stacked_round
+from staddle.algorithms import stacked, stacked_round
 from staddle.algorithms.data import Dataset
 from staddle.algorithms.engine import Records, Serial, Work
 from staddle.algorithms.local_round import state_to_bytes
 from staddle.algorithms.method import Optimiser, initial_state
+from staddle.algorithms.replay import AsItIs
 from staddle.algorithms.simulation import Simulation
+from staddle.algorithms.stacked import Silos
 from staddle.algorithms.stacked_round import Stacked
 from staddle.errors import LocalError
 
@@ -195,6 +199,24 @@ def test_stacked_equals_one_by_one(make, double, case, counted):
     assert sorted(counted[-len(groups) :]) == groups
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_replayed_steps_give_the_same(make, double, monkeypatch, case):
+    """Over rounds whose rates differ, with other silos in each, for two numbers of silos in a step at most."""
+    monkeypatch.setattr(stacked, "GRAINS", 2)
+    method, options, *given, _ = CASES[case]
+    options = options | ({"tau_s": 6, "tau_theta": 6} if method == "fedsimsup" else {})
+    job, recorder = make(method, options, *given, epochs=6, schedule={"kind": "exponential", "factor": 0.5}), Recorder()
+    check_same(job, records_of(job, COUPLED if job.model.norm == "batch" else SIZES), 1e-10, recorder=recorder)
+    assert recorder.replayed > recorder.recorded > 0
+
+
+def test_unrecorded_steps_have_the_bits_of_recorded_ones(make):
+    job = make("fedssa", {"clip": 0.5}, {"norm": "batch"}, ALMOST_ALL, epochs=6)
+    ends = [played(job, Stacked(job, records_of(job, COUPLED), recorder=r))[0] for r in (Recorder(), AsItIs())]
+    one, other = ({silo: state_to_bytes(end.states[silo]) for silo in job.silos} for end in ends)
+    assert one == other
+
+
 @pytest.mark.parametrize("case", IN_SLICES)
 def test_in_float32_and_in_slices_too(make, case):
     method, options, model, fields, _ = CASES[case]
@@ -305,8 +327,7 @@ class Waits(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        names = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select")
-        self.count += func._schema.name.removeprefix("aten::") in names
+        self.count += waits(func)
         return func(*args, **(kwargs or {}))
 
 
@@ -325,6 +346,70 @@ def test_nothing_is_waited_for_between_two_steps(make, monkeypatch, case):
     Simulation(job, Stacked(job, records_of(job, COUPLED))).step()
     assert waits
     assert set(waits) <= {0, 1}  # one at the end, where batches were filled up
+
+
+class OneDevice(TorchDispatchMode):
+    """No operation is of tensors on several devices; within a step, none brings a tensor from one to another."""
+
+    def __init__(self):
+        super().__init__()
+        self.within = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        moves = not self.within and func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        if not moves:
+            tensors = [t for t in tree_leaves((args, kwargs, results)) if isinstance(t, torch.Tensor)]
+            devices = {t.device.type for t in tensors if t.ndim}
+            assert len(devices) < 2, f"{func} of tensors on {devices}"
+            assert not self.within or devices != {"cpu"}, f"{func} makes a tensor on the host"
+        return results
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_tensors_of_a_step_are_on_the_device(make, monkeypatch, case):
+    """On torch's device "meta", which holds no numbers: there, as on a GPU, no tensor of the host goes."""
+    job, seen = make(*CASES[case][:4], epochs=1), []
+
+    def there(of):
+        if isinstance(of, torch.Tensor):
+            return of.to("meta")
+        if isinstance(of, dict):
+            return {name: there(each) for name, each in of.items()}
+        return Silos(of.modules, *map(there, (of.values, of.x, of.y)))
+
+    def watched(silos, stage, context, pieces, bench):
+        with OneDevice() as mode:
+            move = stacked._Step.move
+
+            def within(*given):
+                mode.within = True
+                result = move(*given)
+                mode.within = False
+                seen.append(result.device.type)
+                return result
+
+            with monkeypatch.context() as patch:
+                patch.setattr(stacked._Step, "move", within)
+                trained = train(there(silos), stage, there(dict(context)), pieces)
+            assert trained.losses.is_meta
+        return train(silos, stage, context, pieces, bench)
+
+    def looked(look):
+        def both(of, silos, *given):
+            with OneDevice(), pytest.raises(NotImplementedError, match="Cannot copy out of meta"):
+                look(of, there(silos), *given)
+            return look(of, silos, *given)
+
+        return both
+
+    train = stacked_round.train
+    monkeypatch.setattr(stacked_round, "train", watched)
+    monkeypatch.setattr(stacked_round, "evaluate", looked(stacked_round.evaluate))
+    simulation = Simulation(job, Stacked(job, records_of(job, COUPLED)))
+    while simulation.round < job.length:
+        simulation.step()
+    assert set(seen) == {"meta"}
 
 
 def test_silos_work_is_not_changed(make):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from staddle.algorithms.replay import AsItIs
 from staddle.errors import LocalError
 from staddle.simulator import engines
 from staddle.simulator.engines import choose
@@ -27,8 +28,8 @@ class Crew:
 
 
 class Stacked:
-    def __init__(self, job, records, device):
-        self.made_with = job, records, device
+    def __init__(self, job, records, device, recorder):
+        self.made_with, self.recorder = (job, records, device), recorder
 
 
 RECORDS = dict.fromkeys("abcde")
@@ -40,6 +41,7 @@ def machine(monkeypatch):
     before = torch.get_num_threads()
     monkeypatch.setattr(engines, "Crew", Crew)
     monkeypatch.setattr(engines, "Stacked", Stacked)
+    monkeypatch.setattr(engines, "Graphs", lambda device: f"graphs on {device}")
     monkeypatch.setattr(engines, "usable_cores", lambda: 4)
 
     def gpus(count):
@@ -80,7 +82,9 @@ def test_one_worker_is_this_process_at_one_thread(machine, monkeypatch):
 def test_a_gpu_has_silos_stacked(machine, device, index):
     machine(2)
     found = choose(RECORDS, device)
-    assert found.engine("job").made_with == ("job", RECORDS, f"cuda:{index}")
+    engine = found.engine("job")
+    assert (engine.made_with, engine.recorder) == (("job", RECORDS, f"cuda:{index}"), f"graphs on cuda:{index}")
+    assert isinstance(choose(RECORDS, device, graphs=False).engine("job").recorder, AsItIs)
     assert (found.where, found.device) == (f"GPU {index} (cuda:{index}), silos stacked", "cuda")
     found.close()
 
@@ -99,3 +103,10 @@ def test_what_is_not_there_is_refused(machine, device, workers, gpus, text):
     machine(gpus)
     with pytest.raises(LocalError, match=text):
         choose(RECORDS, device, workers)
+
+
+@pytest.mark.parametrize(("device", "workers", "gpus"), [("cpu", None, 1), ("auto", None, 0), ("auto", 2, 1)])
+def test_only_a_gpu_goes_without_graphs(machine, device, workers, gpus):
+    machine(gpus)
+    with pytest.raises(LocalError, match="--no-graphs: a CPU has no CUDA graphs"):
+        choose(RECORDS, device, workers, graphs=False)

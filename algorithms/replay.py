@@ -1,0 +1,105 @@
+"""Steps that a device replays: what a step launches is recorded once, and from then on Python takes no part in it.
+
+A step of a small network is many short kernels, and launching them one by one takes longer than they do. A recorded
+step works on tensors at fixed places: what changes from one call to the next has to be copied there, and nothing in it
+may wait for the device, or bring anything to it from the host.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import LocalError
+
+WARM_CALLS = 2  # before it is recorded: libraries set up their workspaces in the first
+
+Run: TypeAlias = Callable[..., Tensor]
+
+
+class Recorder(Protocol):
+    """What records on a device."""
+
+    def warm(self, run: Callable[[], Tensor]) -> Tensor:
+        """Run it as it is, where it is going to be recorded."""
+        ...
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """What does again all that the run does, whatever it was called with; recording alone need not do it."""
+        ...
+
+
+class Graphs:
+    """CUDA graphs, all in one pool of memory: one is replayed at a time."""
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def warm(self, run: Callable[[], Tensor]) -> Tensor:
+        """On the stream on which it is recorded."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            result = run()
+        current.wait_stream(self._stream)
+        result.record_stream(current)
+        return result
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Nothing is computed meanwhile. LocalError where the run does what cannot be recorded."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                run()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise LocalError(
+                f"a step of it cannot be recorded as a CUDA graph: {error}; run it with --no-graphs"
+            ) from error
+        return graph.replay
+
+
+class AsItIs:
+    """Records nothing: every call launches its kernels one by one. What comes out is the same."""
+
+    def warm(self, run: Callable[[], Tensor]) -> Tensor:
+        """Run it."""
+        return run()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """The run itself."""
+        return run
+
+
+class Replayed:
+    """A function of tensors of fixed shapes that gives one tensor; beside that it works on tensors that stay."""
+
+    def __init__(self, run: Run, recorder: Recorder) -> None:
+        self._run, self._recorder, self._calls = run, recorder, 0
+        self._given: list[Tensor] = []
+        self._result = torch.empty(0)
+        self._replay: Callable[[], None] | None = None
+
+    def __call__(self, *given: Tensor) -> Tensor:
+        """What the function gives; the next call may write over it."""
+        if self._calls < WARM_CALLS:
+            self._calls += 1
+            return self._recorder.warm(lambda: self._run(*given))
+        if self._replay is None:
+            self._given = [tensor.clone() for tensor in given]
+            self._replay = self._recorder.record(self._again)
+        _copy(self._given, given)
+        self._replay()
+        return self._result
+
+    def _again(self) -> None:
+        self._result = self._run(*self._given)
+
+
+def _copy(there: Sequence[Tensor], here: Sequence[Tensor]) -> None:
+    for one, other in zip(there, here, strict=True):
+        one.copy_(other)
