@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,11 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.y)
 
+    def to(self, device: torch.device) -> "Dataset":
+        """The same records, held by a device; themselves where they are there."""
+        x, y = self.x.to(device), self.y.to(device)
+        return self if x is self.x and y is self.y else replace(self, x=x, y=y)
+
     def take(self, indices: NDArray[np.int64]) -> "Dataset":
         """The records at the given indices, in their order."""
         index = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
@@ -61,6 +66,14 @@ class Dataset:
             for names in (self.ids, self.sources, self.groups)
         )
         return Dataset(self.x[index], self.y[index], self.class_names, ids, sources, groups)
+
+
+def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Records and labels at some places, on a device."""
+    if isinstance(where, slice):
+        return data.x[where].to(device), data.y[where].to(device)
+    index = where.to(data.x.device)
+    return data.x.index_select(0, index).to(device), data.y.index_select(0, index).to(device)
 
 
 def load_npz(path: Path) -> Dataset:

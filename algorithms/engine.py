@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import torch
+
 from .account import PrivateSilo
 from .data import Dataset
+from .devices import CPU
 from .job import Job
 from .local_round import Look, Outcome, local_round, look
 from .method import Results, SiloState
@@ -22,6 +25,11 @@ class Records:
     train: Dataset
     test: Dataset
     validation: Dataset | None = None
+
+    def to(self, device: torch.device) -> "Records":
+        """The same records, held by a device."""
+        validation = None if self.validation is None else self.validation.to(device)
+        return Records(self.train.to(device), self.test.to(device), validation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +61,14 @@ class Serial:
     """One silo after another, in this process. The only engine of private jobs, whose silos ``paying`` names."""
 
     def __init__(
-        self, job: Job, records: Mapping[str, Records], paying: Mapping[str, PrivateSilo] | None = None
+        self,
+        job: Job,
+        records: Mapping[str, Records],
+        paying: Mapping[str, PrivateSilo] | None = None,
+        device: torch.device = CPU,
     ) -> None:
-        self._job, self._method, self._records, self._paying = job, job.method(), records, paying or {}
+        self._job, self._method, self._paying, self._device = job, job.method(), paying or {}, device
+        self._records = records if device == CPU else {silo: own.to(device) for silo, own in records.items()}
 
     def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Outcome]:
         """``local_round`` of each, in turn."""
@@ -71,7 +84,16 @@ class Serial:
     def _train(self, round_: int, one: Work) -> Outcome:
         own, payer = self._records[one.silo], self._paying.get(one.silo)
         outcome = local_round(
-            self._method, self._job, one.state, round_, one.delivered, own.train, own.test, one.silo, private=payer
+            self._method,
+            self._job,
+            one.state,
+            round_,
+            one.delivered,
+            own.train,
+            own.test,
+            one.silo,
+            private=payer,
+            device=self._device,
         )
         if payer is not None and outcome.spending is not None:
             payer.account.commit(outcome.spending)
@@ -80,7 +102,9 @@ class Serial:
     def _look(self, round_: int, one: Work) -> Look:
         own, payer = self._records[one.silo], self._paying.get(one.silo)
         sides = (own.train, own.test, one.silo, own.validation)
-        return look(self._method, self._job, round_, one.state, one.delivered, *sides, private=payer)
+        return look(
+            self._method, self._job, round_, one.state, one.delivered, *sides, private=payer, device=self._device
+        )
 
 
 T = TypeVar("T")

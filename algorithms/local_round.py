@@ -18,6 +18,7 @@ from ..errors import CancelledError, ExhaustedError, LocalError, PeerError
 from .account import PrivateSilo, Spending
 from .clear_round import ClearRound, Side
 from .data import Dataset
+from .devices import CPU, exact
 from .exchange import Gift, Part, fits, value_fault
 from .job import Job
 from .method import METRICS, Change, Facts, Method, Results, SiloState, Stage, Survey
@@ -68,6 +69,7 @@ class _Counter:
         self.show(self.done, self.total)
 
 
+@exact()
 def local_round(
     method: Method,
     job: Job,
@@ -81,16 +83,18 @@ def local_round(
     cancelled: Callable[[], bool] = never,
     progress: Callable[[int, int], None] = silent,
     private: PrivateSilo | None = None,
+    device: torch.device = CPU,
 ) -> Outcome:
     """Run round ``round_`` of silo ``client`` from ``state``; nothing given is changed.
 
-    ``way`` is how a plain job trains; a private one takes ``private``, and it alone does.
+    ``way`` is how a plain job trains; a private one takes ``private``, and it alone does. The model is trained on the
+    ``device``, records are taken there batch by batch where they are not there; states and gifts stay on the host.
     """
-    check_private(job, private)
+    check_private(job, private, device)
     check_delivered(job, round_, delivered)
     side = _side(method, job, client, round_, train_data, way, private)
     state = side.deliver(state, delivered)
-    modules = to_modules(method, client, state)
+    modules = to_modules(method, client, state, device)
     correct_delivered = evaluate(method, modules, test_data)
     side.evaluated(modules)
     side.measure(modules, train_data)
@@ -105,7 +109,7 @@ def local_round(
                 continue
             case Change(change):
                 state = change(to_state(modules, state), side.facts)
-                load_values(modules, state)
+                load_values(modules, state, device)
                 continue
         rng = stage_stream(method, job, client, round_, number)
         given = handed(modules, stage)
@@ -159,6 +163,7 @@ class Look:
     validation: Seen | None = None
 
 
+@exact()
 def look(
     method: Method,
     job: Job,
@@ -170,9 +175,10 @@ def look(
     client: str,
     validation_data: Dataset | None = None,
     private: PrivateSilo | None = None,
+    device: torch.device = CPU,
 ) -> Look:
     """What the start of round ``round_`` would give this silo; nothing is trained, given, or spent."""
-    check_private(job, private)
+    check_private(job, private, device)
     if private is None:
         fresh = take_delivery(method, job, state, facts_of(job, client, round_, train_data), delivered)
     else:
@@ -180,9 +186,9 @@ def look(
 
         check_delivered(job, round_, delivered)
         fresh = take_private_delivery(method, job, round_, state, delivered, client, private.account)
-    modules = to_modules(method, client, fresh)
+    modules = to_modules(method, client, fresh, device)
     new = [evaluate(method, modules, data) for data in (test_data, validation_data) if data is not None]
-    load_values(modules, state)
+    load_values(modules, state, device)
 
     def seen(data: Dataset, correct: int) -> Seen:
         return Seen(len(data), correct, evaluate(method, modules, data))
@@ -201,12 +207,15 @@ def final_round(
     client: str,
     trained: bool = True,
     private: PrivateSilo | None = None,
+    device: torch.device = CPU,
 ) -> Outcome:
     """Take the results of the last round; the outcome's state is the model that the silo keeps (``kept``).
 
     The report holds the accuracy of both. Nothing is given, and in a private job nothing spent.
     """
-    last = look(method, job, job.length, state, delivered, train_data, test_data, client, private=private)
+    last = look(
+        method, job, job.length, state, delivered, train_data, test_data, client, private=private, device=device
+    )
     return Outcome(kept(method, state, last, trained), {}, final_report(job, last))
 
 
@@ -224,8 +233,10 @@ def final_report(job: Job, last: Look) -> Report:
     return Report(job.length, 0, last.test.records, last.test.delivered, last.test.trained, None)
 
 
-def check_private(job: Job, private: PrivateSilo | None) -> None:
-    """LocalError unless a private job, and no other, comes with what pays for it."""
+def check_private(job: Job, private: PrivateSilo | None, device: torch.device = CPU) -> None:
+    """LocalError unless a private job, and no other, comes with what pays for it; its noise is drawn on the host."""
+    if private is not None and device != CPU:
+        raise LocalError(f"job {job.name!r} is private and was given to {device}; this is a bug in Staddle")
     if (job.privacy is None) != (private is None):
         lacking = "is private, and no account was given that pays for it" if private is None else "is not private"
         raise LocalError(f"job {job.name!r} {lacking}; this is a bug in Staddle")
@@ -259,7 +270,7 @@ def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
 
 def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
     """What a method may know of the silo and its training records."""
-    return Facts(client, round_, len(data), torch.bincount(data.y, minlength=job.model.classes))
+    return Facts(client, round_, len(data), torch.bincount(data.y, minlength=job.model.classes).cpu())
 
 
 def metrics(report: Report) -> Gift:
@@ -279,15 +290,15 @@ def handed(modules: Modules, stage: Stage) -> Modules:
     return {part: module for part, module in modules.items() if part in (*stage.trains, *stage.reads)}
 
 
-def to_modules(method: Method, client: str, state: SiloState) -> dict[str, nn.Module]:
+def to_modules(method: Method, client: str, state: SiloState, device: torch.device = CPU) -> dict[str, nn.Module]:
     """The silo's modules with copies of the state's values; LocalError where state and model do not fit."""
     with torch.device("meta"):  # without values: drawing initial ones takes longer than all else here
         modules = method.modules(client)
-    load_values(modules, state)
+    load_values(modules, state, device)
     return modules
 
 
-def load_values(modules: Modules, state: SiloState) -> None:
+def load_values(modules: Modules, state: SiloState, device: torch.device = CPU) -> None:
     """Let modules have copies of the state's values in place of their own; LocalError where they do not fit."""
     if {part for part, m in modules.items() if m.state_dict()} != {part for part, held in state.parts.items() if held}:
         raise LocalError(f"the saved state has parts {sorted(state.parts)}, the job's model has {sorted(modules)}")
@@ -298,7 +309,10 @@ def load_values(modules: Modules, state: SiloState) -> None:
         ]
         if other:
             raise LocalError(f"the saved state of part {part!r} has {other} in another dtype than the job's model")
-        copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in values.items()}
+        copies = {
+            name: value.detach().to(device, copy=True, memory_format=torch.contiguous_format)
+            for name, value in values.items()
+        }
         try:
             module.load_state_dict(copies, strict=True, assign=True)
         except RuntimeError as error:
@@ -306,8 +320,8 @@ def load_values(modules: Modules, state: SiloState) -> None:
 
 
 def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:
-    """State that takes over the modules' parameters and buffers; the modules must not train on."""
-    parts = {part: {k: v.detach() for k, v in m.state_dict().items()} for part, m in modules.items()}
+    """State on the host that takes over the modules' parameters and buffers; the modules must not train on."""
+    parts = {part: {k: v.detach().cpu() for k, v in m.state_dict().items()} for part, m in modules.items()}
     return SiloState(parts, before.extra)
 
 

@@ -93,7 +93,7 @@ class Private:
         optimiser = _Optimiser(_Rule(parameters, modules, stage), how, self._normal)
         gradients = self._by_hooks(modules, stage) if _hookable(modules, stage) else _by_function(modules, stage)
 
-        def step(x: Tensor, y: Tensor) -> float:
+        def step(x: Tensor, y: Tensor) -> Tensor:
             total, pieces = 0.0, max(ceil(len(x) / how.physical_batch), 1)
             for number, (xs, ys) in enumerate(zip(x.chunk(pieces), y.chunk(pieces), strict=True), start=1):
                 optimiser.zero_grad()
@@ -102,7 +102,7 @@ class Private:
                 _drop_unbounded(parameters)
                 optimiser.signal_skip_step(number < pieces)
                 optimiser.step()
-            return total / how.divisor
+            return torch.tensor(total / how.divisor, dtype=torch.float64)
 
         return step
 

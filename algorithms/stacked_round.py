@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import LocalError
 from .alike import architecture, course, specs
+from .devices import exact
 from .engine import Records, Work
 from .job import Job
 from .local_round import Look, Outcome, Report, Seen, facts_of, handed, metrics, stage_stream, take_delivery
@@ -238,9 +239,8 @@ class Stacked:
     @contextmanager
     def _running(self, group: Sequence[str]) -> Iterator[None]:
         """Sums as exact as the tensors and the same again in the next run; LocalError for what cannot go at once."""
-        exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False, fp32_precision="ieee")
         try:
-            with exact:
+            with exact():
                 yield
         except torch.OutOfMemoryError as error:
             raise LocalError(

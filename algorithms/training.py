@@ -5,6 +5,7 @@ private training. A step is begun once per stage, so optimiser state never outli
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import ceil, isfinite
 from typing import Protocol, TypeAlias
 
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import CancelledError, LocalError
-from .data import Dataset
+from .data import Dataset, batch_of
+from .devices import device_of
 from .method import Measurement, Method, Optimiser, Stage
 from .streams import permutation
 
@@ -24,7 +26,7 @@ EVALUATION_CHUNK = 512
 Modules: TypeAlias = Mapping[str, nn.Module]
 
 
-Step: TypeAlias = Callable[[Tensor, Tensor], float]  # trains one batch (x [B, …], y [B]) in place and gives its loss
+Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # trains one batch (x [B, …], y [B]) in place; its loss []
 
 
 class Way(Protocol):
@@ -158,13 +160,13 @@ class Plain:
         parameters = [p for part in stage.trains for p in modules[part].parameters()]
         velocity: list[Tensor] = []
 
-        def step(x: Tensor, y: Tensor) -> float:
+        def step(x: Tensor, y: Tensor) -> Tensor:
             loss = stage.loss(modules, x, y, stage.context).mean()  # [B] → scalar
             if stage.penalty is not None:
                 loss = loss + stage.penalty(parameters_of(modules), stage.context)
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             apply(parameters, gradients, velocity, stage.optimiser)
-            return float(loss.detach())
+            return loss.detach()
 
         return step
 
@@ -175,6 +177,11 @@ PLAIN = Plain()
 def parameters_of(modules: Modules) -> dict[str, dict[str, nn.Parameter]]:
     """Parameters by part, for a stage's penalty."""
     return {part: dict(module.named_parameters()) for part, module in modules.items()}
+
+
+def placed(stage: Stage, device: torch.device) -> Stage:
+    """The stage with its context on a device."""
+    return replace(stage, context={name: tensor.to(device) for name, tensor in stage.context.items()})
 
 
 def check_trains(modules: Modules, stage: Stage) -> None:
@@ -208,17 +215,18 @@ def train(
         module.train(part in stage.trains)
         module.requires_grad_(part in stage.trains)
     wrap = batch_coupled(modules)
-    step = way.begin(modules, stage)
-    mean = 0.0
+    device, mean = device_of(modules.values()), 0.0
+    step = way.begin(modules, placed(stage, device))
     for _ in range(stage.epochs):
-        losses: list[float] = []
+        given: list[Tensor] = []
         for index in way.batches(stage, len(data), batch_size, rng, wrap):
             if cancelled():
                 raise CancelledError("training stopped between two batches, as asked")
-            chosen = torch.from_numpy(index)
-            losses.append(step(data.x.index_select(0, chosen), data.y.index_select(0, chosen)))
-            check_loss(losses[-1], stage.optimiser)
+            given.append(step(*batch_of(data, torch.from_numpy(index), device)))
             progress()
+        losses: list[float] = torch.stack(given).tolist()  # here the device is waited for
+        for loss in losses:
+            check_loss(loss, stage.optimiser)
         mean = sum(losses) / len(losses)
     for module in modules.values():
         module.eval()
@@ -231,11 +239,13 @@ def measure(measurement: Measurement, modules: Modules, data: Dataset, rows: boo
     for module in modules.values():
         module.eval()
     found: dict[str, list[Tensor]] = {}
+    device = device_of(modules.values())
     for start in range(0, len(data), EVALUATION_CHUNK):
-        chunk = slice(start, start + EVALUATION_CHUNK)
-        for name, value in measurement(modules, data.x[chunk], data.y[chunk]).items():
+        chunk = batch_of(data, slice(start, start + EVALUATION_CHUNK), device)
+        for name, value in measurement(modules, *chunk).items():
             found.setdefault(name, []).append(value.double())
-    return {name: torch.cat(values) if rows else sum(values[1:], values[0]) for name, values in found.items()}
+    whole = {name: torch.cat(values) if rows else sum(values[1:], values[0]) for name, values in found.items()}
+    return {name: value.cpu() for name, value in whole.items()}
 
 
 @torch.no_grad()
@@ -243,9 +253,9 @@ def evaluate(method: Method, modules: Modules, data: Dataset) -> int:
     """Number of records that the silo's model classifies correctly, in evaluation mode."""
     for module in modules.values():
         module.eval()
-    correct = 0
+    device = device_of(modules.values())
+    correct = torch.zeros((), dtype=torch.int64, device=device)
     for start in range(0, len(data), EVALUATION_CHUNK):
-        chunk = slice(start, start + EVALUATION_CHUNK)
-        predicted = method.predict(modules, data.x[chunk]).argmax(dim=1)  # [B]
-        correct += int((predicted == data.y[chunk]).sum())
-    return correct
+        x, y = batch_of(data, slice(start, start + EVALUATION_CHUNK), device)
+        correct += (method.predict(modules, x).argmax(dim=1) == y).sum()
+    return int(correct)

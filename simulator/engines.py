@@ -1,6 +1,5 @@
 """Which engine trains the silos here: stacked on a GPU, on a CPU one worker process a core, or one in this process."""
 
-import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Self
 
 import torch
 
+from ..algorithms.devices import find
 from ..algorithms.engine import Engine, Records, Serial
 from ..algorithms.job import Job
 from ..algorithms.replay import AsItIs, Graphs
@@ -68,15 +68,8 @@ def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
 
 
 def _on_gpu(records: Mapping[str, Records], device: str, graphs: bool) -> Engines:
-    name = re.fullmatch(r"cuda(:(\d+))?", device)
-    if name is None:
-        raise LocalError(f"device {device!r}: no such device; choose auto, cpu, cuda or cuda:N")
-    index, found = int(name[2] or 0), torch.cuda.device_count()
-    if index >= found:
-        has = f"{found} GPUs, cuda:0 to cuda:{found - 1}" if found else "no GPU that torch can use"
-        raise LocalError(f"device {device!r}: this machine has {has}; choose another device, or cpu")
-    where = f"{torch.cuda.get_device_name(index)} (cuda:{index}), silos stacked"
-    place = f"cuda:{index}"
+    place = str(find(device))
+    where = f"{torch.cuda.get_device_name(place)} ({place}), silos stacked"
 
     def engine(job: Job) -> Engine:
         return Stacked(job, records, place, recorder=Graphs(place) if graphs else AsItIs())

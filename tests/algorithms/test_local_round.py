@@ -111,7 +111,7 @@ def test_each_stage_shuffles_anew(make_job, make_data, monkeypatch):
     class Seeing(Plain):
         def begin(self, modules, stage):
             drawn.append([])
-            return lambda x, _, seen=drawn[-1]: seen.append(x) or 1.0
+            return lambda x, _, seen=drawn[-1]: seen.append(x) or torch.tensor(1.0)
 
     local_round(method, job, initial_state(method, "a"), 0, {}, make_data(16), make_data(9), "a", Seeing())
     first, second = (torch.cat(stage) for stage in drawn)

@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from one_device import OneDevice
 from op_tape import Recorder, waits
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from staddle.algorithms import stacked, stacked_round
 from staddle.algorithms.data import Dataset
@@ -346,24 +346,6 @@ def test_nothing_is_waited_for_between_two_steps(make, monkeypatch, case):
     Simulation(job, Stacked(job, records_of(job, COUPLED))).step()
     assert waits
     assert set(waits) <= {0, 1}  # one at the end, where batches were filled up
-
-
-class OneDevice(TorchDispatchMode):
-    """No operation is of tensors on several devices; within a step, none brings a tensor from one to another."""
-
-    def __init__(self):
-        super().__init__()
-        self.within = False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        results = func(*args, **(kwargs or {}))
-        moves = not self.within and func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
-        if not moves:
-            tensors = [t for t in tree_leaves((args, kwargs, results)) if isinstance(t, torch.Tensor)]
-            devices = {t.device.type for t in tensors if t.ndim}
-            assert len(devices) < 2, f"{func} of tensors on {devices}"
-            assert not self.within or devices != {"cpu"}, f"{func} makes a tensor on the host"
-        return results
 
 
 @pytest.mark.parametrize("case", CASES)

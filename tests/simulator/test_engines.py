@@ -47,7 +47,7 @@ def machine(monkeypatch):
     def gpus(count):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
 
     gpus(0)
     yield gpus
@@ -85,7 +85,7 @@ def test_a_gpu_has_silos_stacked(machine, device, index):
     engine = found.engine("job")
     assert (engine.made_with, engine.recorder) == (("job", RECORDS, f"cuda:{index}"), f"graphs on cuda:{index}")
     assert isinstance(choose(RECORDS, device, graphs=False).engine("job").recorder, AsItIs)
-    assert (found.where, found.device) == (f"GPU {index} (cuda:{index}), silos stacked", "cuda")
+    assert (found.where, found.device) == (f"GPU cuda:{index} (cuda:{index}), silos stacked", "cuda")
     found.close()
 
 
@@ -95,7 +95,7 @@ def test_a_gpu_has_silos_stacked(machine, device, index):
         ("cpu", 0, 0, r"workers = 0; give 1 or more, or leave it out for 4"),
         ("cuda", None, 0, r"'cuda': this machine has no GPU that torch can use; choose another device, or cpu"),
         ("cuda:2", None, 2, r"'cuda:2': this machine has 2 GPUs, cuda:0 to cuda:1; choose"),
-        ("tpu", None, 1, r"'tpu': no such device; choose auto, cpu, cuda or cuda:N"),
+        ("tpu", None, 1, r"'tpu': no such device; choose cpu, cuda or cuda:N"),
         ("cuda:0", 2, 1, r"2 workers on device 'cuda:0': workers are for a CPU"),
     ],
 )
