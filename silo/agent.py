@@ -34,6 +34,7 @@ from .delivery import Delivered
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
 from .group_keys import GroupKeys
 from .mix_memory import MixMemory
+from .place import Place
 from .private_jobs import advice, check_room, payer
 from .session import (
     Asked,
@@ -95,6 +96,7 @@ class Agent:
         self._group_keys = GroupKeys(roster, keys, gate, config.directory / "jobs")
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._trainer = Trainer()
+        self._place = Place(config.training.device)
         self._admitted: dict[str, Admitted] = {}
         self._withheld_told: set[str] = set()  # digests of jobs
         self._beat_seconds = 5
@@ -339,7 +341,7 @@ class Agent:
     def _work(self, admitted: Admitted) -> Work:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
         private = payer(admitted.job, self._budget, folder)
-        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled, private)
+        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled, private, self._place)
 
     @contextlib.asynccontextmanager
     async def _beating(self, job: str, round_: int) -> AsyncIterator[None]:

@@ -23,6 +23,7 @@
 
     [training]
     threads = 2
+    device = "cpu"                    # or "cuda", "cuda:1"; a private job is always trained on the processor
 
     [[weights]]                       # initial values for a part that never leaves, instead of training it from scratch
     jobs = ["digits-*"]               # names of jobs; * stands for any characters
@@ -52,6 +53,7 @@ class Training(Strict):
     """How the silo trains."""
 
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
+    device: str = pydantic.Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
 
 
 class Weights(Strict):

@@ -4,7 +4,7 @@ All of it begins from the state after the last round that counted; the coordinat
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from ..security.fixedpoint import Flat
 from .admission import Admitted
 from .bundle import Bundle
 from .outgoing_hidden import flat
+from .place import Place
 from .state import JobFolder
 
 Delivered = Mapping[str, Mapping[str, Tensor]]
@@ -33,12 +34,13 @@ class Work:
     threads: int
     cancelled: Callable[[], bool]
     private: PrivateSilo | None = None  # what pays for a private job
+    place: Place = field(default_factory=Place)
 
     def train(self, round_: int, counted: int, delivered: Delivered) -> Bundle:
         """Train a round and keep what came of it; what it gives."""
         torch.set_num_threads(self.threads)
         job, method = self.admitted.job, self.admitted.job.method()
-        train, test = self.admitted.train, self.admitted.test
+        device, train, test = self.place.of(self.admitted)
         state = self._state(counted)
         outcome = local_round(
             method,
@@ -51,6 +53,7 @@ class Work:
             self.silo,
             cancelled=self.cancelled,
             private=self.private,
+            device=device,
         )
         parts = {part.name: part for part in job.up(round_)}
         give = laid_out if job.security.required else PLAIN.give  # what the gate hides is given to it whole
@@ -69,10 +72,19 @@ class Work:
     def finish(self, counted: int, delivered: Delivered) -> None:
         """Take the last results, evaluate, keep the model."""
         torch.set_num_threads(self.threads)
-        job, train, test = self.admitted.job, self.admitted.train, self.admitted.test
+        job, (device, train, test) = self.admitted.job, self.place.of(self.admitted)
         state = self._state(counted)
         outcome = final_round(
-            job.method(), job, state, delivered, train, test, self.silo, trained=counted > 0, private=self.private
+            job.method(),
+            job,
+            state,
+            delivered,
+            train,
+            test,
+            self.silo,
+            trained=counted > 0,
+            private=self.private,
+            device=device,
         )
         self.folder.save_model(outcome.state)
         self.folder.finish(outcome.report, self._facts())

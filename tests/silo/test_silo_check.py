@@ -69,6 +69,14 @@ def test_all_that_is_as_it_should_be(federation):
     assert list(federation.state("silo-a").iterdir()) == []  # nothing was changed
 
 
+def test_a_gpu_that_is_not_there_is_told(federation):
+    path = federation.silo_config("silo-a")
+    path.write_text(path.read_text() + '[training]\ndevice = "cuda:9"\n')
+    (finding,) = check(path).findings
+    assert not finding.ok
+    assert "'cuda:9': this machine has" in finding.text
+
+
 def test_the_configuration_comes_first(federation):
     edit(federation.silo_config("silo-a"), "directory", "directry")
     (finding,) = check(federation.silo_config("silo-a")).findings

@@ -1,0 +1,71 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from staddle.algorithms.data import Dataset
+from staddle.algorithms.devices import CPU
+from staddle.errors import LocalError
+from staddle.silo.place import Place
+
+from .conftest import records
+
+
+def admitted(digest="a", privacy=None):
+    job = SimpleNamespace(digest=digest, name=f"job-{digest}", privacy=privacy)
+    return SimpleNamespace(job=job, train=records(30), test=records(10))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """One GPU with memory for so many sides; what was taken to it."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    taken, room = [], [100]
+
+    def to(data, device):
+        if len(taken) >= room[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        taken.append((len(data), str(device)))
+        return Dataset(data.x + 1, data.y)
+
+    monkeypatch.setattr(Dataset, "to", to)
+    return SimpleNamespace(taken=taken, room=room)
+
+
+def test_the_processor_takes_records_as_they_are(gpu):
+    one = admitted()
+    assert Place().of(one) == (CPU, one.train, one.test)
+    assert gpu.taken == []
+
+
+def test_a_gpu_holds_the_records_of_one_job(gpu):
+    place, one, other = Place("cuda"), admitted("a"), admitted("b")
+    device, train, test = place.of(one)
+    assert (str(device), len(train), len(test)) == ("cuda:0", 30, 10)
+    assert place.of(one) == (device, train, test)
+    assert gpu.taken == [(30, "cuda:0"), (10, "cuda:0")]
+    place.of(other)
+    place.of(one)
+    assert len(gpu.taken) == 6
+
+
+def test_a_private_job_stays_on_the_host(gpu):
+    one = admitted(privacy=object())
+    assert Place("cuda").of(one) == (CPU, one.train, one.test)
+
+
+def test_records_that_do_not_fit_stay_on_the_host(gpu, caplog):
+    gpu.room[0] = 1
+    place, one = Place("cuda"), admitted()
+    device, *sides = place.of(one)
+    assert (str(device), sides) == ("cuda:0", [one.train, one.test])
+    (said,) = [record for record in caplog.records if record.message == "records.host"]
+    assert said.fields["job"] == "job-a"
+    assert "out of memory" in said.fields["why"]
+    place.of(one)
+    assert len(caplog.records) == 1  # once a job
+
+
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(LocalError, match="'cuda:7': this machine has"):
+        Place("cuda:7")
