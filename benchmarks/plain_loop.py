@@ -77,9 +77,14 @@ class PlainLoop:
         batch_size: int,
         lr: float,
         warmup: int,
+        device: str = "cpu",
     ) -> None:
-        """``model`` has the children ``extractor`` and ``classifier``; ``warmup`` is rounds of generalisation."""
-        self.steps = 0
+        """``model`` has the children ``extractor`` and ``classifier``; ``warmup`` is rounds of generalisation.
+
+        Batches are taken to the ``device``, where the model is.
+        """
+        self.steps, self._device = 0, device
+        model.to(device)
         self._model, self._epochs, self._lr, self._warmup, self._batch = model, epochs, lr, warmup, batch_size
         if way == "tensors":
             pairs = list(zip(normalised(pixels), torch.from_numpy(labels), strict=True))
@@ -106,7 +111,7 @@ class PlainLoop:
             trained.append(deepcopy(dict(self._model.named_parameters())))
             weights.append(len(self._train[client]))
         if number < self._warmup:
-            share = torch.tensor(weights) / sum(weights)
+            share = torch.tensor(weights, device=self._device) / sum(weights)
             for name in self._shared:
                 stacked = torch.stack([own[name].detach() for own in trained], dim=-1)
                 self._shared[name] = (stacked * share).sum(dim=-1)
@@ -123,7 +128,7 @@ class PlainLoop:
         self._model.load_state_dict(self._own[client])
         row = self._similar[client]
         others = [other for other in self._own if row[other] > 0]
-        share = -torch.log(1 - row[others].clamp(max=0.9999))
+        share = -torch.log(1 - row[others].clamp(max=0.9999)).to(self._device)
         mixed = {
             name: torch.stack([self._own[other][name] for other in others], dim=-1) @ (share / share.sum())
             for name in self._shared
@@ -142,7 +147,7 @@ class PlainLoop:
             for x, y in loader:
                 if len(x) <= 1:
                     continue
-                loss = self._criterion(self._model(x), y)
+                loss = self._criterion(self._model(x.to(self._device)), y.to(self._device))
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
@@ -153,7 +158,7 @@ class PlainLoop:
     def _evaluate(self, client: int) -> int:
         self._model.eval()
         return sum(
-            int((self._model(x).argmax(-1) == y).sum())
+            int((self._model(x.to(self._device)).argmax(-1) == y.to(self._device)).sum())
             for x, y in DataLoader(self._test[client], self._batch)  # type: ignore[arg-type]
         )
 

@@ -1,4 +1,4 @@
-"""How fast silos are simulated: ``python benchmarks/simulate.py [loop] [methods] [growth] [--quick] [--csv FILE]``.
+"""How fast silos are simulated: ``python benchmarks/simulate.py [loop|methods|growth|engines …] [--quick]``.
 
 Records are random pixels of CIFAR-10's shape; LeNet-5 with batch norm, 5 epochs, batches of 32, SGD; as many silos a
 round as one in ten. One run measures, on this machine's cores:
@@ -8,6 +8,10 @@ round as one in ten. One run measures, on this machine's cores:
   in each of its ways to keep records, all taking turns, round by round. Both evaluate each silo of the round before and
   after it trains, and take the same number of steps; all are told a round that is not counted first.
 - *methods*: seconds a round of each method with the same silos, FedAIMS with the smallest model that it takes.
+- *engines*: a round on a ``--device`` of silos stacked and of silos one by one, and of the plain loop with the same
+  network and the fastest way to keep records, in turn: records trained on a second, times the plain loop, what the
+  device held at most (a GPU), and which share of the time the network's multiplications alone would take at the rate
+  of a large product of matrices on the same device, in float32. On a CPU all have one thread.
 - *growth*: pFedSim from 10 to 1,000 silos with 50 records to train on and 10 to test on.
 
 Wall seconds a round (median), CPU seconds a round (mean, of all processes), and where memory counts, what all processes
@@ -29,12 +33,16 @@ import numpy as np
 import torch
 from plain_loop import WAYS, PlainLoop, normalised
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from staddle.algorithms.data import Dataset
-from staddle.algorithms.engine import Engine, Records
+from staddle.algorithms.devices import find
+from staddle.algorithms.engine import Engine, Records, Serial
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.models import build
+from staddle.algorithms.replay import Graphs
 from staddle.algorithms.simulation import Simulation
+from staddle.algorithms.stacked_round import Stacked
 from staddle.simulator.workers import Crew, usable_cores
 
 EPOCHS, BATCH, LR, CLASSES = 5, 32, 0.01, 10
@@ -48,6 +56,9 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "pfedsim": {},
     "ppfl": {"lam": 0},
 }
+
+
+NETWORKS = [("pfedsim", "lenet5"), ("fedaims", "convnet-4x128"), ("fedavg", "resnet18")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +96,7 @@ def name(silo: int) -> str:
     return f"silo-{silo:04}"
 
 
-def job_of(method: str, silos: int, rounds: int, epochs: int = EPOCHS) -> Job:
+def job_of(method: str, silos: int, rounds: int, epochs: int = EPOCHS, model: str | None = None) -> Job:
     """One in ten silos takes part in a round, and two at least."""
     document = {
         "version": 1,
@@ -96,7 +107,7 @@ def job_of(method: str, silos: int, rounds: int, epochs: int = EPOCHS) -> Job:
         "participation": max(0.1, 2 / silos),
         "method": {"name": method, "options": METHODS[method]},
         "model": {
-            "name": "convnet-3x64" if method == "fedaims" else "lenet5",
+            "name": model or ("convnet-3x64" if method == "fedaims" else "lenet5"),
             "classes": CLASSES,
             "norm": "batch",
             "input": [3, 32, 32],
@@ -135,23 +146,27 @@ class Timed:
 
 
 def ours(crew: Crew, engine: Engine, job: Job) -> Timed:
+    """A simulation of the job."""
+    return ours_with(engine, job, crew.pids)
+
+
+def ours_with(engine: Engine, job: Job, pids: Sequence[int]) -> Timed:
     """A simulation of the job; a census counts as no round."""
     simulation = Simulation(job, engine)
     while simulation.round < job.length - job.rounds:
         simulation.step()
-    return Timed(lambda _: simulation.step(), 1, crew.pids)
+    return Timed(lambda _: simulation.step(), 1, pids)
 
 
 def plain(
-    population: Population, job: Job, way: Any, epochs: int = EPOCHS, threads: int = 1
+    population: Population, job: Job, way: Any, epochs: int = EPOCHS, threads: int = 1, device: str = "cpu"
 ) -> tuple[PlainLoop, Timed]:
     """The plain loop with the same cohorts."""
     model = nn.Sequential()
     for part, module in build(job.model, job.seed).items():
         model.add_module(part, module)
-    loop = PlainLoop(
-        model, population.pixels, population.labels, *population.sides(), way, epochs, BATCH, LR, job.rounds // 2
-    )
+    records = population.pixels, population.labels, *population.sides(), way
+    loop = PlainLoop(model, *records, epochs, BATCH, LR, job.rounds // 2, device)
 
     def run(number: int) -> None:
         loop.round(number, [job.silos.index(silo) for silo in job.cohort(number)])
@@ -217,6 +232,76 @@ def measure_growth(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def measure_engines(options: argparse.Namespace) -> list[Row]:
+    """Each network with a method that takes it, on one device."""
+    device = find(options.device)
+    population = Population(20, 100, 20) if options.quick else Population(100, 500, 100)
+    rounds = 1 + (2 if options.quick else options.rounds)
+    peak = multiplications(device)
+    tell(f"engines on {title_of(device)}, {population.silos} silos, {rounds - 1} rounds of each, in turn")
+    tell(f"a large product of matrices: {peak / 1e12:.3g} TFLOP/s")
+    records, rows = population.records(), list[Row]()
+    for method, network in NETWORKS if not options.quick else NETWORKS[:1]:
+        job = job_of(method, population.silos, rounds, model=network)
+        recorder = Graphs(str(device)) if device.type == "cuda" else None
+        engines = {
+            "stacked": Stacked(job, records, str(device), recorder=recorder),
+            "one by one": Serial(job, records, device=device),
+        }
+        contenders = {name: ours_with(engine, job, ()) for name, engine in engines.items()}
+        contenders["plain loop"] = plain(population, job, "tensors", device=str(device))[1]
+        held = dict.fromkeys(contenders, 0)
+        for number in range(rounds):
+            for name, one in contenders.items():
+                held[name] = max(held[name], most_held(device, one, number))
+        samples = job.cohort_size * population.train * EPOCHS
+        floor = flops(job) * job.cohort_size * -(-population.train // BATCH) * EPOCHS / peak
+        for name, one in contenders.items():
+            faster = contenders["plain loop"].median / one.median
+            row: Row = {
+                "what": f"{method}, {network}, {name}",
+                "s/round": one.median,
+                "records/s": samples / one.median,
+            }
+            row |= {"times plain": faster, "share %": 100 * floor / one.median}
+            rows.append(row | ({"MB": held[name] / 1e6} if device.type == "cuda" else {}))
+    return rows
+
+
+def most_held(device: torch.device, one: Timed, number: int) -> int:
+    """Run a round; bytes of a GPU's memory that tensors took at most, those of the others included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    one.run(number)
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def multiplications(device: torch.device, size: int = 2048) -> float:
+    """Floating-point operations a second of a product of two matrices, the best of five."""
+    one = torch.randn(size, size, device=device)
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        float((one @ one)[0, 0])  # waits for it
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+def flops(job: Job) -> float:
+    """Of a step on one batch: forward and backward through the network alone."""
+    model = nn.Sequential(*build(job.model, job.seed).values())
+    x, y = torch.zeros(BATCH, 3, 32, 32), torch.zeros(BATCH, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        nn.functional.cross_entropy(model(x), y).backward()
+    return counter.get_total_flops()
+
+
+def title_of(device: torch.device) -> str:
+    """For people."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU, one thread"
+
+
 def cpu_seconds(pid: int) -> float:
     """Of a process, all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -233,7 +318,7 @@ def proportional(pid: int | str) -> int:
 
 TICKS = os.sysconf("SC_CLK_TCK")
 CPU = Path("/proc/cpuinfo").read_text()
-PARTS = {"loop": measure_loop, "methods": measure_methods, "growth": measure_growth}
+PARTS = {"loop": measure_loop, "methods": measure_methods, "growth": measure_growth, "engines": measure_engines}
 
 
 def show(rows: list[Row]) -> None:
@@ -252,18 +337,19 @@ def tell(line: str) -> None:
 def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; all by default")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; all but engines by default")
     parser.add_argument("--rounds", type=int, default=10, help="counted rounds")
     parser.add_argument("--workers", type=int, default=usable_cores(), help="worker processes; one a core by default")
     own = torch.get_num_threads()
     parser.add_argument("--plain-threads", type=int, default=own, help="of the plain loop; torch's own by default")
+    parser.add_argument("--device", default="cpu", help="of the engines: cpu, cuda or cuda:N")
     parser.add_argument("--quick", action="store_true", help="a minute instead of a quarter of an hour")
     parser.add_argument("--csv", type=Path, help="write the tables to this file too")
     options = parser.parse_args()
     model = next(line.partition(":")[2].strip() for line in CPU.splitlines() if line.startswith("model name"))
     tell(f"torch {torch.__version__}, {usable_cores()} cores of {model}, load {os.getloadavg()[0]:.1f}")
     found = {}
-    for part in options.parts or PARTS:
+    for part in options.parts or ("loop", "methods", "growth"):
         found[part] = PARTS[part](options)
         show(found[part])
     if options.csv is not None:

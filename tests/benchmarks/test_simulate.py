@@ -63,3 +63,18 @@ def test_the_records_are_the_same_in_every_way(benchmark, population):
                 x, y = zip(*side[client], strict=True)
                 assert torch.allclose(torch.stack(x), own.x, atol=1e-6)
                 assert list(y) == own.y.tolist()
+
+
+def test_the_operations_of_a_step_by_hand(benchmark):
+    """Convolutions and layers of LeNet-5: once forward, and backward once for weights and once for what came in."""
+    first, others = 6 * 28 * 28 * 75, 16 * 10 * 10 * 150 + 400 * 120 + 120 * 84 + 84 * 10
+    assert benchmark.flops(benchmark.job_of("pfedsim", 3, 2)) == 2 * 32 * (2 * first + 3 * others)
+
+
+def test_engines_are_told_side_by_side(benchmark, monkeypatch):
+    small = benchmark.Population(3, 40, 5)
+    monkeypatch.setattr(benchmark, "Population", lambda *_: small)
+    rows = benchmark.measure_engines(benchmark.argparse.Namespace(device="cpu", quick=True, rounds=1))
+    assert [row["what"].rpartition(", ")[2] for row in rows] == ["stacked", "one by one", "plain loop"]
+    assert rows[-1]["times plain"] == 1
+    assert all(row["records/s"] > 0 and 0 < row["share %"] < 100 for row in rows)
