@@ -3,7 +3,15 @@
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 from staddle.proto.channel import require_tls13
 
 require_tls13()
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test draws does not depend on which others the same process ran before it."""
+    torch.manual_seed(0)
