@@ -14,4 +14,4 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What a test draws does not depend on which others the same process ran before it."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed also notes for each GPU, with a stack trace, what to do
