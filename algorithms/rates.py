@@ -33,7 +33,7 @@ class Steps(Strict):
 
     kind: Literal["steps"]
     factor: Factor
-    at: Annotated[tuple[Share, ...], Field(min_length=1)]
+    at: Annotated[tuple[Share, ...], Field(min_length=1, max_length=100)]
 
     @field_validator("at")
     @classmethod

@@ -57,9 +57,7 @@ class Graphs:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise LocalError(
-                f"a step of it cannot be recorded as a CUDA graph: {error}; run it with --no-graphs"
-            ) from error
+            raise LocalError(f"a step cannot be recorded as a CUDA graph: {error}; run it with --no-graphs") from error
         return graph.replay
 
 

@@ -17,16 +17,15 @@ class Place:
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = find(device)
-        self._held: tuple[str, Dataset, Dataset] | None = None
+        self._held: tuple[Admitted, Dataset, Dataset] | None = None
 
     def of(self, admitted: Admitted) -> tuple[torch.device, Dataset, Dataset]:
         """The device that trains, the records to train on and those to test on."""
-        job = admitted.job
-        if self._device == CPU or job.privacy is not None:
+        if self._device == CPU or admitted.job.privacy is not None:
             return CPU, admitted.train, admitted.test
-        if self._held is None or self._held[0] != job.digest:
+        if self._held is None or self._held[0] is not admitted:  # read anew, a job may have other records
             self._held = None  # first: it makes room
-            self._held = job.digest, *self._taken(admitted)
+            self._held = admitted, *self._taken(admitted)
         return self._device, *self._held[1:]
 
     def _taken(self, admitted: Admitted) -> tuple[Dataset, Dataset]:

@@ -50,6 +50,7 @@ def test_only_the_rates_of_stages_change():
         ({"kind": "steps", "factor": 0.1, "at": [0.75, 0.5]}, "smaller ones first"),
         ({"kind": "steps", "factor": 0.1, "at": [0.5, 0.5]}, "each share of the rounds once"),
         ({"kind": "steps", "factor": 0.1, "at": [1.0]}, "below 1"),
+        ({"kind": "steps", "factor": 0.1, "at": [n / 200 for n in range(1, 102)]}, "100 or fewer"),
     ],
 )
 def test_what_is_no_schedule_is_refused(tmp_path, schedule, complaint):

@@ -47,6 +47,8 @@ def test_a_gpu_holds_the_records_of_one_job(gpu):
     place.of(other)
     place.of(one)
     assert len(gpu.taken) == 6
+    place.of(admitted("a"))  # the same job, whose records were read again
+    assert len(gpu.taken) == 8
 
 
 def test_a_private_job_stays_on_the_host(gpu):
