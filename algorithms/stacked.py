@@ -31,7 +31,7 @@ from .training import Modules, mirror_step, sgd_step
 Values: TypeAlias = dict[str, dict[str, Tensor]]  # by part and name, [S, …] each
 Names: TypeAlias = Sequence[tuple[str, str]]  # (part, name)
 
-MOST_STEPS = 64  # that a bench keeps
+MOST_STEPS, MOST_BYTES = 64, 2 * 2**30  # that a bench keeps, the step at hand aside
 GRAINS = 8  # numbers of silos of which a step is recorded, about
 TOLERANCE = 1e-3  # by which losses may differ, of the largest, where the batch is filled up
 
@@ -186,10 +186,13 @@ class Bench:
         if step is None or step.room < silos.count:
             step = _BenchStep(silos, stage, context, self._recorder)
         self._steps[key] = step  # the last one used is the last one to go
-        while len(self._steps) > MOST_STEPS:
+        while len(self._steps) > 1 and (len(self._steps) > MOST_STEPS or self._held() > MOST_BYTES):
             self._steps.popitem(last=False)
         step.take(silos, stage, context)
         return step
+
+    def _held(self) -> int:
+        return sum(step.held for step in self._steps.values())
 
 
 class _BenchStep(_Step):
@@ -201,7 +204,9 @@ class _BenchStep(_Step):
         self.room, self._recorder = silos.count, recorder
         self._rate = torch.empty((), dtype=torch.float64, device=silos.x.device)
         self._known: dict[Hashable, Replayed] = {}
-        self._guest = silos
+        self._guest: Silos | None = None
+        kept = [*_of(here, [(part, name) for part, named in here.items() for name in named]), *self._velocity]
+        self.held = sum(tensor.nbytes for tensor in kept)
 
     def take(self, silos: Silos, stage: Stage, context: Tensors) -> None:
         """Begin with the values of these silos, without momentum."""
@@ -218,9 +223,11 @@ class _BenchStep(_Step):
 
     def __exit__(self, *_: object) -> None:
         """Give the silos their values."""
-        for part, named in self._guest.values.items():
-            for name, tensor in named.items():
-                tensor.copy_(self._values[part][name][: self._guest.count])
+        guest, self._guest = self._guest, None
+        if guest is not None:
+            for part, named in guest.values.items():
+                for name, tensor in named.items():
+                    tensor.copy_(self._values[part][name][: guest.count])
 
     def __call__(self, batch: Batch) -> Tensor:
         """Recorded where the silos are the first ones, their number rounded up."""

@@ -210,6 +210,19 @@ def test_replayed_steps_give_the_same(make, double, monkeypatch, case):
     assert recorder.replayed > recorder.recorded > 0
 
 
+@pytest.mark.parametrize("limit", ["MOST_STEPS", "MOST_BYTES"])
+def test_a_bench_keeps_no_more_than_it_may(make, monkeypatch, limit):
+    """Two stages a round: where but one is kept, each begins anew in every round, with calls that are not recorded."""
+    job = make("fedrep", {"head_epochs": 4}, fields={"rounds": 3}, epochs=4)
+    ends, recorders = [], (Recorder(), Recorder())
+    for recorder, most in zip(recorders, (2**40, 1), strict=True):
+        monkeypatch.setattr(stacked, limit, most)
+        end, *_ = played(job, Stacked(job, records_of(job), recorder=recorder))
+        ends.append({silo: state_to_bytes(end.states[silo]) for silo in job.silos})
+    assert ends[0] == ends[1]
+    assert recorders[1].warmed > recorders[0].warmed
+
+
 def test_unrecorded_steps_have_the_bits_of_recorded_ones(make):
     job = make("fedssa", {"clip": 0.5}, {"norm": "batch"}, ALMOST_ALL, epochs=6)
     ends = [played(job, Stacked(job, records_of(job, COUPLED), recorder=r))[0] for r in (Recorder(), AsItIs())]
