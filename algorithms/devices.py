@@ -1,16 +1,20 @@
-"""On what models are trained: this machine's processor, or one of its GPUs."""
+"""On what models are trained: this machine's processor, or one of its GPUs; and with how many bits it multiplies."""
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import LocalError
 
+Precision: TypeAlias = Literal["float32", "tf32", "bf16"]  # of the products in training steps; sums are float32
+
 CPU = torch.device("cpu")
+TENSOR_CORES = (8, 0)  # the first GPUs whose tensor cores take tf32 and bf16 (compute capability; NVIDIA Ampere)
 
 
 def find(name: str) -> torch.device:
@@ -27,11 +31,58 @@ def find(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def check_precision(device: torch.device, precision: Precision) -> None:
+    """LocalError where the device does not multiply so."""
+    if precision == "float32":
+        return
+    if device == CPU:
+        raise LocalError(f"precision {precision!r} is for a GPU; leave it out on a CPU, which computes in float32")
+    if (found := torch.cuda.get_device_capability(device)) < TENSOR_CORES:
+        raise LocalError(
+            f"precision {precision!r}: {device} is of compute capability {found[0]}.{found[1]}, and its tensor cores "
+            f"take it from {TENSOR_CORES[0]}.{TENSOR_CORES[1]} on; leave it out"
+        )
+
+
 @contextmanager
 def exact() -> Iterator[None]:
     """Sums as exact as the tensors, and the same again in the next run."""
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False, fp32_precision="ieee"):
         yield
+
+
+@contextmanager
+def in_memory() -> Iterator[None]:
+    """LocalError where a GPU has too little."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise LocalError(f"training: {error}; free memory of this GPU, or choose another device") from error
+
+
+@contextmanager
+def multiplying(precision: Precision) -> Iterator[None]:
+    """Within ``exact``: a GPU multiplies float32 in TF32, of 10 bits of mantissa, where that is asked for."""
+    if precision != "tf32":
+        yield
+        return
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=True, fp32_precision="tf32"):
+        yield  # matrix products follow, although the flags are called cuDNN's
+
+
+def uncast(device: torch.device) -> AbstractContextManager[object]:
+    """Within ``casting``: products in the type of the tensors."""
+    return torch.autocast(device.type, enabled=False) if device.type in ("cpu", "cuda") else nullcontext()
+
+
+def casting(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """For a forward pass: products in bfloat16 where that is asked for; parameters and losses stay float32.
+
+    Nothing that was cast is kept from one pass to the next, since a recorded step would find it at another place.
+    """
+    if precision != "bf16":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 def device_of(modules: Iterable[nn.Module]) -> torch.device:

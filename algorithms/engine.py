@@ -16,6 +16,7 @@ from .devices import CPU
 from .job import Job
 from .local_round import Look, Outcome, local_round, look
 from .method import Results, SiloState
+from .training import PLAIN, Way
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,10 @@ class Engine(Protocol):
 
 
 class Serial:
-    """One silo after another, in this process. The only engine of private jobs, whose silos ``paying`` names."""
+    """One silo after another, in this process. The only engine of private jobs, whose silos ``paying`` names.
+
+    ``way`` is how silos of other jobs train.
+    """
 
     def __init__(
         self,
@@ -66,8 +70,10 @@ class Serial:
         records: Mapping[str, Records],
         paying: Mapping[str, PrivateSilo] | None = None,
         device: torch.device = CPU,
+        way: Way = PLAIN,
     ) -> None:
-        self._job, self._method, self._paying, self._device = job, job.method(), paying or {}, device
+        self._job, self._method, self._paying = job, job.method(), paying or {}
+        self._device, self._way = device, way
         self._records = records if device == CPU else {silo: own.to(device) for silo, own in records.items()}
 
     def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Outcome]:
@@ -92,6 +98,7 @@ class Serial:
             own.train,
             own.test,
             one.silo,
+            way=self._way,
             private=payer,
             device=self._device,
         )

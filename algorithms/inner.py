@@ -12,6 +12,7 @@ from torch.func import grad, jvp
 from torch.nn.functional import cross_entropy
 
 from .copies import MODEL
+from .devices import uncast
 from .exchange import Tensors
 from .functional import called_with, on_trial, parameters_of
 from .method import Parts
@@ -51,8 +52,15 @@ def curvature_at(parts: Parts, at: Point, direction: Point, x: Tensor, y: Tensor
 
     Forward over reverse: what torch 2.13 gives for a gradient's gradient through batch norm is wrong under ``vmap``.
     """
-    product: Point = jvp(lambda at: gradient_at(parts, at, x, y), (at,), (direction,))[1]
+    with uncast(x.device):  # nor has every layer a second derivative in another type, or laid out otherwise
+        product: Point = jvp(lambda at: gradient_at(parts, at, x, y), (_laid_out(at),), (_laid_out(direction),))[1]
     return product
+
+
+def _laid_out(at: Point) -> Point:
+    """Copies, channels first: one channel that lies last counts as contiguous too, and what comes of it is not."""
+    first = torch.contiguous_format
+    return {part: {name: value.clone(memory_format=first) for name, value in of.items()} for part, of in at.items()}
 
 
 def sloped(at: Point, direction: Point) -> Tensor:

@@ -18,7 +18,7 @@ from ..errors import CancelledError, ExhaustedError, LocalError, PeerError
 from .account import PrivateSilo, Spending
 from .clear_round import ClearRound, Side
 from .data import Dataset
-from .devices import CPU, exact
+from .devices import CPU, exact, in_memory
 from .exchange import Gift, Part, fits, value_fault
 from .job import Job
 from .method import METRICS, Change, Facts, Method, Results, SiloState, Stage, Survey
@@ -69,6 +69,7 @@ class _Counter:
         self.show(self.done, self.total)
 
 
+@in_memory()
 @exact()
 def local_round(
     method: Method,
@@ -163,6 +164,7 @@ class Look:
     validation: Seen | None = None
 
 
+@in_memory()
 @exact()
 def look(
     method: Method,
@@ -321,7 +323,10 @@ def load_values(modules: Modules, state: SiloState, device: torch.device = CPU) 
 
 def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:
     """State on the host that takes over the modules' parameters and buffers; the modules must not train on."""
-    parts = {part: {k: v.detach().cpu() for k, v in m.state_dict().items()} for part, m in modules.items()}
+    parts = {
+        part: {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+        for part, module in modules.items()
+    }
     return SiloState(parts, before.extra)
 
 

@@ -5,6 +5,7 @@ step works on tensors at fixed places: what changes from one call to the next ha
 may wait for the device, or bring anything to it from the host.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -37,6 +38,12 @@ class Graphs:
         self._device = torch.device(device)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
+        self._anchor = torch.cuda.CUDAGraph()  # an empty one: a pool ends with its last graph, and cannot begin again
+        with (
+            warnings.catch_warnings(action="ignore", category=UserWarning),
+            torch.cuda.graph(self._anchor, pool=self._pool, stream=self._stream),
+        ):
+            pass
 
     def warm(self, run: Callable[[], Tensor]) -> Tensor:
         """On the stream on which it is recorded."""
@@ -57,7 +64,10 @@ class Graphs:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise LocalError(f"a step cannot be recorded as a CUDA graph: {error}; run it with --no-graphs") from error
+            raise LocalError(
+                f"a step cannot be recorded as a CUDA graph: {error}; turn graphs off (--no-graphs, or at a silo "
+                "training.graphs = false)"
+            ) from error
         return graph.replay
 
 

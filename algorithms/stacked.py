@@ -10,7 +10,7 @@ Modules hold no values, they lie on torch's device "meta"; and nothing waits for
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeAlias
 
@@ -21,12 +21,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import LocalError
 from .alike import paced_alike
+from .devices import Precision, casting, multiplying
 from .exchange import Tensors
 from .functional import Bound
 from .method import Optimiser, Parts, Stage
 from .replay import Recorder, Replayed
 from .stacked_batches import Batch, Pieces, Rows, counting, together
-from .training import Modules, mirror_step, sgd_step
+from .training import Modules, at_least_float32, mirror_step, sgd_step
 
 Values: TypeAlias = dict[str, dict[str, Tensor]]  # by part and name, [S, …] each
 Names: TypeAlias = Sequence[tuple[str, str]]  # (part, name)
@@ -78,20 +79,15 @@ class Trained:
     oddness: Tensor | None
 
 
-def train(
-    silos: Silos, stage: Stage, context: Tensors, pieces: Sequence[Pieces], bench: "Bench | None" = None
-) -> Trained:
-    """Run one stage in place; ``context`` [S, …] stands for the stage's own, ``pieces`` are each silo's batches.
-
-    With a ``bench`` steps are recorded and replayed.
-    """
+def train(silos: Silos, stage: Stage, context: Tensors, pieces: Sequence[Pieces], bench: "Bench") -> Trained:
+    """Run one stage in place; ``context`` [S, …] stands for the stage's own, ``pieces`` are each silo's batches."""
     modules, device = silos.modules, silos.x.device
     for part, module in modules.items():
         module.train(part in stage.trains)
     batches = together(pieces, stage.coupled or couples(modules), device)
     losses = torch.full((max(map(len, pieces)), silos.count), torch.nan, dtype=torch.float64, device=device)
     oddness = None
-    with _Step(silos, stage, context) if bench is None else bench.step(silos, stage, context) as step:
+    with bench.step(silos, stage, context) as step:
         for batch in batches:
             if oddness is None and batch.lengths is not None:
                 oddness = step.oddness(batch)
@@ -108,30 +104,99 @@ def check_odd(oddness: Tensor | None) -> None:
         )
 
 
-class _Step:
-    """The step on one batch of each of some silos; it holds what outlives a step: values and momentum."""
+class Bench:
+    """Steps on places that stay, so that they can be recorded; the engine's, for all rounds of a job."""
 
-    def __init__(self, silos: Silos, stage: Stage, context: Tensors) -> None:
-        self._modules, self._x, self._y = silos.modules, silos.x, silos.y
-        self._values, self._stage, self._context = silos.values, stage, context
-        self._rate: Tensor | None = None  # in place of the optimiser's, where it may change
+    def __init__(self, recorder: Recorder, precision: Precision = "float32") -> None:
+        self._recorder = recorder
+        self._precision: Precision = precision
+        self._steps: OrderedDict[Hashable, _Step] = OrderedDict()
+
+    def step(self, silos: Silos, stage: Stage, context: Tensors) -> "_Step":
+        """The one of such stages and models; it holds the values of these silos for the time of a stage."""
+        key = tuple((part, id(module)) for part, module in silos.modules.items()), paced_alike(stage)
+        step = self._steps.pop(key, None)
+        if step is None or step.room < silos.count:
+            step = _Step(silos, stage, context, self._recorder, self._precision)
+        self._steps[key] = step  # the last one used is the last one to go
+        while len(self._steps) > 1 and (len(self._steps) > MOST_STEPS or self._held() > MOST_BYTES):
+            self._steps.popitem(last=False)
+        step.take(silos, stage, context)
+        return step
+
+    def _held(self) -> int:
+        return sum(step.held for step in self._steps.values())
+
+
+class _Step:
+    """The step on one batch of each of some silos, whose values lie here in between; what outlives a step is here."""
+
+    def __init__(self, silos: Silos, stage: Stage, context: Tensors, recorder: Recorder, precision: Precision) -> None:
+        self._modules, self._x, self._y, self._stage = silos.modules, silos.x, silos.y, stage
+        self._values = {part: {name: t.clone() for name, t in named.items()} for part, named in silos.values.items()}
+        self._context = {name: tensor.clone() for name, tensor in context.items()}
+        self._rate = torch.empty((), dtype=torch.float64, device=silos.x.device)
         parts = stage.trains
         self._moved = [(part, name) for part in parts for name, _ in self._modules[part].named_parameters()]
         self._buffers = [(part, name) for part in parts for name, _ in self._modules[part].named_buffers()]
         momentum = _of(self._values, self._moved) if stage.optimiser.momentum else []
         self._velocity = [torch.zeros_like(tensor) for tensor in momentum]
+        self.room, self._recorder, self._precision = silos.count, recorder, precision
+        self._known: dict[Hashable, Replayed] = {}
+        self._guest: Silos | None = None
+        kept = [*(tensor for named in self._values.values() for tensor in named.values()), *self._velocity]
+        self.held = sum(tensor.nbytes for tensor in kept)
+
+    def take(self, silos: Silos, stage: Stage, context: Tensors) -> None:
+        """Begin with the values of these silos, without momentum."""
+        self._guest, rows = silos, slice(0, silos.count)
+        for part, named in silos.values.items():
+            for name, tensor in named.items():
+                self._values[part][name][rows] = tensor
+        for name, tensor in context.items():
+            self._context[name][rows] = tensor
+        for tensor in self._velocity:
+            tensor.zero_()
+        self._rate.fill_(stage.optimiser.lr)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The silos' values are where they were."""
+        """Give the silos their values."""
+        guest, self._guest = self._guest, None
+        if guest is not None:
+            for part, named in guest.values.items():
+                for name, tensor in named.items():
+                    tensor.copy_(self._values[part][name][: guest.count])
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Move the values of the batch's silos; the mean loss of each [m], penalty included."""
-        return self.move(batch.rows, batch.places, batch.lengths)
+        """Move the values of the batch's silos; the mean loss of each [m], penalty included.
 
-    def move(self, rows: Rows, places: Tensor, lengths: Tensor | None, alive: Tensor | None = None) -> Tensor:
+        Recorded where the silos are the first ones, their number rounded up.
+        """
+        if not isinstance(batch.rows, slice):
+            return self._move(batch.rows, batch.places, batch.lengths)
+        m, places, lengths = len(batch.places), batch.places, batch.lengths
+        grain = max(1, self.room // GRAINS)
+        more = min(-(-m // grain) * grain, self.room) - m
+        given = [places]
+        if more:
+            given = [torch.cat([places, places[:1].expand(more, -1)])]
+        if lengths is not None:
+            given.append(torch.cat([lengths, lengths[:1].expand(more)]))
+        if more:
+            given.append(torch.arange(m + more, device=places.device) < m)
+        key = m + more, places.shape[1], lengths is not None, bool(more)
+        if key not in self._known:
+            self._known[key] = Replayed(partial(self._first, lengths is not None, bool(more)), self._recorder)
+        return self._known[key](*given)[:m]
+
+    def _first(self, filled: bool, masked: bool, places: Tensor, *rest: Tensor) -> Tensor:
+        lengths, alive = rest[0] if filled else None, rest[-1] if masked else None
+        return self._move(slice(0, len(places)), places, lengths, alive)
+
+    def _move(self, rows: Rows, places: Tensor, lengths: Tensor | None, alive: Tensor | None = None) -> Tensor:
         """Of rows that are not ``alive`` [m] nothing changes."""
         whole, views = self._values, isinstance(rows, slice) and alive is None
         values, context = rows_of(whole, rows), {name: tensor[rows] for name, tensor in self._context.items()}
@@ -141,10 +206,13 @@ class _Step:
         leaves = [(t if views else t.clone()).detach().requires_grad_() for t in _of(values, self._moved)]
         for (part, name), leaf in zip(self._moved, leaves, strict=True):
             values[part][name] = leaf
-        mean = _means(self._losses(values, context, places), lengths)
-        if self._stage.penalty is not None:
-            mean = mean + vmap(self._stage.penalty)(_parameters(self._modules, values), context)
-        gradients = torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
+        with multiplying(self._precision):
+            with casting(self._x.device, self._precision):
+                losses = self._losses(values, context, places)
+            mean = _means(at_least_float32(losses), lengths)
+            if self._stage.penalty is not None:
+                mean = mean + vmap(self._stage.penalty)(_parameters(self._modules, values), context)
+            gradients = torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
         velocity = [tensor[rows] if views else tensor[rows].clone() for tensor in self._velocity]
         _apply(leaves, gradients, velocity, self._stage.optimiser, self._rate)
         if not views:  # what changed were copies; buffers changed in the call of the model
@@ -170,87 +238,6 @@ class _Step:
 
         losses: Tensor = vmap(loss)(values, context, self._x[places], self._y[places])  # [m, L]
         return losses
-
-
-class Bench:
-    """Steps on places that stay, so that they can be recorded; the engine's, for all rounds of a job."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._steps: OrderedDict[Hashable, _BenchStep] = OrderedDict()
-
-    def step(self, silos: Silos, stage: Stage, context: Tensors) -> "_BenchStep":
-        """The one of such stages and models; it holds the values of these silos for the time of a stage."""
-        key = tuple((part, id(module)) for part, module in silos.modules.items()), paced_alike(stage)
-        step = self._steps.pop(key, None)
-        if step is None or step.room < silos.count:
-            step = _BenchStep(silos, stage, context, self._recorder)
-        self._steps[key] = step  # the last one used is the last one to go
-        while len(self._steps) > 1 and (len(self._steps) > MOST_STEPS or self._held() > MOST_BYTES):
-            self._steps.popitem(last=False)
-        step.take(silos, stage, context)
-        return step
-
-    def _held(self) -> int:
-        return sum(step.held for step in self._steps.values())
-
-
-class _BenchStep(_Step):
-    """A step of silos whose values lie here in between."""
-
-    def __init__(self, silos: Silos, stage: Stage, context: Tensors, recorder: Recorder) -> None:
-        here = {part: {name: t.clone() for name, t in named.items()} for part, named in silos.values.items()}
-        super().__init__(replace(silos, values=here), stage, {name: t.clone() for name, t in context.items()})
-        self.room, self._recorder = silos.count, recorder
-        self._rate = torch.empty((), dtype=torch.float64, device=silos.x.device)
-        self._known: dict[Hashable, Replayed] = {}
-        self._guest: Silos | None = None
-        kept = [*_of(here, [(part, name) for part, named in here.items() for name in named]), *self._velocity]
-        self.held = sum(tensor.nbytes for tensor in kept)
-
-    def take(self, silos: Silos, stage: Stage, context: Tensors) -> None:
-        """Begin with the values of these silos, without momentum."""
-        self._guest, rows = silos, slice(0, silos.count)
-        for part, named in silos.values.items():
-            for name, tensor in named.items():
-                self._values[part][name][rows] = tensor
-        for name, tensor in context.items():
-            self._context[name][rows] = tensor
-        for tensor in self._velocity:
-            tensor.zero_()
-        if self._rate is not None:
-            self._rate.fill_(stage.optimiser.lr)
-
-    def __exit__(self, *_: object) -> None:
-        """Give the silos their values."""
-        guest, self._guest = self._guest, None
-        if guest is not None:
-            for part, named in guest.values.items():
-                for name, tensor in named.items():
-                    tensor.copy_(self._values[part][name][: guest.count])
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Recorded where the silos are the first ones, their number rounded up."""
-        if not isinstance(batch.rows, slice):
-            return super().__call__(batch)
-        m, places, lengths = len(batch.places), batch.places, batch.lengths
-        grain = max(1, self.room // GRAINS)
-        more = min(-(-m // grain) * grain, self.room) - m
-        given = [places]
-        if more:
-            given = [torch.cat([places, places[:1].expand(more, -1)])]
-        if lengths is not None:
-            given.append(torch.cat([lengths, lengths[:1].expand(more)]))
-        if more:
-            given.append(torch.arange(m + more, device=places.device) < m)
-        key = m + more, places.shape[1], lengths is not None, bool(more)
-        if key not in self._known:
-            self._known[key] = Replayed(partial(self._recorded, lengths is not None, bool(more)), self._recorder)
-        return self._known[key](*given)[:m]
-
-    def _recorded(self, filled: bool, masked: bool, places: Tensor, *rest: Tensor) -> Tensor:
-        lengths, alive = rest[0] if filled else None, rest[-1] if masked else None
-        return self.move(slice(0, len(places)), places, lengths, alive)
 
 
 def _put(whole: Sequence[Tensor], new: Sequence[Tensor], rows: Rows, alive: Tensor | None) -> None:
@@ -282,7 +269,7 @@ def _apply(
     gradients: Sequence[Tensor],
     velocity: list[Tensor],
     optimiser: Optimiser,
-    rate: Tensor | None,
+    rate: Tensor,
 ) -> None:
     """Move the parameters [m, …] of each silo by one step of the optimiser's rule, in place."""
     if optimiser.rule != "sgd":

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from ..errors import LocalError
 from .alike import architecture, course, specs
-from .devices import exact
+from .devices import Precision, exact
 from .engine import Records, Work
 from .job import Job
 from .local_round import Look, Outcome, Report, Seen, facts_of, handed, metrics, stage_stream, take_delivery
 from .method import METRICS, Change, Course, Facts, SiloState, Stage, Survey
 from .models import input_shape
-from .replay import Recorder
+from .replay import AsItIs, Recorder
 from .resident import Resident
 from .stacked import Bench, Silos, check_odd, train
 from .stacked_batches import Pieces
@@ -28,8 +28,7 @@ from .stacked_looks import evaluate, measure, saved_bytes
 from .training import PLAIN, Modules, batch_coupled, check_loss, check_trains
 
 BYTES_AT_ONCE = 4 * 2**30  # of values and of what a backward pass keeps, roughly
-COPIES = 5  # of a silo's values: themselves, their gradients, momentum, and two on the way
-BENCH_COPIES = 3  # more where steps are recorded: at the places that stay, and before and after a step
+COPIES = 8  # of a silo's values: two at places that stay, momentum, gradients, before and after a step, two on the way
 
 T = TypeVar("T", Stage, Change)
 Side: TypeAlias = Literal["train", "test", "validation"]
@@ -49,8 +48,9 @@ class _Template:
 class Stacked:
     """Trains silos on a device at once, ``at_once`` of them at most; left out, as many as take about 4 GiB.
 
-    With a ``recorder`` the device replays steps. Silos of another architecture or with other stages go in groups of
-    their own. One job gives the same bits again where ``at_once`` is the same.
+    With a ``recorder`` the device replays steps; ``precision`` is that of training steps alone. Silos of another
+    architecture or with other stages go in groups of their own. One job gives the same bits again where ``at_once`` is
+    the same.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Stacked:
         device: str = "cpu",
         at_once: int | None = None,
         recorder: Recorder | None = None,
+        precision: Precision = "float32",
     ) -> None:
         if job.privacy is not None:
             raise LocalError(
@@ -70,7 +71,7 @@ class Stacked:
             raise LocalError(f"at_once = {at_once}: at least one silo trains at a time; raise it or leave it out")
         self._job, self._method, self._records, self._at_once = job, job.method(), records, at_once
         self._resident = Resident(records, device)
-        self._bench = None if recorder is None else Bench(recorder)
+        self._bench = Bench(recorder or AsItIs(), precision)
         self._known: dict[Hashable, _Template] = {}
         self._templates: dict[str, _Template] = {}
 
@@ -213,8 +214,7 @@ class Stacked:
         """How many silos go at once, of which this one has the most records."""
         template, own = self._template(largest), len(self._records[largest].train)
         records = own if any(isinstance(step, Stage) and step.full_batch for step in steps) else self._job.batch_size
-        copies = COPIES + (BENCH_COPIES if self._bench is not None else 0)
-        each = copies * template.value_bytes + 2 * records * template.record_bytes
+        each = COPIES * template.value_bytes + 2 * records * template.record_bytes
         return max(1, BYTES_AT_ONCE // each)
 
     def _template(self, silo: str) -> _Template:

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import CancelledError, LocalError
 from .data import Dataset, batch_of
-from .devices import device_of
+from .devices import Precision, casting, device_of, multiplying
 from .method import Measurement, Method, Optimiser, Stage
 from .streams import permutation
 
@@ -68,6 +68,11 @@ def batches(n: int, batch_size: int, rng: np.random.Generator, wrap: bool) -> li
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
+def at_least_float32(losses: Tensor) -> Tensor:
+    """Losses of records in a type in which many of them can be added up."""
+    return losses.to(torch.promote_types(losses.dtype, torch.float32))
+
+
 def batch_coupled(modules: Modules) -> bool:
     """Whether a record's output depends on the other records of its batch."""
     return any(isinstance(leaf, _BatchNorm) for module in modules.values() for leaf in module.modules())
@@ -109,8 +114,9 @@ def clipped(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor
     """The gradients, scaled down together where their common Euclidean norm is above ``limit``."""
     if limit is None:
         return gradients
-    norm = float(torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt())
-    return gradients if norm <= limit else [gradient * (limit / norm) for gradient in gradients]
+    norm = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt()
+    factor = torch.where(norm <= limit, 1.0, limit / norm)  # no number of the host, which would wait for the device
+    return [gradient * factor.to(gradient.dtype) for gradient in gradients]
 
 
 @torch.no_grad()
@@ -143,7 +149,13 @@ def apply(
 
 
 class Plain:
-    """All records in shuffled batches; SGD or mirror descent on the mean of their losses plus the stage's penalty."""
+    """All records in shuffled batches; SGD or mirror descent on the mean of their losses plus the stage's penalty.
+
+    With another ``precision`` than float32, which is for GPUs, convolutions lie channels last.
+    """
+
+    def __init__(self, precision: Precision = "float32") -> None:
+        self._precision = precision
 
     def batches(
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
@@ -157,15 +169,22 @@ class Plain:
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """The step on one batch."""
+        device, precision = device_of(modules.values()), self._precision
+        if precision != "float32":
+            for module in modules.values():
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parameters = [p for part in stage.trains for p in modules[part].parameters()]
         velocity: list[Tensor] = []
 
         def step(x: Tensor, y: Tensor) -> Tensor:
-            loss = stage.loss(modules, x, y, stage.context).mean()  # [B] → scalar
-            if stage.penalty is not None:
-                loss = loss + stage.penalty(parameters_of(modules), stage.context)
-            gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            apply(parameters, gradients, velocity, stage.optimiser)
+            with multiplying(precision):
+                with casting(device, precision):
+                    losses = stage.loss(modules, x, y, stage.context)  # [B]
+                loss = at_least_float32(losses).mean()
+                if stage.penalty is not None:
+                    loss = loss + stage.penalty(parameters_of(modules), stage.context)
+                gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                apply(parameters, gradients, velocity, stage.optimiser)
             return loss.detach()
 
         return step

@@ -1,7 +1,7 @@
 """``staddle reproduce``: a published table, run here, beside what was published."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -42,6 +42,13 @@ def reproduce(
     graphs: Annotated[
         bool, typer.Option("--graphs/--no-graphs", help="On a GPU, whether it replays steps that were recorded.")
     ] = True,
+    one_by_one: Annotated[
+        bool, typer.Option("--one-by-one", help="On a GPU, train silos one after another, not all at once.")
+    ] = False,
+    precision: Annotated[
+        Literal["float32", "tf32", "bf16"],
+        typer.Option(help="On a GPU, in what it multiplies while it trains; what it adds up is float32."),
+    ] = "float32",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where results go; left out, a folder here, named as the paper.")
     ] = None,
@@ -51,7 +58,8 @@ def reproduce(
 
     Stopped or killed, the same command goes on where it was. What is finished is not run again.
     """
-    from . import reproduce_tables, reproducing  # noqa: PLC0415 torch takes seconds to import
+    from ..simulator.engines import OnGpu  # noqa: PLC0415 torch takes seconds to import
+    from . import reproduce_tables, reproducing  # noqa: PLC0415
     from .simulating import Asked  # noqa: PLC0415
 
     if listed:
@@ -61,5 +69,6 @@ def reproduce(
         raise LocalError("which table? Name it, such as pfedsim/table3; staddle reproduce --list shows all")
     if data is None:
         raise LocalError(f"{table}: --data DIR is missing, the folder with the data sets")
-    asked = Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, graphs, tensorboard=False)
+    gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
+    asked = Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard=False)
     reproducing.reproduce(table, data, tuple(setting or ()), clients, asked, as_json=as_json)

@@ -1,7 +1,7 @@
 """``staddle simulate``: an experiment of many silos on this machine, method after method, seed after seed."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,6 +29,13 @@ def simulate(
     graphs: Annotated[
         bool, typer.Option("--graphs/--no-graphs", help="On a GPU, whether it replays steps that were recorded.")
     ] = True,
+    one_by_one: Annotated[
+        bool, typer.Option("--one-by-one", help="On a GPU, train silos one after another, not all at once.")
+    ] = False,
+    precision: Annotated[
+        Literal["float32", "tf32", "bf16"],
+        typer.Option(help="On a GPU, in what it multiplies while it trains; what it adds up is float32."),
+    ] = "float32",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files for TensorBoard, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, for scripts.")] = False,
 ) -> None:
@@ -37,7 +44,9 @@ def simulate(
     Stopped or killed, the same command goes on where it was, and ends in the same bytes. What is finished is not run
     again. Results, curves and a summary lie in DIR.
     """
-    from . import simulating  # noqa: PLC0415 torch takes seconds to import
+    from ..simulator.engines import OnGpu  # noqa: PLC0415 torch takes seconds to import
+    from . import simulating  # noqa: PLC0415
 
-    asked = simulating.Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, graphs, tensorboard)
+    gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
+    asked = simulating.Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard)
     simulating.simulate(file, asked, as_json=as_json)

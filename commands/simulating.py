@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ..errors import CancelledError, LocalError, UnwritableError
 from ..simulator import out_folder, tensorboard
-from ..simulator.engines import Engines, choose
+from ..simulator.engines import Engines, OnGpu, choose
 from ..simulator.experiment import Experiment, read
 from ..simulator.plan import Population, Run
 from ..simulator.population import populate
@@ -39,7 +39,7 @@ class Asked:
     rounds: int | None
     workers: int | None
     device: str
-    graphs: bool
+    gpu: OnGpu
     tensorboard: bool
 
 
@@ -78,7 +78,7 @@ def prepare(console: Console, experiment: Experiment, out: Path, asked: Asked) -
 def train(console: Console, prepared: Prepared, asked: Asked) -> list[str]:
     """Run after run to its end; why some could not go on."""
     population, schedule = prepared.population, prepared.experiment.schedule
-    engines = partial(choose, population.records, asked.device, asked.workers, graphs=asked.graphs)
+    engines = partial(choose, population.records, asked.device, asked.workers, asked.gpu)
     tell(console, [f"{_of(population)}, trained by {engines().where}", *population.notes])
     with stopping(*ENDS) as stop, shown(console, prepared.runs) as watch:
 

@@ -96,7 +96,8 @@ class Agent:
         self._group_keys = GroupKeys(roster, keys, gate, config.directory / "jobs")
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._trainer = Trainer()
-        self._place = Place(config.training.device)
+        training = config.training
+        self._place = Place(training.device, training.precision, graphs=training.graphs)
         self._admitted: dict[str, Admitted] = {}
         self._withheld_told: set[str] = set()  # digests of jobs
         self._beat_seconds = 5

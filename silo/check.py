@@ -8,7 +8,7 @@ from pathlib import Path
 from ..algorithms.data import Dataset
 from ..algorithms.data_images import Images
 from ..algorithms.data_tinyimagenet import TinyImageNet
-from ..algorithms.devices import find
+from ..algorithms.devices import check_precision, find
 from ..algorithms.job import Job
 from ..algorithms.sources import check_present, load, where
 from ..errors import ExhaustedError, LocalError, RefusedError
@@ -75,7 +75,9 @@ def _reach(report: Report, config: SiloConfig, keys: Keys | None, roster: Roster
 def _config(path: Path) -> tuple[SiloConfig, str]:
     config = configs.load(path)
     checked_address(config.coordinator)
-    return config, f"{path}; trains on {find(config.training.device)}"
+    device, precision = find(config.training.device), config.training.precision
+    check_precision(device, precision)
+    return config, f"{path}; trains on {device} in {precision}"
 
 
 def _policy(config: SiloConfig) -> tuple[Policy, str]:

@@ -24,6 +24,8 @@
     [training]
     threads = 2
     device = "cpu"                    # or "cuda", "cuda:1"; a private job is always trained on the processor
+    precision = "float32"             # on a GPU also "tf32" or "bf16": in what it multiplies while it trains
+    graphs = true                     # on a GPU: steps of small models are recorded once a stage, and replayed
 
     [[weights]]                       # initial values for a part that never leaves, instead of training it from scratch
     jobs = ["digits-*"]               # names of jobs; * stands for any characters
@@ -42,6 +44,7 @@ from typing import Literal
 import pydantic
 
 from ..algorithms import sources
+from ..algorithms.devices import Precision
 from ..files import Strict, read_toml
 from ..metrics import MetricsConfig
 from ..security.policy import DATASET
@@ -54,6 +57,8 @@ class Training(Strict):
 
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
     device: str = pydantic.Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
+    precision: Precision = "float32"
+    graphs: bool = pydantic.Field(default=True, strict=True)
 
 
 class Weights(Strict):

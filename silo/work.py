@@ -40,20 +40,20 @@ class Work:
         """Train a round and keep what came of it; what it gives."""
         torch.set_num_threads(self.threads)
         job, method = self.admitted.job, self.admitted.job.method()
-        device, train, test = self.place.of(self.admitted)
-        state = self._state(counted)
+        here, state = self.place.of(self.admitted), self._state(counted)
         outcome = local_round(
             method,
             job,
             state,
             round_,
             delivered,
-            train,
-            test,
+            here.train,
+            here.test,
             self.silo,
+            way=here.way,
             cancelled=self.cancelled,
             private=self.private,
-            device=device,
+            device=here.device,
         )
         parts = {part.name: part for part in job.up(round_)}
         give = laid_out if job.security.required else PLAIN.give  # what the gate hides is given to it whole
@@ -72,19 +72,18 @@ class Work:
     def finish(self, counted: int, delivered: Delivered) -> None:
         """Take the last results, evaluate, keep the model."""
         torch.set_num_threads(self.threads)
-        job, (device, train, test) = self.admitted.job, self.place.of(self.admitted)
-        state = self._state(counted)
+        job, here, state = self.admitted.job, self.place.of(self.admitted), self._state(counted)
         outcome = final_round(
             job.method(),
             job,
             state,
             delivered,
-            train,
-            test,
+            here.train,
+            here.test,
             self.silo,
             trained=counted > 0,
             private=self.private,
-            device=device,
+            device=here.device,
         )
         self.folder.save_model(outcome.state)
         self.folder.finish(outcome.report, self._facts())

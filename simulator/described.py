@@ -61,7 +61,8 @@ def experiment(groups: Groups, partition: PartitionFile | None) -> Rows:
     rows.append(("seeds", ", ".join(map(str, seeds))))
     every = "after each round" if here.look_every == 1 else f"after every {here.look_every} rounds and after the last"
     rows.append(("all silos evaluated", every))
-    rows.append(("made with", f"Staddle {here.made_with.staddle}, torch {here.made_with.torch}"))
+    made = sorted({str(run.identity.made_with) for runs in groups.values() for run in runs})
+    rows.append(("made", "; ".join(made)))
     return rows
 
 

@@ -1,4 +1,7 @@
-"""Which engine trains the silos here: stacked on a GPU, on a CPU one worker process a core, or one in this process."""
+"""Which engine trains the silos here: stacked on a GPU, or one by one there; on a CPU one worker process a core.
+
+Where there is one worker it is this process.
+"""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -8,10 +11,11 @@ from typing import Self
 
 import torch
 
-from ..algorithms.devices import find
+from ..algorithms.devices import Precision, check_precision, find
 from ..algorithms.engine import Engine, Records, Serial
 from ..algorithms.job import Job
 from ..algorithms.replay import AsItIs, Graphs
+from ..algorithms.replaying import way_on
 from ..algorithms.simulation import nothing
 from ..algorithms.stacked_round import Stacked
 from ..errors import LocalError
@@ -38,22 +42,43 @@ class Engines:
         self.close()
 
 
+@dataclass(frozen=True)
+class OnGpu:
+    """What is for a GPU alone: whether it replays recorded steps, whether it trains silos at once, and in what bits."""
+
+    graphs: bool = True
+    stacked: bool = True
+    precision: Precision = "float32"
+
+
 def choose(
-    records: Mapping[str, Records], device: str = "auto", workers: int | None = None, *, graphs: bool = True
+    records: Mapping[str, Records], device: str = "auto", workers: int | None = None, gpu: OnGpu = OnGpu()
 ) -> Engines:
     """The engines for a device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
 
-    ``workers`` is for a CPU; left out, one a core. ``graphs`` is for a GPU: whether it replays recorded steps. Whatever
-    is chosen, this process computes with one thread from now on: what the coordinator half sums has one order then.
+    ``workers`` is for a CPU; left out, one a core. Whatever is chosen, this process computes with one thread from now
+    on: what the coordinator half sums has one order then.
     """
     torch.set_num_threads(1)
     if device == "cpu" or (device == "auto" and (workers is not None or not torch.cuda.is_available())):
-        if not graphs:
-            raise LocalError("--no-graphs: a CPU has no CUDA graphs; leave it out, or choose --device cuda")
+        _check_cpu(gpu)
         return _on_cpu(records, usable_cores() if workers is None else workers)
     if workers is not None:
         raise LocalError(f"{workers} workers on device {device!r}: workers are for a CPU; leave one of the two out")
-    return _on_gpu(records, "cuda" if device == "auto" else device, graphs)
+    return _on_gpu(records, "cuda" if device == "auto" else device, gpu)
+
+
+def _check_cpu(gpu: OnGpu) -> None:
+    given = {
+        "--no-graphs": not gpu.graphs,
+        "--one-by-one": not gpu.stacked,
+        f"--precision {gpu.precision}": gpu.precision != "float32",
+    }
+    if wrong := [option for option, there in given.items() if there]:
+        raise LocalError(
+            f"{' and '.join(wrong)}: for a GPU alone, a CPU trains silos one by one in float32; leave it out, or "
+            "choose --device cuda"
+        )
 
 
 def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
@@ -67,11 +92,19 @@ def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
     return Engines(f"{count} worker processes, a thread each", "cpu", lambda job: crew().engine(job), stack.close)
 
 
-def _on_gpu(records: Mapping[str, Records], device: str, graphs: bool) -> Engines:
-    place = str(find(device))
-    where = f"{torch.cuda.get_device_name(place)} ({place}), silos stacked"
+def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
+    place, precision = find(device), gpu.precision
+    check_precision(place, precision)
 
     def engine(job: Job) -> Engine:
-        return Stacked(job, records, place, recorder=Graphs(place) if graphs else AsItIs())
+        if not gpu.stacked:
+            return Serial(job, records, device=place, way=way_on(place, precision, graphs=gpu.graphs))
+        recorder = Graphs(str(place)) if gpu.graphs else AsItIs()
+        return Stacked(job, records, str(place), recorder=recorder, precision=precision)
 
-    return Engines(where, "cuda", engine)
+    name = torch.cuda.get_device_name(place)
+    where = [f"{name} ({place})", "silos stacked" if gpu.stacked else "silos one by one"]
+    made_with = ["cuda"] if gpu.stacked else ["cuda", "one by one"]
+    if precision != "float32":
+        where, made_with = [*where, precision], [*made_with, precision]
+    return Engines(", ".join(where), ", ".join(made_with), engine)

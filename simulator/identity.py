@@ -11,9 +11,10 @@
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
+from pydantic import Field
 
 from ..algorithms.job import DERIVED
 from ..errors import LocalError
@@ -24,7 +25,8 @@ from .plan import Population, Run, Schedule
 RUN = "run.json"
 MOST_TOLD = 5  # differences that an error names
 
-Device = Literal["cpu", "cuda"]
+# The kind of device; on a GPU silos are stacked and in float32 if nothing else is said.
+Device: TypeAlias = Annotated[str, Field(pattern=r"^(cpu|cuda(, one by one)?(, (tf32|bf16))?)$")]
 
 
 class SiloRecords(Strict):

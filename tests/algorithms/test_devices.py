@@ -6,7 +6,7 @@ import torch
 from one_device import OneDevice
 from torch import nn
 
-from staddle.algorithms.devices import CPU, device_of, find
+from staddle.algorithms.devices import CPU, casting, check_precision, device_of, exact, find, multiplying, uncast
 from staddle.algorithms.engine import Records, Serial
 from staddle.algorithms.local_round import facts_of, local_round, look, to_modules
 from staddle.algorithms.method import Stage, initial_state
@@ -44,6 +44,38 @@ def test_devices(monkeypatch):
     assert device_of([nn.ReLU()]) == device_of([]) == CPU
 
 
+def test_precisions(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0) if device.index else (7, 5))
+    for precision in ("float32", "tf32", "bf16"):
+        check_precision(torch.device("cuda:1"), precision)
+    check_precision(CPU, "float32")
+    with pytest.raises(LocalError, match=r"'tf32' is for a GPU; leave it out on a CPU"):
+        check_precision(CPU, "tf32")
+    with pytest.raises(LocalError, match=r"'bf16': cuda:0 is of compute capability 7\.5, .* from 8\.0 on"):
+        check_precision(torch.device("cuda:0"), "bf16")
+
+
+def test_products_are_rounded_where_that_is_asked_for_and_nowhere_else():
+    def flags():
+        return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
+
+    with exact():
+        for precision in ("float32", "bf16"):
+            with multiplying(precision):
+                assert flags() == ("ieee", "ieee")
+        with multiplying("tf32"):
+            assert flags() == ("tf32", "tf32")
+            assert torch.backends.cudnn.deterministic
+        assert flags() == ("ieee", "ieee")
+    a, b = torch.rand(3, 4), torch.rand(4, 2)
+    for precision, dtype in (("float32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)):
+        with casting(CPU, precision):
+            assert (a @ b).dtype == dtype
+            with uncast(CPU):
+                assert (a @ b).dtype == torch.float32
+            assert (a @ b).dtype == dtype
+
+
 @pytest.mark.parametrize("method", ["fedprox", "fedssa", "ppfl", "pfedfda", "fedaims"])
 @pytest.mark.parametrize("resident", [True, False])
 def test_all_tensors_go_to_the_device(make_job, make_data, method, resident):
@@ -77,6 +109,21 @@ def test_what_is_there_is_not_copied(make_data):
     assert there.to(META) is there
     records = Records(data, data, None).to(META)
     assert (records.train.x.device, records.validation) == (META, None)
+
+
+def test_too_little_memory_is_said(make_job, make_data, monkeypatch):
+    def greedy(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
+
+    job, data = make_job(), make_data(9)
+    monkeypatch.setattr("staddle.algorithms.local_round.evaluate", greedy)
+    state = initial_state(job.method(), "a")
+    for run in (local_round, look):
+        given = (job.method(), job, state, 0) if run is local_round else (job.method(), job, 0, state)
+        with pytest.raises(
+            LocalError, match=r"CUDA out of memory\. .*; free memory of this GPU, or choose another device"
+        ):
+            run(*given, {}, data, data, "a")
 
 
 def test_private_jobs_stay_on_the_host(make_job, make_data):

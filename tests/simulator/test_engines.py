@@ -1,10 +1,13 @@
 import pytest
 import torch
 
+from staddle.algorithms import replaying
 from staddle.algorithms.replay import AsItIs
+from staddle.algorithms.replaying import Replaying
+from staddle.algorithms.training import Plain
 from staddle.errors import LocalError
 from staddle.simulator import engines
-from staddle.simulator.engines import choose
+from staddle.simulator.engines import OnGpu, choose
 
 
 class Crew:
@@ -28,8 +31,8 @@ class Crew:
 
 
 class Stacked:
-    def __init__(self, job, records, device, recorder):
-        self.made_with, self.recorder = (job, records, device), recorder
+    def __init__(self, job, records, device, recorder, precision):
+        self.made_with, self.recorder, self.precision = (job, records, device), recorder, precision
 
 
 RECORDS = dict.fromkeys("abcde")
@@ -42,12 +45,14 @@ def machine(monkeypatch):
     monkeypatch.setattr(engines, "Crew", Crew)
     monkeypatch.setattr(engines, "Stacked", Stacked)
     monkeypatch.setattr(engines, "Graphs", lambda device: f"graphs on {device}")
+    monkeypatch.setattr(replaying, "Graphs", lambda device: f"graphs on {device}")
     monkeypatch.setattr(engines, "usable_cores", lambda: 4)
 
     def gpus(count):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0) if device.index else (7, 5))
 
     gpus(0)
     yield gpus
@@ -84,7 +89,8 @@ def test_a_gpu_has_silos_stacked(machine, device, index):
     found = choose(RECORDS, device)
     engine = found.engine("job")
     assert (engine.made_with, engine.recorder) == (("job", RECORDS, f"cuda:{index}"), f"graphs on cuda:{index}")
-    assert isinstance(choose(RECORDS, device, graphs=False).engine("job").recorder, AsItIs)
+    assert engine.precision == "float32"
+    assert isinstance(choose(RECORDS, device, gpu=OnGpu(graphs=False)).engine("job").recorder, AsItIs)
     assert (found.where, found.device) == (f"GPU cuda:{index} (cuda:{index}), silos stacked", "cuda")
     found.close()
 
@@ -105,8 +111,41 @@ def test_what_is_not_there_is_refused(machine, device, workers, gpus, text):
         choose(RECORDS, device, workers)
 
 
+def test_a_gpu_trains_silos_one_by_one_where_that_is_asked_for(machine, monkeypatch):
+    machine(2)
+    monkeypatch.setattr(engines, "Serial", lambda job, records, device, way: (job, records, str(device), way))
+    found = choose(RECORDS, "cuda:1", gpu=OnGpu(stacked=False))
+    assert (found.where, found.device) == ("GPU cuda:1 (cuda:1), silos one by one", "cuda, one by one")
+    *given, way = found.engine("job")
+    assert given == ["job", RECORDS, "cuda:1"]
+    assert isinstance(way, Replaying)
+    assert (way._recorder, way._precision) == ("graphs on cuda:1", "float32")
+    found = choose(RECORDS, "cuda:1", gpu=OnGpu(stacked=False, graphs=False, precision="tf32"))
+    assert (found.where, found.device) == ("GPU cuda:1 (cuda:1), silos one by one, tf32", "cuda, one by one, tf32")
+    way = found.engine("job")[-1]
+    assert (type(way), way._precision) == (Plain, "tf32")
+
+
+def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):
+    machine(2)
+    found = choose(RECORDS, "cuda:1", gpu=OnGpu(precision="bf16"))
+    assert (found.where, found.device) == ("GPU cuda:1 (cuda:1), silos stacked, bf16", "cuda, bf16")
+    assert found.engine("job").precision == "bf16"
+    with pytest.raises(
+        LocalError, match=r"'tf32': cuda:0 is of compute capability 7\.5, .* from 8\.0 on; leave it out"
+    ):
+        choose(RECORDS, "cuda:0", gpu=OnGpu(precision="tf32"))
+
+
 @pytest.mark.parametrize(("device", "workers", "gpus"), [("cpu", None, 1), ("auto", None, 0), ("auto", 2, 1)])
-def test_only_a_gpu_goes_without_graphs(machine, device, workers, gpus):
+@pytest.mark.parametrize(
+    ("gpu", "text"),
+    [
+        (OnGpu(graphs=False), "^--no-graphs: for a GPU alone"),
+        (OnGpu(stacked=False, precision="bf16"), "^--one-by-one and --precision bf16: for a GPU alone"),
+    ],
+)
+def test_a_cpu_has_none_of_what_is_for_a_gpu(machine, device, workers, gpus, gpu, text):
     machine(gpus)
-    with pytest.raises(LocalError, match="--no-graphs: a CPU has no CUDA graphs"):
-        choose(RECORDS, device, workers, graphs=False)
+    with pytest.raises(LocalError, match=text):
+        choose(RECORDS, device, workers, gpu)
