@@ -238,7 +238,7 @@ class Plain:
         """Row sum_j a_j x_j / 2^32 with a_j the integer weights of SECURITY.md rule 19, folded in float64."""
         integers = integer_weights(list(weights.values()))
         shares = {s: integer / 2**MIX_BITS for s, integer in zip(weights, integers, strict=True) if integer}
-        return {spec.name: _weighted(spec, shares, read, 1.0) for spec in part.tensors}
+        return _weighted(part.tensors, shares, read, 1.0)
 
 
 PLAIN = Plain()
@@ -283,30 +283,61 @@ def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
     weights = [read(silo, WEIGHT) for silo in members]
     total = torch.stack(weights).sum(0)  # [] or [rows]
     divisor = torch.where(total > 0, total, 1.0)
+    if not total.ndim:
+        shares = {silo: float(weight) for silo, weight in zip(members, weights, strict=True)}
+        return {**_weighted(part.tensors, shares, read, float(divisor)), WEIGHT: total}
     folded: dict[str, Tensor] = {}
-    for spec in part.tensors:
-        if total.ndim:  # row by row; header rows and prototypes are small
-            column = (-1,) + (1,) * (len(spec.shape) - 1)
-            fold = torch.zeros(spec.shape, dtype=torch.float64)
-            for silo, weight in zip(members, weights, strict=True):
-                fold += read(silo, spec.name).double() * weight.reshape(column)
-            folded[spec.name] = (fold / divisor.reshape(column)).to(DTYPES[spec.dtype])
-        else:
-            shares = {silo: float(weight) for silo, weight in zip(members, weights, strict=True)}
-            folded[spec.name] = _weighted(spec, shares, read, float(divisor))
+    for spec in part.tensors:  # row by row; header rows and prototypes are small
+        column = (-1,) + (1,) * (len(spec.shape) - 1)
+        fold = torch.zeros(spec.shape, dtype=torch.float64)
+        for silo, weight in zip(members, weights, strict=True):
+            fold += read(silo, spec.name).double() * weight.reshape(column)
+        folded[spec.name] = (fold / divisor.reshape(column)).to(DTYPES[spec.dtype])
     return {**folded, WEIGHT: total}
 
 
-def _weighted(spec: TensorSpec, shares: Mapping[str, float], read: Read, divisor: float) -> Tensor:
-    """sum_i share_i x_i / divisor in float64, region by region, block by block: no large temporary, and in cache.
+def _weighted(
+    specs: Sequence[TensorSpec], shares: Mapping[str, float], read: Read, divisor: float
+) -> dict[str, Tensor]:
+    """sum_i share_i x_i / divisor in float64 of each tensor, element by element in the order of the silos."""
+    found = {spec.name: _weighted_large(spec, shares, read, divisor) for spec in specs if spec.elements > BLOCK}
+    for dtype in sorted({spec.dtype for spec in specs}):
+        for pack in _packs([spec for spec in specs if spec.dtype == dtype and spec.elements <= BLOCK]):
+            found |= _weighted_small(pack, shares, read, divisor)
+    return {spec.name: found[spec.name] for spec in specs}
+
+
+def _packs(specs: Sequence[TensorSpec]) -> Iterator[list[TensorSpec]]:
+    """Tensors of a block's elements together at most."""
+    pack: list[TensorSpec] = []
+    for spec in specs:
+        if pack and sum(own.elements for own in pack) + spec.elements > BLOCK:
+            yield pack
+            pack = []
+        pack.append(spec)
+    if pack:
+        yield pack
+
+
+def _weighted_small(
+    specs: Sequence[TensorSpec], shares: Mapping[str, float], read: Read, divisor: float
+) -> dict[str, Tensor]:
+    """Of tensors of one dtype, side by side: one by one, calls would take most of the time."""
+    dtype, sizes = DTYPES[specs[0].dtype], [spec.elements for spec in specs]
+    given, values = torch.empty(sum(sizes), dtype=dtype), torch.empty(sum(sizes), dtype=torch.float64)
+    total = torch.zeros_like(values)
+    for silo, share in shares.items():
+        torch.cat([read(silo, spec.name).reshape(-1) for spec in specs], out=given)
+        total += values.copy_(given).mul_(share)
+    folded = (total / divisor).to(dtype).split(sizes)
+    return {spec.name: own.reshape(spec.shape).clone() for spec, own in zip(specs, folded, strict=True)}
+
+
+def _weighted_large(spec: TensorSpec, shares: Mapping[str, float], read: Read, divisor: float) -> Tensor:
+    """Region by region, block by block: no large temporary, and in cache.
 
     A region is read anew from each silo, so that of mapped files no more than a region is in memory for each worker.
     """
-    if spec.elements <= BLOCK:  # the same sums without slices, which of many small tensors take most of the time
-        small = torch.zeros(spec.shape, dtype=torch.float64)
-        for silo, share in shares.items():
-            small += read(silo, spec.name).double() * share
-        return (small / divisor).to(DTYPES[spec.dtype])
     result = torch.empty(spec.elements, dtype=DTYPES[spec.dtype])
 
     def fold(start: int) -> None:

@@ -259,19 +259,36 @@ def test_give_lays_out_in_wire_order_and_detaches():
     assert given_[WEIGHT].dtype == torch.float64
 
 
-@pytest.mark.parametrize(("region", "block"), [(1, 1), (7, 3), (64, 64), (1000, 10)])
-def test_regions_and_blocks_change_no_bit(monkeypatch, region, block):
-    spec = TensorSpec("w", "float32", (9, 11))
-    values = {silo: torch.randn(9, 11, generator=torch.Generator().manual_seed(n)) for n, silo in enumerate("abc")}
-    given = {silo: {"w": w, WEIGHT: torch.tensor(n + 0.3).double()} for n, (silo, w) in enumerate(values.items())}
+@pytest.mark.parametrize(("region", "block"), [(1, 1), (7, 3), (64, 64), (1000, 10), (1000, 100), (1000, 1000)])
+def test_regions_blocks_and_packs_change_no_bit(monkeypatch, region, block):
+    """Each tensor as if it were alone, element after element and silo after silo, whatever lies side by side."""
+    shapes = {"w": ("float32", (9, 11)), "s": ("float32", ()), "d": ("float64", (2, 3)), "b": ("float32", (1, 4))}
+    specs = tuple(TensorSpec(name, *of) for name, of in shapes.items())
+    rng = torch.Generator().manual_seed(3)
+    given = {
+        silo: {s.name: torch.randn(s.shape, generator=rng, dtype=DTYPES[s.dtype]) for s in specs} for silo in "abc"
+    }
+    for n, held in enumerate(given.values()):
+        held[WEIGHT] = torch.tensor(n + 0.3).double()
     read = lambda silo, name: given[silo][name]  # noqa: E731
-    mean, mixed = Part("m", Kind.BACKBONE, Sum("mean"), (spec,)), Part("x", Kind.BACKBONE, Mix(), (spec,))
+    mean, mixed = Part("m", Kind.BACKBONE, Sum("mean"), specs), Part("x", Kind.BACKBONE, Mix(), specs)
     shares = {"a": 0.2, "b": 0.0, "c": 3.0}
-    before = PLAIN.collect(mean, tuple("abc"), read)["w"], PLAIN.mix(mixed, "r", shares, read)["w"]
     monkeypatch.setattr(exchange, "REGION", region)
     monkeypatch.setattr(exchange, "BLOCK", block)
-    after = PLAIN.collect(mean, tuple("abc"), read)["w"], PLAIN.mix(mixed, "r", shares, read)["w"]
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    row = PLAIN.mix(mixed, "r", shares, read)
+    found = PLAIN.collect(mean, tuple("abc"), read)
+    assert list(row) == [*shapes]
+    integers = dict(zip(shares, integer_weights(list(shares.values())), strict=True))
+    for spec in specs:
+        total = torch.zeros(spec.shape, dtype=torch.float64)
+        mixture = torch.zeros(spec.shape, dtype=torch.float64)
+        for silo in "abc":
+            total += given[silo][spec.name].double() * float(given[silo][WEIGHT])
+            if integers[silo]:
+                mixture += given[silo][spec.name].double() * (integers[silo] / 2**32)
+        assert torch.equal(found[spec.name], (total / float(found[WEIGHT])).to(DTYPES[spec.dtype]))
+        assert torch.equal(row[spec.name], mixture.to(DTYPES[spec.dtype]))
+        assert row[spec.name].untyped_storage().nbytes() == row[spec.name].nbytes
 
 
 def test_a_large_tensor_folds_to_the_same_bits_as_its_pieces(monkeypatch):
@@ -285,11 +302,13 @@ def test_a_large_tensor_folds_to_the_same_bits_as_its_pieces(monkeypatch):
         return PLAIN.collect(part, "abc", lambda silo, name: given[silo][name])["w"]
 
     whole = folded()
+    monkeypatch.setattr(exchange, "BLOCK", 50)
     monkeypatch.setattr(exchange, "REGION", 130)  # 31 regions, the last one short
     assert torch.equal(folded(), whole)
 
 
 def test_an_error_in_one_region_is_the_fold_s(monkeypatch):
+    monkeypatch.setattr(exchange, "BLOCK", 4)
     monkeypatch.setattr(exchange, "REGION", 4)
     part = Part("model", Kind.WHOLE_MODEL, Sum("mean"), (TensorSpec("w", "float32", (10,)),))
 
