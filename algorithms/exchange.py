@@ -329,7 +329,7 @@ def _weighted_small(
     for silo, share in shares.items():
         torch.cat([read(silo, spec.name).reshape(-1) for spec in specs], out=given)
         total += values.copy_(given).mul_(share)
-    folded = (total / divisor).to(dtype).split(sizes)
+    folded = torch.split((total / divisor).to(dtype), sizes)
     return {spec.name: own.reshape(spec.shape).clone() for spec, own in zip(specs, folded, strict=True)}
 
 

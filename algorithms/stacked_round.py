@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import LocalError
 from .alike import architecture, course, specs
+from .convolutions import Form, unfold_all
 from .devices import Precision, exact
 from .engine import Records, Work
 from .job import Job
@@ -48,9 +49,9 @@ class _Template:
 class Stacked:
     """Trains silos on a device at once, ``at_once`` of them at most; left out, as many as take about 4 GiB.
 
-    With a ``recorder`` the device replays steps; ``precision`` is that of training steps alone. Silos of another
-    architecture or with other stages go in groups of their own. One job gives the same bits again where ``at_once`` is
-    the same.
+    With a ``recorder`` the device replays steps; ``precision`` is that of training steps alone, ``convolutions`` are
+    computed in that form. Silos of another architecture or with other stages go in groups of their own. One job gives
+    the same bits again where ``at_once`` is the same.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Stacked:
         at_once: int | None = None,
         recorder: Recorder | None = None,
         precision: Precision = "float32",
+        convolutions: Form = "grouped",
     ) -> None:
         if job.privacy is not None:
             raise LocalError(
@@ -72,6 +74,7 @@ class Stacked:
         self._job, self._method, self._records, self._at_once = job, job.method(), records, at_once
         self._resident = Resident(records, device)
         self._bench = Bench(recorder or AsItIs(), precision)
+        self._convolutions = convolutions
         self._known: dict[Hashable, _Template] = {}
         self._templates: dict[str, _Template] = {}
 
@@ -231,6 +234,8 @@ class Stacked:
             key = architecture(modules)
             if key not in self._known:
                 whole = self._method.modules(silo)
+                if self._convolutions == "unfolded":
+                    unfold_all((*modules.values(), *whole.values()))
                 record = saved_bytes(self._method.predict, whole, input_shape(self._job.model))
                 self._known[key] = _Template(key, modules, sum(t.nbytes for t in kept), record)
             self._templates[silo] = self._known[key]

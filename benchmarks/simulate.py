@@ -8,8 +8,9 @@ round as one in ten. One run measures, on this machine's cores:
   in each of its ways to keep records, all taking turns, round by round. Both evaluate each silo of the round before and
   after it trains, and take the same number of steps; all are told a round that is not counted first.
 - *methods*: seconds a round of each method with the same silos, FedAIMS with the smallest model that it takes.
-- *engines*: a round on a ``--device`` of silos stacked and of silos one by one, and of the plain loop with the same
-  network and the fastest way to keep records, in turn: records trained on a second, times the plain loop, what the
+- *engines*: a round on a ``--device`` of silos stacked, with convolutions grouped and unfolded, and of silos one by one
+  (on a GPU both replay steps, in ``--precision``), and of the plain loop with the same network and the fastest way to
+  keep records, in turn: records trained on a second, times the plain loop, what the
   device held at most (a GPU), and which share of the time the network's multiplications alone would take at the rate
   of a large product of matrices on the same device, in float32. On a CPU all have one thread.
 - *growth*: pFedSim from 10 to 1,000 silos with 50 records to train on and 10 to test on.
@@ -36,11 +37,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from staddle.algorithms.data import Dataset
-from staddle.algorithms.devices import find
+from staddle.algorithms.devices import check_precision, find
 from staddle.algorithms.engine import Engine, Records, Serial
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.models import build
 from staddle.algorithms.replay import Graphs
+from staddle.algorithms.replaying import way_on
 from staddle.algorithms.simulation import Simulation
 from staddle.algorithms.stacked_round import Stacked
 from staddle.simulator.workers import Crew, usable_cores
@@ -235,6 +237,7 @@ def measure_growth(options: argparse.Namespace) -> list[Row]:
 def measure_engines(options: argparse.Namespace) -> list[Row]:
     """Each network with a method that takes it, on one device."""
     device = find(options.device)
+    check_precision(device, options.precision)
     population = Population(20, 100, 20) if options.quick else Population(100, 500, 100)
     rounds = 1 + (2 if options.quick else options.rounds)
     peak = multiplications(device)
@@ -243,11 +246,13 @@ def measure_engines(options: argparse.Namespace) -> list[Row]:
     records, rows = population.records(), list[Row]()
     for method, network in NETWORKS if not options.quick else NETWORKS[:1]:
         job = job_of(method, population.silos, rounds, model=network)
-        recorder = Graphs(str(device)) if device.type == "cuda" else None
-        engines = {
-            "stacked": Stacked(job, records, str(device), recorder=recorder),
-            "one by one": Serial(job, records, device=device),
-        }
+        bits = options.precision
+        engines: dict[str, Engine] = {}
+        for form in ("grouped", "unfolded"):
+            recorder = Graphs(str(device)) if device.type == "cuda" else None
+            given = {"recorder": recorder, "precision": bits, "convolutions": form}
+            engines[f"stacked, {form}"] = Stacked(job, records, str(device), **given)
+        engines["one by one"] = Serial(job, records, device=device, way=way_on(device, bits))
         contenders = {name: ours_with(engine, job, ()) for name, engine in engines.items()}
         contenders["plain loop"] = plain(population, job, "tensors", device=str(device))[1]
         held = dict.fromkeys(contenders, 0)
@@ -343,6 +348,9 @@ def main() -> None:
     own = torch.get_num_threads()
     parser.add_argument("--plain-threads", type=int, default=own, help="of the plain loop; torch's own by default")
     parser.add_argument("--device", default="cpu", help="of the engines: cpu, cuda or cuda:N")
+    parser.add_argument(
+        "--precision", choices=["float32", "tf32", "bf16"], default="float32", help="of the engines' steps"
+    )
     parser.add_argument("--quick", action="store_true", help="a minute instead of a quarter of an hour")
     parser.add_argument("--csv", type=Path, help="write the tables to this file too")
     options = parser.parse_args()
