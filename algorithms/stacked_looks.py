@@ -77,18 +77,20 @@ def _silos(batch: Batch, count: int) -> list[int]:
 
 
 def saved_bytes(predict: Callable[[Parts, Tensor], Tensor], modules: Modules, shape: Sequence[int]) -> int:
-    """About what a backward pass keeps of one record's forward pass."""
-    kept = 0
+    """About what a backward pass keeps of one record's forward pass, beside the values of the modules."""
+    own = {t.untyped_storage().data_ptr() for m in modules.values() for t in (*m.parameters(), *m.buffers())}
+    kept: dict[int, Tensor] = {}  # by place, each once; a tensor that is kept is at no other's place
 
     def pack(tensor: Tensor) -> Tensor:
-        nonlocal kept
-        kept += tensor.nbytes
+        place = tensor.untyped_storage().data_ptr()
+        if place not in own:
+            kept[place] = tensor
         return tensor
 
     _evaluating(modules)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         predict(modules, torch.zeros(2, *shape))  # two: batch norm takes no single number
-    return kept // 2
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) // 2
 
 
 def _evaluating(modules: Modules) -> bool:

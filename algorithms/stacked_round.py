@@ -28,7 +28,8 @@ from .stacked_batches import Pieces
 from .stacked_looks import evaluate, measure, saved_bytes
 from .training import PLAIN, Modules, batch_coupled, check_loss, check_trains
 
-BYTES_AT_ONCE = 4 * 2**30  # of values and of what a backward pass keeps, roughly
+BYTES_AT_ONCE = 4 * 2**30  # on a CPU, of values and of what a backward pass keeps, roughly
+GPU_SHARE = 4  # of a GPU's memory one part in so many; not of what is free now, for the bits depend on it
 COPIES = 8  # of a silo's values: two at places that stay, momentum, gradients, before and after a step, two on the way
 
 T = TypeVar("T", Stage, Change)
@@ -46,8 +47,15 @@ class _Template:
     record_bytes: int
 
 
+def room(device: torch.device) -> int:
+    """Bytes that silos may take at once."""
+    if device.type != "cuda":
+        return BYTES_AT_ONCE
+    return int(torch.cuda.get_device_properties(device).total_memory) // GPU_SHARE
+
+
 class Stacked:
-    """Trains silos on a device at once, ``at_once`` of them at most; left out, as many as take about 4 GiB.
+    """Trains silos on a device at once, ``at_once`` of them at most; left out, as many as have ``room``.
 
     With a ``recorder`` the device replays steps; ``precision`` is that of training steps alone, ``convolutions`` are
     computed in that form. Silos of another architecture or with other stages go in groups of their own. One job gives
@@ -218,7 +226,7 @@ class Stacked:
         template, own = self._template(largest), len(self._records[largest].train)
         records = own if any(isinstance(step, Stage) and step.full_batch for step in steps) else self._job.batch_size
         each = COPIES * template.value_bytes + 2 * records * template.record_bytes
-        return max(1, BYTES_AT_ONCE // each)
+        return max(1, room(self._resident.x.device) // each)
 
     def _template(self, silo: str) -> _Template:
         if silo not in self._templates:

@@ -73,4 +73,4 @@ def test_looks_are_those_of_one_silo(tracked, monkeypatch):
 def test_what_a_backward_pass_keeps():
     modules = {"a": nn.Sequential(nn.Linear(3, 1000), nn.Tanh())}
     kept = saved_bytes(lambda parts, x: parts["a"](x), modules, (3,))
-    assert 4 * 1000 <= kept < 4 * 1000 * 4
+    assert 4 * 1000 <= kept <= 4 * 1003  # the output and the input, not the weights

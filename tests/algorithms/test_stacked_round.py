@@ -1,8 +1,10 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from held import Held
 from one_device import OneDevice
 from op_tape import Recorder, waits
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,6 +14,7 @@ from staddle.algorithms.data import Dataset
 from staddle.algorithms.engine import Records, Serial, Work
 from staddle.algorithms.local_round import state_to_bytes
 from staddle.algorithms.method import Optimiser, initial_state
+from staddle.algorithms.models import input_shape
 from staddle.algorithms.replay import AsItIs
 from staddle.algorithms.simulation import Simulation
 from staddle.algorithms.stacked import Bench, Silos
@@ -450,8 +453,42 @@ def test_tied_layers_are_refused(make, monkeypatch):
 
 def test_memory_bounds_how_many_go_at_once(make, monkeypatch, counted):
     job = make("local", epochs=1)
-    for room, groups in ((3 * 2**20, [2, 2]), (4 * 2**20, [3, 1]), (1, [1, 1, 1, 1])):
-        monkeypatch.setattr(stacked_round, "BYTES_AT_ONCE", room)
+    template = Stacked(job, records_of(job))._template("a")
+    each = stacked_round.COPIES * template.value_bytes + 2 * 8 * template.record_bytes
+    for most, groups in ((2 * each, [2, 2]), (4 * each - 1, [3, 1]), (1, [1, 1, 1, 1])):
+        monkeypatch.setattr(stacked_round, "BYTES_AT_ONCE", most)
         counted.clear()
         Simulation(job, Stacked(job, records_of(job))).step()
         assert counted == groups
+
+
+def test_a_gpu_gives_a_share_of_its_memory(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 2**30))
+    assert stacked_round.room(torch.device("cuda:1")) == 20 * 2**30
+    assert stacked_round.room(torch.device("cpu")) == 4 * 2**30
+
+
+def test_a_hundred_small_models_go_at_once_in_8_gb_and_a_thousand_in_slices(make, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 * 10**9))
+    monkeypatch.setattr(stacked_round, "BYTES_AT_ONCE", stacked_round.room(torch.device("cuda")))
+    job = make("fedavg", model={"name": "lenet5", "norm": "batch", "classes": 10})
+    job = replace(job, batch_size=32)
+    engine = Stacked(job, records_of(job, COUPLED, (3, 32, 32)))
+    assert 100 <= engine._fitting("b", ()) < 1000
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{"name": "lenet5", "norm": "batch"}, {"name": "convnet-4x128", "norm": "batch"}, {"name": "fedssa-cnn-5"}],
+)
+def test_a_step_takes_no_more_memory_than_is_reckoned(make, model):
+    """Of four silos, with what a stage, an evaluation and momentum take; and it is of that order."""
+    job = make("fedavg", model={**model, "classes": 10}, fields={"rounds": 1}, epochs=1)
+    records = records_of(job, dict.fromkeys(SIZES, 8), input_shape(job.model))
+    engine = Stacked(job, records)
+    work = [Work(silo, initial_state(job.method(), silo), {}) for silo in job.silos]
+    template = engine._template("a")
+    reckoned = 4 * (stacked_round.COPIES * template.value_bytes + 2 * 8 * template.record_bytes)
+    with Held() as held:
+        engine.train(0, work, lambda: None)
+    assert 0.2 * reckoned < held.most < reckoned
