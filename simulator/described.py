@@ -120,5 +120,7 @@ def _told(value: Any) -> str:
             return str(value).lower()
         case list() | tuple():
             return f"[{', '.join(map(_told, value))}]"
+        case Mapping():
+            return _listed(value)
         case _:
             return str(value)

@@ -1,9 +1,11 @@
 """The summary of runs whose histories are a few numbers, so that every cell is worked out by hand."""
 
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
 import pytest
+import torch
 from simulated import SCHEDULE, make_population, make_run
 
 from staddle.algorithms.partition_file import PartitionFile
@@ -83,6 +85,21 @@ def test_what_was_run_and_what_differs():
     assert not any(name == r"training.epochs" for name, *_ in lines)
     (told,) = (line for line in TEXT.splitlines() if line.startswith("- **fedavg**"))
     assert told.endswith("a silo keeps the model delivered last (all/aggregated); training.epochs = 2")
+
+
+def test_what_rounds_and_rates_depend_on_is_told():
+    falls = {"kind": "steps", "factor": "0.5", "at": ["0.25", "0.5"]}
+    own = recorded("local", 1, LOCAL, "local", training={"batch_size": 8, "lr": 0.1, "schedule": falls})
+    gpu = own.identity.made_with.model_copy(update={"device": "cuda, one by one, bf16"})
+    other = replace(own, label="fedavg", identity=own.identity.model_copy(update={"made_with": gpu}))
+    text = summary(groups(own, other), PARTITION, [])
+    told = "kind = steps, factor = 0.5, at = [0.25, 0.5]"
+    assert sorted(told.split(", ")) == sorted(
+        row(text, "## What was run", "training.schedule")[0].replace("\\", "").split(", ")
+    )
+    release = f"with Staddle {version('staddle')} and torch {torch.__version__}"
+    (made,) = row(text, "## What was run", "made")
+    assert made == f"on cpu {release}; on cuda, one by one, bf16 {release}"
 
 
 def test_the_last_scores_over_seeds():
