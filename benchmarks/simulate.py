@@ -10,8 +10,8 @@ round as one in ten. One run measures, on this machine's cores:
 - *methods*: seconds a round of each method with the same silos, FedAIMS with the smallest model that it takes.
 - *engines*: a round on a ``--device`` of silos stacked, with convolutions grouped and unfolded, and of silos one by one
   (on a GPU both replay steps, in ``--precision``), and of the plain loop with the same network and the fastest way to
-  keep records, in turn: records trained on a second, times the plain loop, what the
-  device held at most (a GPU), and which share of the time the network's multiplications alone would take at the rate
+  keep records, in turn: records trained on a second, times the plain loop, what a GPU held at most or how far the
+  process grew, and which share of the time the network's multiplications alone would take at the rate
   of a large product of matrices on the same device, in float32. On a CPU all have one thread.
 - *growth*: pFedSim from 10 to 1,000 silos with 50 records to train on and 10 to test on.
 
@@ -32,6 +32,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from clock import extra_memory
 from plain_loop import WAYS, PlainLoop, normalised
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -60,7 +61,14 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-NETWORKS = [("pfedsim", "lenet5"), ("fedaims", "convnet-4x128"), ("fedavg", "resnet18")]
+NETWORKS = [
+    ("pfedsim", "lenet5"),
+    ("fedsimsup", "lenet5"),
+    ("fedssa", "lenet5"),
+    ("ppfl", "lenet5"),
+    ("fedaims", "convnet-4x128"),
+    ("fedavg", "resnet18"),
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,13 +246,14 @@ def measure_engines(options: argparse.Namespace) -> list[Row]:
     """Each network with a method that takes it, on one device."""
     device = find(options.device)
     check_precision(device, options.precision)
-    population = Population(20, 100, 20) if options.quick else Population(100, 500, 100)
+    population = Population(20, 100, 20) if options.quick else Population(options.silos, options.records, 100)
     rounds = 1 + (2 if options.quick else options.rounds)
     peak = multiplications(device)
     tell(f"engines on {title_of(device)}, {population.silos} silos, {rounds - 1} rounds of each, in turn")
     tell(f"a large product of matrices: {peak / 1e12:.3g} TFLOP/s")
     records, rows = population.records(), list[Row]()
-    for method, network in NETWORKS if not options.quick else NETWORKS[:1]:
+    chosen = [(method, network) for method, network in NETWORKS if options.network in (None, network)]
+    for method, network in chosen[:1] if options.quick else chosen:
         job = job_of(method, population.silos, rounds, model=network)
         bits = options.precision
         engines: dict[str, Engine] = {}
@@ -268,18 +277,19 @@ def measure_engines(options: argparse.Namespace) -> list[Row]:
                 "s/round": one.median,
                 "records/s": samples / one.median,
             }
-            row |= {"times plain": faster, "share %": 100 * floor / one.median}
-            rows.append(row | ({"MB": held[name] / 1e6} if device.type == "cuda" else {}))
+            row |= {"times plain": faster, "share %": 100 * floor / one.median, "MB": held[name] / 1e6}
+            rows.append(row)
     return rows
 
 
 def most_held(device: torch.device, one: Timed, number: int) -> int:
-    """Run a round; bytes of a GPU's memory that tensors took at most, those of the others included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
+    """Run a round; bytes that a GPU held at most, those of the others included, or by which the process grew."""
+    if device.type != "cuda":
+        return extra_memory(lambda: one.run(number))
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
     one.run(number)
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    return int(torch.cuda.max_memory_allocated(device))
 
 
 def multiplications(device: torch.device, size: int = 2048) -> float:
@@ -328,10 +338,10 @@ PARTS = {"loop": measure_loop, "methods": measure_methods, "growth": measure_gro
 
 def show(rows: list[Row]) -> None:
     """A table."""
-    tell(f"  {'':<20}" + "".join(f"{column:>12}" for column in list(rows[0])[1:]))
+    tell(f"  {'':<40}" + "".join(f"{column:>12}" for column in list(rows[0])[1:]))
     for row in rows:
         title, *values = row.values()
-        tell(f"  {title:<20}" + "".join(f"{value:>12.3g}" for value in values))
+        tell(f"  {title:<40}" + "".join(f"{value:>12.3g}" for value in values))
 
 
 def tell(line: str) -> None:
@@ -348,6 +358,9 @@ def main() -> None:
     own = torch.get_num_threads()
     parser.add_argument("--plain-threads", type=int, default=own, help="of the plain loop; torch's own by default")
     parser.add_argument("--device", default="cpu", help="of the engines: cpu, cuda or cuda:N")
+    parser.add_argument("--silos", type=int, default=100, help="of the engines, one in ten a round")
+    parser.add_argument("--records", type=int, default=500, help="of each silo, for the engines to train on")
+    parser.add_argument("--network", help="for the engines, one of their networks; all by default")
     parser.add_argument(
         "--precision", choices=["float32", "tf32", "bf16"], default="float32", help="of the engines' steps"
     )
