@@ -5,8 +5,10 @@ step works on tensors at fixed places: what changes from one call to the next ha
 may wait for the device, or bring anything to it from the host.
 """
 
+import gc
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol, TypeAlias
 
 import torch
@@ -39,10 +41,7 @@ class Graphs:
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._anchor = torch.cuda.CUDAGraph()  # an empty one: a pool ends with its last graph, and cannot begin again
-        with (
-            warnings.catch_warnings(action="ignore", category=UserWarning),
-            torch.cuda.graph(self._anchor, pool=self._pool, stream=self._stream),
-        ):
+        with warnings.catch_warnings(action="ignore", category=UserWarning), self._recording(self._anchor):
             pass
 
     def warm(self, run: Callable[[], Tensor]) -> Tensor:
@@ -59,7 +58,7 @@ class Graphs:
         """Nothing is computed meanwhile. LocalError where the run does what cannot be recorded."""
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            with self._recording(graph):
                 run()
         except torch.OutOfMemoryError:
             raise
@@ -69,6 +68,29 @@ class Graphs:
                 "training.graphs = false)"
             ) from error
         return graph.replay
+
+    @contextmanager
+    def _recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """As ``torch.cuda.graph``, which also gives all memory back that is cached: too slow for each stage of a silo.
+
+        No garbage is collected meanwhile; a graph among it would end in the middle of another.
+        """
+        torch.cuda.synchronize(self._device)
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(self._pool, capture_error_mode="thread_local")
+                try:
+                    yield
+                except BaseException:
+                    with suppress(RuntimeError):  # it is not whole
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
 
 
 class AsItIs:

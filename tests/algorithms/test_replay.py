@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 from op_tape import Recorder
@@ -24,36 +26,74 @@ def test_what_stays_is_worked_on_and_what_is_given_changes(recorder):
         assert (recorder.warmed, recorder.recorded, recorder.replayed, len(calls)) == (2, 1, 4, 3)
 
 
+class Cuda:
+    """CUDA's part, without a GPU: what a graph is told, and by whom."""
+
+    def __init__(self, monkeypatch):
+        self.said, cuda = [], self
+
+        class Graph:
+            def capture_begin(self, pool, capture_error_mode):
+                cuda.said.append(f"begin in {pool} {capture_error_mode}, garbage {gc.isenabled()}")
+
+            def capture_end(self):
+                cuda.said.append("end")
+                if "fault" in cuda.said:
+                    raise RuntimeError("the capture is invalid")
+
+            def replay(self):
+                cuda.said.append("replay")
+
+        class Stream:
+            def __init__(self, *_):
+                pass
+
+            def __enter__(self):
+                cuda.said.append("stream")
+
+            def __exit__(self, *_):
+                cuda.said.append("no stream")
+
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.said.append(f"wait for {device}"))
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+
+
+BEGUN = ["wait for cuda:0", "stream", "begin in pool thread_local, garbage False"]
+
+
+def test_a_graph_is_recorded_on_its_stream_with_nothing_else_going_on(monkeypatch):
+    cuda = Cuda(monkeypatch)
+    graphs = Graphs("cuda:0")
+    assert cuda.said == [*BEGUN, "end", "no stream"]  # an empty one, which keeps the pool
+    cuda.said.clear()
+    replay = graphs.record(lambda: cuda.said.append("run"))
+    assert cuda.said == [*BEGUN, "run", "end", "no stream"]
+    assert gc.isenabled()
+    replay()
+    assert cuda.said[-1] == "replay"
+
+
 def test_what_cannot_be_recorded_is_said(monkeypatch):
-    """CUDA's part, without a GPU: a graph that refuses."""
-
-    class Refusing:
-        def __init__(self, *_, **__):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            return False
-
-    monkeypatch.setattr(torch.cuda, "Stream", Refusing)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Refusing)
-    monkeypatch.setattr(torch.cuda, "graph", Refusing)
+    cuda = Cuda(monkeypatch)
+    graphs = Graphs("cuda:0")
 
     def waits():
+        cuda.said.append("fault")
         raise RuntimeError("operation not permitted when stream is capturing")
 
     def greedy():
+        cuda.said.append("fault")
         raise torch.OutOfMemoryError("no memory")
 
-    with pytest.raises(
-        LocalError, match=r"cannot be recorded as a CUDA graph: operation not permitted.*turn graphs off"
-    ):
-        Graphs("cuda:0").record(waits)
-    with pytest.raises(torch.OutOfMemoryError):
-        Graphs("cuda:0").record(greedy)
+    with pytest.raises(LocalError, match=r"cannot be recorded as a CUDA graph: operation not permitted.*--no-graphs"):
+        graphs.record(waits)
+    assert cuda.said[-3:] == ["fault", "end", "no stream"]
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        graphs.record(greedy)
+    assert gc.isenabled()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")
