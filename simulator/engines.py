@@ -104,7 +104,7 @@ def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
 
     name = torch.cuda.get_device_name(place)
     where = [f"{name} ({place})", "silos stacked" if gpu.stacked else "silos one by one"]
-    made_with = ["cuda"] if gpu.stacked else ["cuda", "one by one"]
+    made_with = [f"cuda ({name})"] if gpu.stacked else [f"cuda ({name})", "one by one"]
     if precision != "float32":
         where, made_with = [*where, precision], [*made_with, precision]
     return Engines(", ".join(where), ", ".join(made_with), engine)

@@ -25,8 +25,8 @@ from .plan import Population, Run, Schedule
 RUN = "run.json"
 MOST_TOLD = 5  # differences that an error names
 
-# The kind of device; on a GPU silos are stacked and in float32 if nothing else is said.
-Device: TypeAlias = Annotated[str, Field(pattern=r"^(cpu|cuda(, one by one)?(, (tf32|bf16))?)$")]
+# What trains, such as "cuda (NVIDIA H200), bf16"; a GPU has silos stacked and in float32 if nothing else is said.
+Device: TypeAlias = Annotated[str, Field(pattern=r"^(cpu|cuda \([^\n]{1,100}\)(, one by one)?(, (tf32|bf16))?)$")]
 
 
 class SiloRecords(Strict):

@@ -1,4 +1,5 @@
 import pytest
+from pydantic import ValidationError
 from simulated import SCHEDULE, make_population, make_run
 
 from staddle.errors import LocalError
@@ -51,7 +52,9 @@ def test_it_cannot_be_edited_unseen(tmp_path):
 def test_the_same_run_differs_in_nothing():
     assert told() == []
     assert told(schedule=Schedule(2, 99)) == []  # how often a checkpoint is written changes no result
-    other = made().model_copy(update={"made_with": identity.MadeWith(device="cuda", staddle="9", torch="9")})
+    other = made().model_copy(
+        update={"made_with": identity.MadeWith(device="cuda (NVIDIA H200)", staddle="9", torch="9")}
+    )
     assert differences(made(), other) == []
 
 
@@ -100,3 +103,23 @@ def test_another_release_of_the_method_is_told():
     there = made()
     changed = Identity(**there.model_dump() | {"job": there.job | {"method_digest": "0" * 64}})
     assert differences(changed, there) == ["this release has another fedavg, or another model"]
+
+
+@pytest.mark.parametrize(
+    ("device", "fits"),
+    [
+        ("cpu", True),
+        ("cuda (NVIDIA H200)", True),
+        ("cuda (NVIDIA H200), one by one, tf32", True),
+        ("cuda (NVIDIA H200), bf16, one by one", False),
+        ("cuda", False),
+        ("cpu, bf16", False),
+    ],
+)
+def test_what_trains(device, fits):
+    said = {"device": device, "staddle": "1", "torch": "2"}
+    if fits:
+        assert identity.MadeWith.model_validate(said).device == device
+    else:
+        with pytest.raises(ValidationError):
+            identity.MadeWith.model_validate(said)

@@ -90,7 +90,7 @@ def test_what_was_run_and_what_differs():
 def test_what_rounds_and_rates_depend_on_is_told():
     falls = {"kind": "steps", "factor": "0.5", "at": ["0.25", "0.5"]}
     own = recorded("local", 1, LOCAL, "local", training={"batch_size": 8, "lr": 0.1, "schedule": falls})
-    gpu = own.identity.made_with.model_copy(update={"device": "cuda, one by one, bf16"})
+    gpu = own.identity.made_with.model_copy(update={"device": "cuda (NVIDIA H200), one by one, bf16"})
     other = replace(own, label="fedavg", identity=own.identity.model_copy(update={"made_with": gpu}))
     text = summary(groups(own, other), PARTITION, [])
     told = "kind = steps, factor = 0.5, at = [0.25, 0.5]"
@@ -99,7 +99,7 @@ def test_what_rounds_and_rates_depend_on_is_told():
     )
     release = f"with Staddle {version('staddle')} and torch {torch.__version__}"
     (made,) = row(text, "## What was run", "made")
-    assert made == f"on cpu {release}; on cuda, one by one, bf16 {release}"
+    assert made == f"on cpu {release}; on cuda (NVIDIA H200), one by one, bf16 {release}"
 
 
 def test_the_last_scores_over_seeds():
