@@ -127,8 +127,8 @@ def test_another_release_does_not_go_on_and_still_shows_what_is_over(tmp_path, m
 def test_a_run_that_a_cpu_began_is_not_gone_on_with_on_a_gpu(tmp_path):
     cut = make_run(seed=8)
     conduct(tmp_path, cut, POPULATION, 2, Schedule(2, 1))
-    why = "was begun on cpu with .*, here it would be on cuda with"
-    with pytest.raises(LocalError, match=why), opened(tmp_path, cut, POPULATION, SCHEDULE, "cuda"):
+    why = r"was begun on cpu with .*, here it would be on cuda \(NVIDIA H200\) with"
+    with pytest.raises(LocalError, match=why), opened(tmp_path, cut, POPULATION, SCHEDULE, "cuda (NVIDIA H200)"):
         pass
 
 
