@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import CancelledError, LocalError
 from .data import Dataset, batch_of
-from .devices import Precision, casting, device_of, multiplying
+from .devices import CPU, Precision, casting, device_of, multiplying
 from .method import Measurement, Method, Optimiser, Stage
 from .streams import permutation
 
@@ -238,10 +238,10 @@ def train(
     step = way.begin(modules, placed(stage, device))
     for _ in range(stage.epochs):
         given: list[Tensor] = []
-        for index in way.batches(stage, len(data), batch_size, rng, wrap):
+        for index in places(way.batches(stage, len(data), batch_size, rng, wrap), data.x.device):
             if cancelled():
                 raise CancelledError("training stopped between two batches, as asked")
-            given.append(step(*batch_of(data, torch.from_numpy(index), device)))
+            given.append(step(*batch_of(data, index, device)))
             progress()
         losses: list[float] = torch.stack(given).tolist()  # here the device is waited for
         for loss in losses:
@@ -250,6 +250,14 @@ def train(
     for module in modules.values():
         module.eval()
     return mean
+
+
+def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterable[Tensor]:
+    """The indices of an epoch's batches where the records lie: on a GPU all at once, since each transfer waits."""
+    if device == CPU:
+        return map(torch.from_numpy, batches)
+    whole = list(batches)
+    return torch.split(torch.from_numpy(np.concatenate(whole)).to(device), [len(index) for index in whole])
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ import pytest
 import torch
 from one_device import OneDevice
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from staddle.algorithms.devices import CPU, casting, check_precision, device_of, exact, find, multiplying, uncast
 from staddle.algorithms.engine import Records, Serial
@@ -99,6 +100,33 @@ def test_all_tensors_go_to_the_device(make_job, make_data, method, resident):
     if measured:
         with OneDevice(), no_numbers():
             measure(method.measure, modules, data)
+
+
+class Brought(TorchDispatchMode):
+    """How often something is brought from the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            self.count += args[0].device == CPU and results.device == META
+        return results
+
+
+def test_the_places_of_an_epoch_are_brought_at_once(make_job, make_data):
+    job, data = make_job(), make_data(20).to(META)
+    method = job.method()
+    state = initial_state(method, "a")
+    modules = to_modules(method, "a", state, META)
+    (stage,) = method.stages(state, facts_of(job, "a", 0, make_data(20)))
+    steps = []
+    with Brought() as brought, no_numbers():
+        train(modules, stage, data, 8, np.random.default_rng(0), progress=lambda: steps.append(None))
+    assert len(steps) == 3
+    assert brought.count == 1
 
 
 def test_what_is_there_is_not_copied(make_data):
