@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LocalError
+from .devices import CPU
 from .exchange import DTYPES, Exchanges, Mix, Part, Read, Tensors, all_finite
 from .method import KEEP, METRICS, CoordinatorState, Latest, Mail, Method, Post, Row, Value
 
@@ -74,11 +75,18 @@ class Shelved:
 
 
 class MemoryArchive:
-    """An archive in memory, for the simulator; ``shelved`` is what it begins with."""
+    """An archive in memory, for the simulator; ``shelved`` is what it begins with.
 
-    def __init__(self, shelved: Shelved | None = None) -> None:
+    Versions lie on a ``device``, where a Mix is folded.
+    """
+
+    def __init__(self, shelved: Shelved | None = None, device: torch.device = CPU) -> None:
+        self._device = device
         self._published: dict[str, Tensors] = dict(shelved.published) if shelved else {}
-        self._versions: dict[tuple[str, str], Tensors] = dict(shelved.versions) if shelved else {}
+        versions = shelved.versions if shelved else {}
+        self._versions: dict[tuple[str, str], Tensors] = {
+            key: {name: tensor.to(device) for name, tensor in held.items()} for key, held in versions.items()
+        }
         self._mail: dict[tuple[str, str], Tensors] = dict(shelved.mail) if shelved else {}
 
     def shelved(self) -> Shelved:
@@ -95,7 +103,7 @@ class MemoryArchive:
 
     def store(self, part: Part, silo: str, read: Read) -> None:
         """Let what a silo gave in this round be its version of a Mix part."""
-        self._versions[part.name, silo] = {spec.name: read(silo, spec.name) for spec in part.tensors}
+        self._versions[part.name, silo] = {s.name: read(silo, s.name).to(self._device) for s in part.tensors}
 
     def has(self, part: str, silo: str) -> bool:
         """Whether a silo has given a version."""

@@ -14,6 +14,8 @@ from ..errors import LocalError
 Precision: TypeAlias = Literal["float32", "tf32", "bf16"]  # of the products in training steps; sums are float32
 
 CPU = torch.device("cpu")
+CPU_ROOM = 4 * 2**30
+GPU_SHARE = 4  # one part in so many
 TENSOR_CORES = (8, 0)  # the first GPUs whose tensor cores take tf32 and bf16 (compute capability; NVIDIA Ampere)
 
 
@@ -29,6 +31,13 @@ def find(name: str) -> torch.device:
         has = f"{found} GPUs, cuda:0 to cuda:{found - 1}" if found else "no GPU that torch can use"
         raise LocalError(f"device {name!r}: this machine has {has}; choose another device, or cpu")
     return torch.device("cuda", index)
+
+
+def room(device: torch.device) -> int:
+    """Bytes that a simulation plans with at a time; of a GPU, a share of all its memory, not of what is free now."""
+    if device.type != "cuda":
+        return CPU_ROOM
+    return int(torch.cuda.get_device_properties(device).total_memory) // GPU_SHARE
 
 
 def check_precision(device: torch.device, precision: Precision) -> None:

@@ -45,6 +45,11 @@ class Work:
 class Engine(Protocol):
     """Trains and evaluates silos; it holds their records, and nothing else outlives a call."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where silos train."""
+        ...
+
     def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Outcome]:
         """``local_round`` of each; ``done`` is called once for each that is done. LocalError names the silo."""
         ...
@@ -75,6 +80,11 @@ class Serial:
         self._job, self._method, self._paying = job, job.method(), paying or {}
         self._device, self._way = device, way
         self._records = records if device == CPU else {silo: own.to(device) for silo, own in records.items()}
+
+    @property
+    def device(self) -> torch.device:
+        """Where silos train."""
+        return self._device
 
     def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Outcome]:
         """``local_round`` of each, in turn."""

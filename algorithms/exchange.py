@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LocalError
+from .devices import CPU
 from .sketch import count_sketch
 
 Tensors = Mapping[str, Tensor]
@@ -34,6 +35,7 @@ Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo gav
 WEIGHT = "@weight"  # the name under which a Sum's weight crosses; "@" cannot start a tensor's own name
 BLOCK = 1 << 16  # elements of a float64 accumulator that are worked on at a time: 512 KiB, inside a core's cache
 WORKERS = 2  # threads that fold a large tensor
+GPU_BLOCK = 1 << 24  # elements that are folded side by side on a GPU
 REGION = 1 << 19  # elements of which there is an accumulator at all: 4 MiB, whatever the size of a tensor
 LARGEST_WEIGHT = 2.0**53  # counts of records are exact up to here
 MOST_TENSORS = 16_384  # of one transfer: a manifest has a header of each
@@ -199,7 +201,13 @@ class Exchanges(Protocol):
 
 
 class Plain:
-    """The exchanges in the clear: what each silo gives is visible to the coordinator."""
+    """The exchanges in the clear: what each silo gives is visible to the coordinator.
+
+    ``device`` is where a Mix is folded, a simulation's GPU, say. The bits are the same on each.
+    """
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        self._device = device
 
     def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
         """What leaves of a gift; LocalError names what does not fit."""
@@ -238,7 +246,8 @@ class Plain:
         """Row sum_j a_j x_j / 2^32 with a_j the integer weights of SECURITY.md rule 19, folded in float64."""
         integers = integer_weights(list(weights.values()))
         shares = {s: integer / 2**MIX_BITS for s, integer in zip(weights, integers, strict=True) if integer}
-        return _weighted(part.tensors, shares, read, 1.0)
+        row = _weighted(part.tensors, shares, read, 1.0, self._device)
+        return {name: tensor.cpu() for name, tensor in row.items()}
 
 
 PLAIN = Plain()
@@ -285,7 +294,7 @@ def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
     divisor = torch.where(total > 0, total, 1.0)
     if not total.ndim:
         shares = {silo: float(weight) for silo, weight in zip(members, weights, strict=True)}
-        return {**_weighted(part.tensors, shares, read, float(divisor)), WEIGHT: total}
+        return {**_weighted(part.tensors, shares, read, float(divisor), CPU), WEIGHT: total}
     folded: dict[str, Tensor] = {}
     for spec in part.tensors:  # row by row; header rows and prototypes are small
         column = (-1,) + (1,) * (len(spec.shape) - 1)
@@ -297,21 +306,28 @@ def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
 
 
 def _weighted(
-    specs: Sequence[TensorSpec], shares: Mapping[str, float], read: Read, divisor: float
+    specs: Sequence[TensorSpec], shares: Mapping[str, float], read: Read, divisor: float, device: torch.device
 ) -> dict[str, Tensor]:
-    """sum_i share_i x_i / divisor in float64 of each tensor, element by element in the order of the silos."""
-    found = {spec.name: _weighted_large(spec, shares, read, divisor) for spec in specs if spec.elements > BLOCK}
+    """sum_i share_i x_i / divisor in float64 of each tensor, element by element in the order of the silos.
+
+    On the ``device``, where each product is rounded before it is added, as here.
+    """
+    found: dict[str, Tensor] = {}
+    most = BLOCK if device == CPU else GPU_BLOCK
     for dtype in sorted({spec.dtype for spec in specs}):
-        for pack in _packs([spec for spec in specs if spec.dtype == dtype and spec.elements <= BLOCK]):
-            found |= _weighted_small(pack, shares, read, divisor)
+        for pack in _packs([spec for spec in specs if spec.dtype == dtype], most):
+            if pack[0].elements > most and device == CPU:
+                found[pack[0].name] = _weighted_large(pack[0], shares, read, divisor)
+            else:
+                found |= _weighted_together(pack, shares, read, divisor, device)
     return {spec.name: found[spec.name] for spec in specs}
 
 
-def _packs(specs: Sequence[TensorSpec]) -> Iterator[list[TensorSpec]]:
-    """Tensors of a block's elements together at most."""
+def _packs(specs: Sequence[TensorSpec], most: int) -> Iterator[list[TensorSpec]]:
+    """Tensors of so many elements together at most; one with more is alone."""
     pack: list[TensorSpec] = []
     for spec in specs:
-        if pack and sum(own.elements for own in pack) + spec.elements > BLOCK:
+        if pack and sum(own.elements for own in pack) + spec.elements > most:
             yield pack
             pack = []
         pack.append(spec)
@@ -319,15 +335,16 @@ def _packs(specs: Sequence[TensorSpec]) -> Iterator[list[TensorSpec]]:
         yield pack
 
 
-def _weighted_small(
-    specs: Sequence[TensorSpec], shares: Mapping[str, float], read: Read, divisor: float
+def _weighted_together(
+    specs: Sequence[TensorSpec], shares: Mapping[str, float], read: Read, divisor: float, device: torch.device
 ) -> dict[str, Tensor]:
     """Of tensors of one dtype, side by side: one by one, calls would take most of the time."""
     dtype, sizes = DTYPES[specs[0].dtype], [spec.elements for spec in specs]
-    given, values = torch.empty(sum(sizes), dtype=dtype), torch.empty(sum(sizes), dtype=torch.float64)
+    given = torch.empty(sum(sizes), dtype=dtype, device=device)
+    values = torch.empty(sum(sizes), dtype=torch.float64, device=device)
     total = torch.zeros_like(values)
     for silo, share in shares.items():
-        torch.cat([read(silo, spec.name).reshape(-1) for spec in specs], out=given)
+        torch.cat([read(silo, spec.name).to(device).reshape(-1) for spec in specs], out=given)
         total += values.copy_(given).mul_(share)
     folded = torch.split((total / divisor).to(dtype), sizes)
     return {spec.name: own.reshape(spec.shape).clone() for spec, own in zip(specs, folded, strict=True)}

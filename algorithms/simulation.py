@@ -13,8 +13,9 @@ from ..errors import LocalError
 from .account import PrivateSilo
 from .aggregation import MemoryArchive, Shelved, close_round, deliver
 from .data import Dataset
+from .devices import CPU, room
 from .engine import Engine, Records, Serial, Work
-from .exchange import PLAIN, Exchanges, Tensors
+from .exchange import DTYPES, PLAIN, Exchanges, Mix, Plain, Tensors
 from .fit import check_records, check_training
 from .job import Job
 from .local_round import Look, Report, final_report, kept
@@ -62,13 +63,15 @@ class Simulation:
         exchanges: Exchanges = PLAIN,
         begun: Snapshot | None = None,
     ) -> None:
-        self._job, self._method, self._engine, self._exchanges = job, job.method(), engine, exchanges
+        self._job, self._method, self._engine = job, job.method(), engine
+        place = engine.device if exchanges is PLAIN and versions_bytes(job) <= room(engine.device) else CPU
+        self._exchanges = exchanges if place == CPU else Plain(place)
         if begun is None:
             own, public = weights or {}, None if job.privacy is None else ()
             states = {silo: initial_state(self._method, silo, own.get(silo), public) for silo in job.silos}
             begun = Snapshot(0, states, frozenset(), self._method.begin(), MemoryArchive().shelved())
         self._round, self._states, self._trained = begun.round, dict(begun.states), set(begun.trained)
-        self._coordinator, self._archive = begun.coordinator, MemoryArchive(begun.shelved)
+        self._coordinator, self._archive = begun.coordinator, MemoryArchive(begun.shelved, place)
 
     @property
     def round(self) -> int:
@@ -125,6 +128,12 @@ class Simulation:
     def _work(self, silo: str) -> Work:
         down = deliver(self._method, self._exchanges, self._coordinator, self._round, silo, self._archive)
         return Work(silo, self._states[silo], down)
+
+
+def versions_bytes(job: Job) -> int:
+    """Of the versions of all silos that a Mix keeps, by the last round."""
+    parts = [part for part in job.up(job.length - 1) if part.exchange == Mix()]
+    return len(job.silos) * sum(s.elements * DTYPES[s.dtype].itemsize for part in parts for s in part.tensors)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import LocalError
 from .alike import architecture, course, specs
 from .convolutions import Form, unfold_all
-from .devices import Precision, exact
+from .devices import Precision, exact, room
 from .engine import Records, Work
 from .job import Job
 from .local_round import Look, Outcome, Report, Seen, facts_of, handed, metrics, stage_stream, take_delivery
@@ -28,8 +28,6 @@ from .stacked_batches import Pieces
 from .stacked_looks import evaluate, measure, saved_bytes
 from .training import PLAIN, Modules, batch_coupled, check_loss, check_trains
 
-BYTES_AT_ONCE = 4 * 2**30  # on a CPU, of values and of what a backward pass keeps, roughly
-GPU_SHARE = 4  # of a GPU's memory one part in so many; not of what is free now, for the bits depend on it
 COPIES = 8  # of a silo's values: two at places that stay, momentum, gradients, before and after a step, two on the way
 
 T = TypeVar("T", Stage, Change)
@@ -45,13 +43,6 @@ class _Template:
     modules: Modules
     value_bytes: int
     record_bytes: int
-
-
-def room(device: torch.device) -> int:
-    """Bytes that silos may take at once."""
-    if device.type != "cuda":
-        return BYTES_AT_ONCE
-    return int(torch.cuda.get_device_properties(device).total_memory) // GPU_SHARE
 
 
 class Stacked:
@@ -85,6 +76,11 @@ class Stacked:
         self._convolutions = convolutions
         self._known: dict[Hashable, _Template] = {}
         self._templates: dict[str, _Template] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where silos train."""
+        return self._resident.x.device
 
     def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Outcome]:
         """``local_round`` of each."""
@@ -226,7 +222,7 @@ class Stacked:
         template, own = self._template(largest), len(self._records[largest].train)
         records = own if any(isinstance(step, Stage) and step.full_batch for step in steps) else self._job.batch_size
         each = COPIES * template.value_bytes + 2 * records * template.record_bytes
-        return max(1, room(self._resident.x.device) // each)
+        return max(1, room(self.device) // each)
 
     def _template(self, silo: str) -> _Template:
         if silo not in self._templates:

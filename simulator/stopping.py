@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
+import torch
+
 from ..algorithms.engine import Engine, Work
 from ..algorithms.local_round import Look, Outcome
 from ..errors import CancelledError
@@ -58,6 +60,11 @@ class Stoppable:
 
     def __init__(self, engine: Engine, stop: Stop) -> None:
         self._engine, self._stop = engine, stop
+
+    @property
+    def device(self) -> torch.device:
+        """The engine's."""
+        return self._engine.device
 
     def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Outcome]:
         """As the engine's."""

@@ -17,6 +17,9 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Self, cast
 
+import torch
+
+from ..algorithms.devices import CPU
 from ..algorithms.engine import Records, Work
 from ..algorithms.job import Job
 from ..algorithms.local_round import Look, Outcome
@@ -171,6 +174,11 @@ class Workers:
 
     def __init__(self, crew: Crew, job: Job) -> None:
         self._crew, self._job = crew, job
+
+    @property
+    def device(self) -> torch.device:
+        """The processor."""
+        return CPU
 
     def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Outcome]:
         """``local_round`` of each, as many at a time as there are workers."""

@@ -164,6 +164,7 @@ class Refusing(Plain):
     """Exchanges that make no row for one silo; keeps whose rows were asked for."""
 
     def __init__(self, silo):
+        super().__init__()
         self.silo, self.asked = silo, []
 
     def mix(self, part, recipient, weights, read):

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from one_device import OneDevice
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from staddle.algorithms.devices import CPU, casting, check_precision, device_of, exact, find, multiplying, uncast
+from staddle.algorithms.devices import CPU, casting, check_precision, device_of, exact, find, multiplying, room, uncast
 from staddle.algorithms.engine import Records, Serial
 from staddle.algorithms.local_round import facts_of, local_round, look, to_modules
 from staddle.algorithms.method import Stage, initial_state
@@ -43,6 +44,12 @@ def test_devices(monkeypatch):
     assert [str(find(name)) for name in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda:0", "cuda:1"]
     assert device_of([nn.ReLU(), nn.BatchNorm1d(2, affine=False, device="meta")]) == META  # a buffer counts
     assert device_of([nn.ReLU()]) == device_of([]) == CPU
+
+
+def test_a_gpu_gives_a_share_of_its_memory(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 2**30))
+    assert room(torch.device("cuda:1")) == 20 * 2**30
+    assert room(CPU) == 4 * 2**30
 
 
 def test_precisions(monkeypatch):

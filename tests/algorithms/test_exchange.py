@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from one_device import OneDevice
 
 from staddle.algorithms import exchange
 from staddle.algorithms.exchange import (
@@ -18,6 +19,7 @@ from staddle.algorithms.exchange import (
     Kind,
     Mix,
     Part,
+    Plain,
     Sum,
     TensorSpec,
     integer_weights,
@@ -276,8 +278,11 @@ def test_regions_blocks_and_packs_change_no_bit(monkeypatch, region, block):
     monkeypatch.setattr(exchange, "REGION", region)
     monkeypatch.setattr(exchange, "BLOCK", block)
     row = PLAIN.mix(mixed, "r", shares, read)
+    monkeypatch.setattr(exchange, "GPU_BLOCK", block)
+    there = Plain(torch.device("cpu:0")).mix(mixed, "r", shares, read)  # as if it were another device
+    assert all(torch.equal(row[name], there[name]) for name in shapes)
     found = PLAIN.collect(mean, tuple("abc"), read)
-    assert list(row) == [*shapes]
+    assert list(row) == list(there) == [*shapes]
     integers = dict(zip(shares, integer_weights(list(shares.values())), strict=True))
     for spec in specs:
         total = torch.zeros(spec.shape, dtype=torch.float64)
@@ -289,6 +294,14 @@ def test_regions_blocks_and_packs_change_no_bit(monkeypatch, region, block):
         assert torch.equal(found[spec.name], (total / float(found[WEIGHT])).to(DTYPES[spec.dtype]))
         assert torch.equal(row[spec.name], mixture.to(DTYPES[spec.dtype]))
         assert row[spec.name].untyped_storage().nbytes() == row[spec.name].nbytes
+
+
+def test_a_row_is_folded_on_its_device_whatever_lies_there():
+    part, given_ = Part("ω", Kind.BACKBONE, Mix(), TWO), drawn(TWO)
+    meta = torch.device("meta")
+    there = {key: tensor.to(meta) if key[0] == "b" else tensor for key, tensor in given_.items()}
+    with OneDevice(), pytest.raises(NotImplementedError, match="Cannot copy out of meta"):
+        Plain(meta).mix(part, "r", {"a": 1.0, "b": 2.0}, lambda silo, name: there[silo, name])
 
 
 def test_a_large_tensor_folds_to_the_same_bits_as_its_pieces(monkeypatch):

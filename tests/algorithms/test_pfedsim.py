@@ -306,6 +306,7 @@ class Recorder(Plain):
     """The exchanges in the clear, with a list of all that a silo gave."""
 
     def __init__(self):
+        super().__init__()
         self.given = []
 
     def give(self, part, gift):

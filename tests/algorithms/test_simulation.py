@@ -3,9 +3,11 @@ from math import ceil
 import pytest
 import torch
 
+from staddle.algorithms.devices import CPU
 from staddle.algorithms.engine import Records, Serial
+from staddle.algorithms.exchange import Plain
 from staddle.algorithms.local_round import state_to_bytes
-from staddle.algorithms.simulation import Simulation, simulate
+from staddle.algorithms.simulation import Simulation, simulate, versions_bytes
 from staddle.errors import LocalError
 
 METHODS = ("local", "fedavg", "fedper", "pfedsim")
@@ -163,3 +165,35 @@ def test_models_are_kept_after_the_last_round_only(make_job, make_shards):
     simulation.step()
     with pytest.raises(LocalError, match="job 'test' has done 1 of 2 rounds; run the rest"):
         simulation.finish(simulation.look())
+
+
+def test_versions_lie_where_silos_train_if_there_is_room(make_job, make_shards, monkeypatch):
+    """On the CPU by another name, as if it were a GPU: the same bits, in a simulation that goes on from another too."""
+    there = torch.device("cpu:0")
+    job = make_job("pfedsim", {"rho": 0.25})
+    records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
+
+    def ended(engine, between=lambda one: one):
+        simulation = Simulation(job, engine)
+        while simulation.round < job.length:
+            simulation.step()
+            simulation = between(simulation)
+        return simulation, {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
+
+    folded, mix = [], Plain.mix
+    monkeypatch.setattr(Plain, "mix", lambda self, *given: folded.append(self._device) or mix(self, *given))
+    _, whole = ended(Serial(job, records))
+    assert set(folded) == {CPU}
+    folded.clear()
+    engine = Serial(job, records, device=there)
+    on, same = ended(engine, lambda one: Simulation(job, engine, begun=one.snapshot()))
+    assert set(folded) == {there}
+    assert same == whole
+    assert versions_bytes(job) == 3 * sum(
+        t.nbytes for t in next(iter(on.snapshot().shelved.versions.values())).values()
+    )
+    folded.clear()
+    monkeypatch.setattr("staddle.algorithms.simulation.room", lambda _: versions_bytes(job) - 1)
+    _, same = ended(Serial(job, records, device=there))
+    assert set(folded) == {CPU}
+    assert same == whole

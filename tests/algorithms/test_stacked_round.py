@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from staddle.algorithms import stacked, stacked_round
 from staddle.algorithms.data import Dataset
+from staddle.algorithms.devices import room
 from staddle.algorithms.engine import Records, Serial, Work
 from staddle.algorithms.local_round import state_to_bytes
 from staddle.algorithms.method import Optimiser, initial_state
@@ -456,21 +457,15 @@ def test_memory_bounds_how_many_go_at_once(make, monkeypatch, counted):
     template = Stacked(job, records_of(job))._template("a")
     each = stacked_round.COPIES * template.value_bytes + 2 * 8 * template.record_bytes
     for most, groups in ((2 * each, [2, 2]), (4 * each - 1, [3, 1]), (1, [1, 1, 1, 1])):
-        monkeypatch.setattr(stacked_round, "BYTES_AT_ONCE", most)
+        monkeypatch.setattr(stacked_round, "room", lambda _, most=most: most)
         counted.clear()
         Simulation(job, Stacked(job, records_of(job))).step()
         assert counted == groups
 
 
-def test_a_gpu_gives_a_share_of_its_memory(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 2**30))
-    assert stacked_round.room(torch.device("cuda:1")) == 20 * 2**30
-    assert stacked_round.room(torch.device("cpu")) == 4 * 2**30
-
-
 def test_a_hundred_small_models_go_at_once_in_8_gb_and_a_thousand_in_slices(make, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 * 10**9))
-    monkeypatch.setattr(stacked_round, "BYTES_AT_ONCE", stacked_round.room(torch.device("cuda")))
+    monkeypatch.setattr(stacked_round, "room", lambda _: room(torch.device("cuda")))
     job = make("fedavg", model={"name": "lenet5", "norm": "batch", "classes": 10})
     job = replace(job, batch_size=32)
     engine = Stacked(job, records_of(job, COUPLED, (3, 32, 32)))
