@@ -7,6 +7,7 @@ from staddle.algorithms import replaying
 from staddle.algorithms.devices import CPU
 from staddle.algorithms.engine import Records, Serial
 from staddle.algorithms.local_round import state_to_bytes
+from staddle.algorithms.replay import Graphs
 from staddle.algorithms.replaying import Replaying, way_on
 from staddle.algorithms.simulation import Simulation
 from staddle.algorithms.stacked_round import Stacked
@@ -96,3 +97,31 @@ def test_a_cpu_trains_plainly(monkeypatch):
     way = way_on(torch.device("cuda:1"), "tf32")
     assert (type(way), way._recorder, way._precision) == (Replaying, "graphs on cuda:1", "tf32")
     assert type(way_on(torch.device("cuda:1"), graphs=False)) is Plain
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_replays_what_it_launches(make, case):
+    job, records = make(case, schedule={"kind": "exponential", "factor": 0.5})
+    gpu = torch.device("cuda:0")
+    ends = [ended(job, Serial(job, records, device=gpu, way=way_on(gpu, graphs=graphs))) for graphs in (True, False)]
+    for silo in job.silos:
+        one, other = (state_to_bytes(end[silo]) for end in ends)
+        assert one == other, silo
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("case", ["fedavg", "fedaims", "per-fedavg, group norm"])
+def test_a_gpu_multiplies_with_fewer_bits(make, case, precision):
+    job, records = make(case, rounds=1, epochs=1)
+    exact, gpu = ended(job, Serial(job, records)), torch.device("cuda:0")
+    for engine in (
+        Serial(job, records, device=gpu, way=way_on(gpu, precision)),
+        Stacked(job, records, "cuda:0", recorder=Graphs("cuda:0"), precision=precision),
+    ):
+        ends = ended(job, engine)
+        for silo in job.silos:
+            one, other = exact[silo].flat, ends[silo].flat
+            far = {name: float((one[name] - other[name]).abs().max()) for name in one if "running" not in name}
+            assert 1e-5 < max(far.values()) < 0.05, silo

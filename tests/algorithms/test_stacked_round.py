@@ -16,7 +16,7 @@ from staddle.algorithms.engine import Records, Serial, Work
 from staddle.algorithms.local_round import state_to_bytes
 from staddle.algorithms.method import Optimiser, initial_state
 from staddle.algorithms.models import input_shape
-from staddle.algorithms.replay import AsItIs
+from staddle.algorithms.replay import AsItIs, Graphs
 from staddle.algorithms.simulation import Simulation
 from staddle.algorithms.stacked import Bench, Silos
 from staddle.algorithms.stacked_round import Stacked
@@ -487,3 +487,21 @@ def test_a_step_takes_no_more_memory_than_is_reckoned(make, model):
     with Held() as held:
         engine.train(0, work, lambda: None)
     assert 0.2 * reckoned < held.most < reckoned
+
+
+def on_gpu(job, records, **options):
+    return Stacked(job, records, "cuda:0", recorder=Graphs("cuda:0"), **options)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")
+@pytest.mark.parametrize("form", ["grouped", "unfolded"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_gives_the_same_again_and_again(make, double, case, form):
+    """Recorded steps there, and one by one here; bit-identical reruns."""
+    job = make(*CASES[case][:4], epochs=6)
+    records = records_of(job, COUPLED if job.model.norm == "batch" else SIZES)
+    here, *_ = played(job, Serial(job, records))
+    there, again = (played(job, on_gpu(job, records, convolutions=form))[0] for _ in range(2))
+    for silo in job.silos:
+        assert furthest(here.states[silo].flat, there.states[silo].flat) < 1e-8, silo
+        assert state_to_bytes(there.states[silo]) == state_to_bytes(again.states[silo]), silo
