@@ -1,11 +1,12 @@
 """``staddle reproduce``: a published table, run here, beside what was published."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from ..errors import LocalError
+from .on_what import Device, Graphs, OneByOne, Precision, Workers
 
 
 def reproduce(
@@ -33,22 +34,11 @@ def reproduce(
         list[int] | None,
         typer.Option(metavar="N", help="Instead of 1, 2, … as many as in the paper; may be given again."),
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Processes that train on a CPU; left out, one a core.")
-    ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N; auto takes a GPU where there is one.")
-    ] = ("auto"),
-    graphs: Annotated[
-        bool, typer.Option("--graphs/--no-graphs", help="On a GPU, whether it replays steps that were recorded.")
-    ] = True,
-    one_by_one: Annotated[
-        bool, typer.Option("--one-by-one", help="On a GPU, train silos one after another, not all at once.")
-    ] = False,
-    precision: Annotated[
-        Literal["float32", "tf32", "bf16"],
-        typer.Option(help="On a GPU, in what it multiplies while it trains; what it adds up is float32."),
-    ] = "float32",
+    workers: Workers = None,
+    device: Device = "auto",
+    graphs: Graphs = True,
+    one_by_one: OneByOne = False,
+    precision: Precision = "float32",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where results go; left out, a folder here, named as the paper.")
     ] = None,

@@ -1,9 +1,11 @@
 """``staddle simulate``: an experiment of many silos on this machine, method after method, seed after seed."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
+
+from .on_what import Device, Graphs, OneByOne, Precision, Workers
 
 
 def simulate(
@@ -20,22 +22,11 @@ def simulate(
         list[int] | None, typer.Option(metavar="N", help="Instead of FILE's seeds; may be given again.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Instead of FILE's rounds.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Processes that train on a CPU; left out, one a core.")
-    ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N; auto takes a GPU where there is one.")
-    ] = ("auto"),
-    graphs: Annotated[
-        bool, typer.Option("--graphs/--no-graphs", help="On a GPU, whether it replays steps that were recorded.")
-    ] = True,
-    one_by_one: Annotated[
-        bool, typer.Option("--one-by-one", help="On a GPU, train silos one after another, not all at once.")
-    ] = False,
-    precision: Annotated[
-        Literal["float32", "tf32", "bf16"],
-        typer.Option(help="On a GPU, in what it multiplies while it trains; what it adds up is float32."),
-    ] = "float32",
+    workers: Workers = None,
+    device: Device = "auto",
+    graphs: Graphs = True,
+    one_by_one: OneByOne = False,
+    precision: Precision = "float32",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files for TensorBoard, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, for scripts.")] = False,
 ) -> None:
