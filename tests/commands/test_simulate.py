@@ -193,6 +193,11 @@ def test_what_cannot_be_one_experiment_is_refused_before_anything_is_trained(wri
 
 
 @pytest.mark.usefixtures("quick")
+def test_what_is_for_a_gpu_is_refused_on_a_cpu(write):
+    error = refused(write(), "--one-by-one", "--precision", "tf32", "--no-graphs")
+    assert error.startswith("--no-graphs and --one-by-one and --precision tf32: for a GPU alone")
+
+
 def test_a_run_that_fails_keeps_no_other_from_its_turn(write, tmp_path):
     methods = '[[methods]]\nname = "fedavg"\ntraining = { lr = 1e30 }\n\n[[methods]]\nname = "local"'
     file = write(methods, rounds=1)
