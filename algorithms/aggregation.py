@@ -83,10 +83,10 @@ class MemoryArchive:
     def __init__(self, shelved: Shelved | None = None, device: torch.device = CPU) -> None:
         self._device = device
         self._published: dict[str, Tensors] = dict(shelved.published) if shelved else {}
-        versions = shelved.versions if shelved else {}
-        self._versions: dict[tuple[str, str], Tensors] = {
-            key: {name: tensor.to(device) for name, tensor in held.items()} for key, held in versions.items()
-        }
+        self._versions: dict[tuple[str, str], Tensors] = dict(shelved.versions) if shelved else {}
+        if device != CPU:
+            for key, held in self._versions.items():
+                self._versions[key] = {name: tensor.to(device) for name, tensor in held.items()}
         self._mail: dict[tuple[str, str], Tensors] = dict(shelved.mail) if shelved else {}
 
     def shelved(self) -> Shelved:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import LocalError
 
-Precision: TypeAlias = Literal["float32", "tf32", "bf16"]  # of the products in training steps; sums are float32
+Precision: TypeAlias = Literal["float32", "tf32", "bf16"]  # of training steps; parameters and losses are float32
 
 CPU = torch.device("cpu")
 CPU_ROOM = 4 * 2**30
@@ -35,9 +35,12 @@ def find(name: str) -> torch.device:
 
 def room(device: torch.device) -> int:
     """Bytes that a simulation plans with at a time; of a GPU, a share of all its memory, not of what is free now."""
-    if device.type != "cuda":
-        return CPU_ROOM
-    return int(torch.cuda.get_device_properties(device).total_memory) // GPU_SHARE
+    return CPU_ROOM if device.type != "cuda" else gibibytes(device) * 2**30 // GPU_SHARE
+
+
+def gibibytes(gpu: torch.device) -> int:
+    """Of its memory, in whole ones: on them depends how many silos go at once, and so the last bits of a run."""
+    return round(torch.cuda.get_device_properties(gpu).total_memory / 2**30)
 
 
 def check_precision(device: torch.device, precision: Precision) -> None:
@@ -66,7 +69,7 @@ def in_memory() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise LocalError(f"training: {error}; free memory of this GPU, or choose another device") from error
+        raise LocalError(f"{error}; free memory of this GPU, or choose another device") from error
 
 
 @contextmanager
@@ -85,7 +88,7 @@ def uncast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def casting(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """For a forward pass: products in bfloat16 where that is asked for; parameters and losses stay float32.
+    """For a forward pass: layers give bfloat16 where that is asked for; parameters and losses stay float32.
 
     Nothing that was cast is kept from one pass to the next, since a recorded step would find it at another place.
     """

@@ -12,7 +12,7 @@ import torch
 
 from .account import PrivateSilo
 from .data import Dataset
-from .devices import CPU
+from .devices import CPU, in_memory
 from .job import Job
 from .local_round import Look, Outcome, local_round, look
 from .method import Results, SiloState
@@ -26,6 +26,11 @@ class Records:
     train: Dataset
     test: Dataset
     validation: Dataset | None = None
+
+    @property
+    def sides(self) -> tuple[Dataset, ...]:
+        """Those that there are."""
+        return (self.train, self.test) if self.validation is None else (self.train, self.test, self.validation)
 
     def to(self, device: torch.device) -> "Records":
         """The same records, held by a device."""
@@ -79,7 +84,8 @@ class Serial:
     ) -> None:
         self._job, self._method, self._paying = job, job.method(), paying or {}
         self._device, self._way = device, way
-        self._records = records if device == CPU else {silo: own.to(device) for silo, own in records.items()}
+        with in_memory():
+            self._records = records if device == CPU else {silo: own.to(device) for silo, own in records.items()}
 
     @property
     def device(self) -> torch.device:

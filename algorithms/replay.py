@@ -38,6 +38,7 @@ class Graphs:
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
+        self._index = self._device.index or 0
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._anchor = torch.cuda.CUDAGraph()  # an empty one: a pool ends with its last graph, and cannot begin again
@@ -48,26 +49,38 @@ class Graphs:
         """On the stream on which it is recorded."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            result = run()
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                result = run()
+        finally:
+            current.wait_stream(self._stream)
         result.record_stream(current)
         return result
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Nothing is computed meanwhile. LocalError where the run does what cannot be recorded."""
+        graph = self._recorded(run)
+        if graph is None:  # memory that is cached on other streams is given back to none while one records
+            torch.cuda.empty_cache()
+            graph = self._recorded(run)
+        if graph is None:
+            raise torch.OutOfMemoryError(f"a step cannot be recorded, {self._device} has too little memory left")
+        return graph.replay
+
+    def _recorded(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """None where memory ran out."""
         graph = torch.cuda.CUDAGraph()
         try:
             with self._recording(graph):
                 run()
         except torch.OutOfMemoryError:
-            raise
+            return None
         except RuntimeError as error:
             raise LocalError(
                 f"a step cannot be recorded as a CUDA graph: {error}; turn graphs off (--no-graphs, or at a silo "
                 "training.graphs = false)"
             ) from error
-        return graph.replay
+        return graph
 
     @contextmanager
     def _recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
@@ -84,8 +97,11 @@ class Graphs:
                 try:
                     yield
                 except BaseException:
-                    with suppress(RuntimeError):  # it is not whole
+                    with suppress(RuntimeError):  # it is not whole, and may end before its pool does
                         graph.capture_end()
+                    with suppress(RuntimeError):
+                        torch._C._cuda_endAllocateToPool(self._index, self._pool)  # noqa: SLF001 torch.cuda.graph lacks it
+                        torch._C._cuda_releasePool(self._index, self._pool)  # noqa: SLF001
                     raise
                 graph.capture_end()
         finally:
@@ -125,6 +141,10 @@ class Replayed:
         _copy(self._given, given)
         self._replay()
         return self._result
+
+    def forget(self) -> None:
+        """Keep nothing of what was recorded, which may refer to this; no call follows."""
+        self._given, self._result, self._replay = [], torch.empty(0), None
 
     def _again(self) -> None:
         self._result = self._run(*self._given)

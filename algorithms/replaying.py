@@ -10,7 +10,7 @@ from .method import Stage
 from .replay import Graphs, Recorder, Replayed
 from .training import PLAIN, Modules, Plain, Step, Way
 
-SMALL_BYTES = 32 * 2**20  # of parameters, ResNet-18 takes 45 MB; a recorded step holds its memory until the stage ends
+SMALL_BYTES = 32 * 2**20  # of parameters; ResNet-18 takes 45 MB
 
 
 class Replaying(Plain):

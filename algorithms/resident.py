@@ -13,7 +13,7 @@ class Resident:
     """Records ``x`` [N, …] and labels ``y`` [N] of all silos and sides, one after another on a device."""
 
     def __init__(self, records: Mapping[str, Records], device: str) -> None:
-        sides = [data for own in records.values() for data in (own.train, own.test, own.validation) if data is not None]
+        sides = [data for own in records.values() for data in own.sides]
         distinct = {id(data): data for data in sides}  # silos may be tested on the same records
         count, like = sum(map(len, distinct.values())), sides[0].x
         try:

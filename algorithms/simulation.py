@@ -13,9 +13,9 @@ from ..errors import LocalError
 from .account import PrivateSilo
 from .aggregation import MemoryArchive, Shelved, close_round, deliver
 from .data import Dataset
-from .devices import CPU, room
+from .devices import CPU, in_memory, room
 from .engine import Engine, Records, Serial, Work
-from .exchange import DTYPES, PLAIN, Exchanges, Mix, Plain, Tensors
+from .exchange import DTYPES, PLAIN, Exchanges, Mix, Part, Plain, Tensors
 from .fit import check_records, check_training
 from .job import Job
 from .local_round import Look, Report, final_report, kept
@@ -64,14 +64,16 @@ class Simulation:
         begun: Snapshot | None = None,
     ) -> None:
         self._job, self._method, self._engine = job, job.method(), engine
-        place = engine.device if exchanges is PLAIN and versions_bytes(job) <= room(engine.device) else CPU
-        self._exchanges = exchanges if place == CPU else Plain(place)
+        place = engine.device if exchanges is PLAIN and 0 < versions_bytes(job) <= room(engine.device) else CPU
+        self._exchanges, self._place = exchanges if place == CPU else Plain(place), place
         if begun is None:
             own, public = weights or {}, None if job.privacy is None else ()
             states = {silo: initial_state(self._method, silo, own.get(silo), public) for silo in job.silos}
             begun = Snapshot(0, states, frozenset(), self._method.begin(), MemoryArchive().shelved())
         self._round, self._states, self._trained = begun.round, dict(begun.states), set(begun.trained)
-        self._coordinator, self._archive = begun.coordinator, MemoryArchive(begun.shelved, place)
+        self._coordinator = begun.coordinator
+        with in_memory():
+            self._archive = MemoryArchive(begun.shelved, place)
 
     @property
     def round(self) -> int:
@@ -93,13 +95,16 @@ class Simulation:
         states, trained = dict(self._states), frozenset(self._trained)
         return Snapshot(self._round, states, trained, self._coordinator, self._archive.shelved())
 
+    @in_memory()
     def step(self, done: Callable[[], None] = nothing) -> Round:
         """Run the next round; ``done`` is called for each silo that has trained. Where it raises, nothing changed."""
         round_, method, exchanges = self._round, self._method, self._exchanges
         cohort, up = self._job.cohort(round_), self._job.up(round_)
         outcomes = self._engine.train(round_, [self._work(silo) for silo in cohort], done)
         spool = {
-            (part.name, silo): exchanges.give(part, outcomes[silo].gifts[part.name]) for silo in cohort for part in up
+            (part.name, silo): self._spooled(part, exchanges.give(part, outcomes[silo].gifts[part.name]))
+            for silo in cohort
+            for part in up
         }
 
         def read(part: str, silo: str, name: str) -> Tensor:
@@ -112,6 +117,7 @@ class Simulation:
         self._round += 1
         return Round({silo: outcomes[silo].report for silo in cohort}, metrics)
 
+    @in_memory()
     def look(self, done: Callable[[], None] = nothing) -> Mapping[str, Look]:
         """Every silo with what the rounds so far would deliver to it next, and as it is; nothing changes."""
         return self._engine.look(self._round, [self._work(silo) for silo in self._job.silos], done)
@@ -124,6 +130,12 @@ class Simulation:
             )
         for silo, seen in last.items():
             self._states[silo] = kept(self._method, self._states[silo], seen, silo in self._trained)
+
+    def _spooled(self, part: Part, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What a Mix folds lies where it is folded, before anything changes."""
+        if part.exchange != Mix():
+            return given
+        return {name: tensor.to(self._place) for name, tensor in given.items()}
 
     def _work(self, silo: str) -> Work:
         down = deliver(self._method, self._exchanges, self._coordinator, self._round, silo, self._archive)

@@ -117,12 +117,19 @@ class Bench:
         key = tuple((part, id(module)) for part, module in silos.modules.items()), paced_alike(stage)
         step = self._steps.pop(key, None)
         if step is None or step.room < silos.count:
+            if step is not None:
+                step.forget()
             step = _Step(silos, stage, context, self._recorder, self._precision)
         self._steps[key] = step  # the last one used is the last one to go
         while len(self._steps) > 1 and (len(self._steps) > MOST_STEPS or self._held() > MOST_BYTES):
-            self._steps.popitem(last=False)
+            self._steps.popitem(last=False)[1].forget()
         step.take(silos, stage, context)
         return step
+
+    def clear(self) -> None:
+        """Keep none."""
+        while self._steps:
+            self._steps.popitem()[1].forget()
 
     def _held(self) -> int:
         return sum(step.held for step in self._steps.values())
@@ -144,12 +151,18 @@ class _Step:
         self.room, self._recorder, self._precision = silos.count, recorder, precision
         self._known: dict[Hashable, Replayed] = {}
         self._guest: Silos | None = None
+        self._count = 0  # of the guest
         kept = [*(tensor for named in self._values.values() for tensor in named.values()), *self._velocity]
         self.held = sum(tensor.nbytes for tensor in kept)
 
+    def forget(self) -> None:
+        """Keep nothing recorded: it refers to this step, and a device's memory waits for no collector of garbage."""
+        while self._known:
+            self._known.popitem()[1].forget()
+
     def take(self, silos: Silos, stage: Stage, context: Tensors) -> None:
         """Begin with the values of these silos, without momentum."""
-        self._guest, rows = silos, slice(0, silos.count)
+        self._guest, self._count, rows = silos, silos.count, slice(0, silos.count)
         for part, named in silos.values.items():
             for name, tensor in named.items():
                 self._values[part][name][rows] = tensor
@@ -173,13 +186,13 @@ class _Step:
     def __call__(self, batch: Batch) -> Tensor:
         """Move the values of the batch's silos; the mean loss of each [m], penalty included.
 
-        Recorded where the silos are the first ones, their number rounded up.
+        Recorded where the silos are the first ones, their number rounded up; how far depends on no earlier stage.
         """
         if not isinstance(batch.rows, slice):
             return self._move(batch.rows, batch.places, batch.lengths)
         m, places, lengths = len(batch.places), batch.places, batch.lengths
-        grain = max(1, self.room // GRAINS)
-        more = min(-(-m // grain) * grain, self.room) - m
+        grain = max(1, self._count // GRAINS)
+        more = min(-(-m // grain) * grain, self._count) - m
         given = [places]
         if more:
             given = [torch.cat([places, places[:1].expand(more, -1)])]

@@ -20,8 +20,8 @@ CHUNK = 128  # records of a silo at once, where their number changes nothing
 @torch.no_grad()
 def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]:
     """How many of the records at its places each silo's model classifies correctly, in evaluation mode."""
-    exact = _evaluating(silos.modules)
-    pieces = [_cut(own, EVALUATION_CHUNK if exact else CHUNK) for own in places]
+    exact, most = _evaluating(silos.modules), chunk(silos.modules)
+    pieces = [_cut(own, most) for own in places]
     correct = torch.zeros(silos.count, dtype=torch.int64, device=silos.x.device)
 
     def right(values: Values, x: Tensor, y: Tensor) -> Tensor:
@@ -44,8 +44,7 @@ def measure(
 
     What is added up cannot be taken out again, so no batch is filled up.
     """
-    exact = _evaluating(silos.modules)
-    pieces = [_cut(own, EVALUATION_CHUNK) if exact else _halved(own) for own in places]
+    pieces = [_cut(own, chunk(silos.modules)) if _evaluating(silos.modules) else _halved(own) for own in places]
 
     sums: dict[str, Tensor] = {}
     laid: list[dict[str, list[Tensor]]] = [{} for _ in places]
@@ -68,6 +67,11 @@ def measure(
         return [{name: torch.cat(pieces) for name, pieces in own.items()} for own in laid]
     host = {name: tensor.cpu() for name, tensor in sums.items()}
     return [{name: tensor[silo].clone() for name, tensor in host.items()} for silo in range(silos.count)]
+
+
+def chunk(modules: Modules) -> int:
+    """How many of a silo's records are looked at at once; in evaluation mode, into which the modules are put."""
+    return EVALUATION_CHUNK if _evaluating(modules) else CHUNK
 
 
 def _silos(batch: Batch, count: int) -> list[int]:

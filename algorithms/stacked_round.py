@@ -25,7 +25,7 @@ from .replay import AsItIs, Recorder
 from .resident import Resident
 from .stacked import Bench, Silos, check_odd, train
 from .stacked_batches import Pieces
-from .stacked_looks import evaluate, measure, saved_bytes
+from .stacked_looks import chunk, evaluate, measure, saved_bytes
 from .training import PLAIN, Modules, batch_coupled, check_loss, check_trains
 
 COPIES = 8  # of a silo's values: two at places that stay, momentum, gradients, before and after a step, two on the way
@@ -37,12 +37,16 @@ States: TypeAlias = Mapping[str, SiloState]
 
 @dataclass(frozen=True, eq=False)
 class _Template:
-    """Modules of one architecture, without values; what a silo's values take, and one record's backward pass."""
+    """Modules of one architecture, without values; what a silo's values take, and one record's backward pass.
+
+    ``looked`` is how many of a silo's records are evaluated at once.
+    """
 
     key: Hashable
     modules: Modules
     value_bytes: int
     record_bytes: int
+    looked: int
 
 
 class Stacked:
@@ -128,7 +132,8 @@ class Stacked:
         return {one.silo: looks[one.silo] for one in work}
 
     def close(self) -> None:
-        """Nothing was begun; the records leave the device with the engine."""
+        """Keep nothing recorded; the records leave the device with the engine."""
+        self._bench.clear()
 
     def _delivered(self, round_: int, work: Sequence[Work]) -> tuple[dict[str, Facts], dict[str, SiloState]]:
         facts = {one.silo: facts_of(self._job, one.silo, round_, self._records[one.silo].train) for one in work}
@@ -221,7 +226,8 @@ class Stacked:
         """How many silos go at once, of which this one has the most records."""
         template, own = self._template(largest), len(self._records[largest].train)
         records = own if any(isinstance(step, Stage) and step.full_batch for step in steps) else self._job.batch_size
-        each = COPIES * template.value_bytes + 2 * records * template.record_bytes
+        looked = min(template.looked, max(len(data) for own in self._records.values() for data in own.sides))
+        each = COPIES * template.value_bytes + max(2 * records, looked) * template.record_bytes
         return max(1, room(self.device) // each)
 
     def _template(self, silo: str) -> _Template:
@@ -241,7 +247,7 @@ class Stacked:
                 if self._convolutions == "unfolded":
                     unfold_all((*modules.values(), *whole.values()))
                 record = saved_bytes(self._method.predict, whole, input_shape(self._job.model))
-                self._known[key] = _Template(key, modules, sum(t.nbytes for t in kept), record)
+                self._known[key] = _Template(key, modules, sum(t.nbytes for t in kept), record, chunk(whole))
             self._templates[silo] = self._known[key]
         return self._templates[silo]
 
@@ -253,12 +259,13 @@ class Stacked:
                 yield
         except torch.OutOfMemoryError as error:
             raise LocalError(
-                f"{len(group)} silos at once take more memory than {self._resident.x.device} has: {error}; have fewer "
-                "train at once"
+                f"{len(group)} silos at once take more memory than {self._resident.x.device} has: {error}; free memory "
+                "there, or train them one by one (--one-by-one)"
             ) from error
         except RuntimeError as error:
             raise LocalError(
-                f"method {self._method.name!r} cannot train silos at once: {error}; simulate it with silos one by one"
+                f"method {self._method.name!r} cannot train silos at once: {error}; simulate it with silos one by one "
+                "(--one-by-one)"
             ) from error
 
 

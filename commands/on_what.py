@@ -18,5 +18,5 @@ OneByOne: TypeAlias = Annotated[
 ]
 Precision: TypeAlias = Annotated[
     Literal["float32", "tf32", "bf16"],
-    typer.Option(help="On a GPU, in what it multiplies while it trains; what it adds up is float32."),
+    typer.Option(help="On a GPU, in what layers compute while it trains; parameters and losses are float32."),
 ]

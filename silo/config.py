@@ -24,7 +24,7 @@
     [training]
     threads = 2
     device = "cpu"                    # or "cuda", "cuda:1"; a private job is always trained on the processor
-    precision = "float32"             # on a GPU also "tf32" or "bf16": in what it multiplies while it trains
+    precision = "float32"             # on a GPU also "tf32" or "bf16": in what layers compute while it trains
     graphs = true                     # on a GPU: steps of small models are recorded once a stage, and replayed
 
     [[weights]]                       # initial values for a part that never leaves, instead of training it from scratch

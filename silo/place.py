@@ -31,9 +31,8 @@ class Place:
     """
 
     def __init__(self, device: str = "cpu", precision: Precision = "float32", *, graphs: bool = True) -> None:
-        self._device = find(device)
+        self._device, self._precision, self._graphs = find(device), precision, graphs
         check_precision(self._device, precision)
-        self._way = way_on(self._device, precision, graphs=graphs)
         self._held: tuple[Admitted, Here] | None = None
 
     def of(self, admitted: Admitted) -> Here:
@@ -42,7 +41,8 @@ class Place:
             return Here(CPU, PLAIN, admitted.train, admitted.test)
         if self._held is None or self._held[0] is not admitted:  # read anew, a job may have other records
             self._held = None  # first: it makes room
-            self._held = admitted, Here(self._device, self._way, *self._taken(admitted))
+            way = way_on(self._device, self._precision, graphs=self._graphs)  # anew: its memory is that of one job
+            self._held = admitted, Here(self._device, way, *self._taken(admitted))
         return self._held[1]
 
     def _taken(self, admitted: Admitted) -> tuple[Dataset, Dataset]:

@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from ..algorithms.devices import Precision, check_precision, find
+from ..algorithms.devices import Precision, check_precision, find, gibibytes
 from ..algorithms.engine import Engine, Records, Serial
 from ..algorithms.job import Job
 from ..algorithms.replay import AsItIs, Graphs
@@ -104,7 +104,8 @@ def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
 
     name = torch.cuda.get_device_name(place)
     where = [f"{name} ({place})", "silos stacked" if gpu.stacked else "silos one by one"]
-    made_with = [f"cuda ({name})"] if gpu.stacked else [f"cuda ({name})", "one by one"]
+    kind = f"cuda ({name}, {gibibytes(place)} GiB)"
+    made_with = [kind] if gpu.stacked else [kind, "one by one"]
     if precision != "float32":
         where, made_with = [*where, precision], [*made_with, precision]
     return Engines(", ".join(where), ", ".join(made_with), engine)

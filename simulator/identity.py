@@ -25,7 +25,7 @@ from .plan import Population, Run, Schedule
 RUN = "run.json"
 MOST_TOLD = 5  # differences that an error names
 
-# What trains, such as "cuda (NVIDIA H200), bf16"; a GPU has silos stacked and in float32 if nothing else is said.
+# What trains, such as "cuda (NVIDIA H200, 140 GiB), bf16"; if nothing else is said, silos are stacked, in float32.
 Device: TypeAlias = Annotated[str, Field(pattern=r"^(cpu|cuda \([^\n]{1,100}\)(, one by one)?(, (tf32|bf16))?)$")]
 
 

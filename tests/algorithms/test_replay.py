@@ -58,6 +58,10 @@ class Cuda:
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.said.append(f"wait for {device}"))
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.said.append("caches emptied"))
+        for name in ("endAllocateToPool", "releasePool"):
+            said = lambda *given, name=name: self.said.append(f"{name} {given}")  # noqa: E731
+            monkeypatch.setattr(torch._C, f"_cuda_{name}", said, raising=False)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
 
 
@@ -84,16 +88,33 @@ def test_what_cannot_be_recorded_is_said(monkeypatch):
         cuda.said.append("fault")
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    def greedy():
-        cuda.said.append("fault")
-        raise torch.OutOfMemoryError("no memory")
-
     with pytest.raises(LocalError, match=r"cannot be recorded as a CUDA graph: operation not permitted.*--no-graphs"):
         graphs.record(waits)
-    assert cuda.said[-3:] == ["fault", "end", "no stream"]
-    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
-        graphs.record(greedy)
+    given_back = ["endAllocateToPool (0, 'pool')", "releasePool (0, 'pool')"]
+    assert cuda.said[-5:] == ["fault", "end", *given_back, "no stream"]
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_memory_that_is_only_cached_is_given_back_before_it_is_too_little(monkeypatch, times):
+    cuda, tries = Cuda(monkeypatch), []
+    graphs = Graphs("cuda:0")
+
+    def greedy():
+        tries.append(None)
+        if len(tries) <= times:
+            raise torch.OutOfMemoryError("no memory")
+
+    if times == 1:
+        graphs.record(greedy)()
+        assert cuda.said[-1] == "replay"
+    else:
+        with pytest.raises(
+            torch.OutOfMemoryError, match="a step cannot be recorded, cuda:0 has too little memory left"
+        ):
+            graphs.record(greedy)
+    assert cuda.said.count("caches emptied") == 1
+    assert len(tries) == 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")

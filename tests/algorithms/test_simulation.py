@@ -197,3 +197,36 @@ def test_versions_lie_where_silos_train_if_there_is_room(make_job, make_shards, 
     _, same = ended(Serial(job, records, device=there))
     assert set(folded) == {CPU}
     assert same == whole
+
+
+def test_too_little_memory_for_versions_changes_nothing(make_job, make_shards, monkeypatch):
+    job = make_job("pfedsim", {"rho": 0})
+    simulation = Simulation(job, Serial(job, {s: Records(*own) for s, own in make_shards(job).items()}))
+    simulation.step()
+    before, spooled, calls = simulation.snapshot(), Simulation._spooled, []
+
+    def greedy(self, part, given):
+        calls.append(part.name)
+        if len(calls) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return spooled(self, part, given)
+
+    monkeypatch.setattr(Simulation, "_spooled", greedy)
+    with pytest.raises(LocalError, match="CUDA out of memory; free memory of this GPU, or choose another device"):
+        simulation.step()
+    after = simulation.snapshot()
+    assert after.round == before.round == 1
+    assert all(after.shelved.versions[key] is held for key, held in before.shelved.versions.items())
+    assert all(after.states[silo] is state for silo, state in before.states.items())
+
+
+def test_a_simulation_on_a_cpu_keeps_the_very_versions_that_it_begins_with(make_job, make_shards):
+    """What a checkpoint holds already is not written again."""
+    job = make_job("pfedsim", {"rho": 0})
+    engine = Serial(job, {s: Records(*own) for s, own in make_shards(job).items()})
+    simulation = Simulation(job, engine)
+    simulation.step()
+    begun = simulation.snapshot()
+    again = Simulation(job, engine, begun=begun).snapshot()
+    assert begun.shelved.versions
+    assert all(again.shelved.versions[key] is held for key, held in begun.shelved.versions.items())

@@ -74,7 +74,16 @@ def test_the_operations_of_a_step_by_hand(benchmark):
 def test_engines_are_told_side_by_side(benchmark, monkeypatch):
     small = benchmark.Population(3, 40, 5)
     monkeypatch.setattr(benchmark, "Population", lambda *_: small)
-    rows = benchmark.measure_engines(benchmark.argparse.Namespace(device="cpu", quick=True, rounds=1))
-    assert [row["what"].rpartition(", ")[2] for row in rows] == ["stacked", "one by one", "plain loop"]
+    asked = {"device": "cpu", "quick": True, "rounds": 1, "network": None, "precision": "float32"}
+    rows = benchmark.measure_engines(benchmark.argparse.Namespace(**asked))
+    told = ["stacked, grouped", "stacked, unfolded", "one by one", "plain loop"]
+    assert [row["what"].removeprefix("pfedsim, lenet5, ") for row in rows] == told
     assert rows[-1]["times plain"] == 1
-    assert all(row["records/s"] > 0 and 0 < row["share %"] < 100 for row in rows)
+    assert all(row["records/s"] > 0 and 0 < row["share %"] < 100 and row["MB"] >= 0 for row in rows)
+
+
+def test_the_plain_loop_is_as_exact_as_ours(benchmark):
+    seen = []
+    for precision, wanted in (("float32", "ieee"), ("tf32", "tf32")):
+        benchmark.as_exact(lambda _: seen.append(torch.backends.cudnn.conv.fp32_precision), precision)(0)
+        assert seen[-1] == wanted

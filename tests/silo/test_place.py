@@ -53,7 +53,7 @@ def test_a_gpu_holds_the_records_of_one_job(gpu):
     assert (str(here.device), len(here.train), len(here.test)) == ("cuda:0", 30, 10)
     assert place.of(one) is here
     assert gpu.taken == [(30, "cuda:0"), (10, "cuda:0")]
-    place.of(other)
+    assert place.of(other).way is not here.way  # its graphs and their memory are its own
     place.of(one)
     assert len(gpu.taken) == 6
     place.of(admitted("a"))  # the same job, whose records were read again

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -52,6 +54,8 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
+        memory = SimpleNamespace(total_memory=79.65 * 2**30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0) if device.index else (7, 5))
 
     gpus(0)
@@ -93,7 +97,7 @@ def test_a_gpu_has_silos_stacked(machine, device, index):
     assert isinstance(choose(RECORDS, device, gpu=OnGpu(graphs=False)).engine("job").recorder, AsItIs)
     assert (found.where, found.device) == (
         f"GPU cuda:{index} (cuda:{index}), silos stacked",
-        f"cuda (GPU cuda:{index})",
+        f"cuda (GPU cuda:{index}, 80 GiB)",
     )
     found.close()
 
@@ -118,7 +122,10 @@ def test_a_gpu_trains_silos_one_by_one_where_that_is_asked_for(machine, monkeypa
     machine(2)
     monkeypatch.setattr(engines, "Serial", lambda job, records, device, way: (job, records, str(device), way))
     found = choose(RECORDS, "cuda:1", gpu=OnGpu(stacked=False))
-    assert (found.where, found.device) == ("GPU cuda:1 (cuda:1), silos one by one", "cuda (GPU cuda:1), one by one")
+    assert (found.where, found.device) == (
+        "GPU cuda:1 (cuda:1), silos one by one",
+        "cuda (GPU cuda:1, 80 GiB), one by one",
+    )
     *given, way = found.engine("job")
     assert given == ["job", RECORDS, "cuda:1"]
     assert isinstance(way, Replaying)
@@ -126,7 +133,7 @@ def test_a_gpu_trains_silos_one_by_one_where_that_is_asked_for(machine, monkeypa
     found = choose(RECORDS, "cuda:1", gpu=OnGpu(stacked=False, graphs=False, precision="tf32"))
     assert (found.where, found.device) == (
         "GPU cuda:1 (cuda:1), silos one by one, tf32",
-        "cuda (GPU cuda:1), one by one, tf32",
+        "cuda (GPU cuda:1, 80 GiB), one by one, tf32",
     )
     way = found.engine("job")[-1]
     assert (type(way), way._precision) == (Plain, "tf32")
@@ -135,7 +142,10 @@ def test_a_gpu_trains_silos_one_by_one_where_that_is_asked_for(machine, monkeypa
 def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):
     machine(2)
     found = choose(RECORDS, "cuda:1", gpu=OnGpu(precision="bf16"))
-    assert (found.where, found.device) == ("GPU cuda:1 (cuda:1), silos stacked, bf16", "cuda (GPU cuda:1), bf16")
+    assert (found.where, found.device) == (
+        "GPU cuda:1 (cuda:1), silos stacked, bf16",
+        "cuda (GPU cuda:1, 80 GiB), bf16",
+    )
     assert found.engine("job").precision == "bf16"
     with pytest.raises(
         LocalError, match=r"'tf32': cuda:0 is of compute capability 7\.5, .* from 8\.0 on; leave it out"
