@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from staddle.algorithms.method import Optimiser, Stage
-from staddle.algorithms.stacked import Silos, clipped_each, train
+from staddle.algorithms.replay import AsItIs
+from staddle.algorithms.stacked import Bench, Silos, clipped_each, train
 from staddle.algorithms.training import clipped
 
 
@@ -35,7 +36,7 @@ def test_a_silo_whose_numbers_are_none_spoils_no_other(optimiser):
         own = [[piece + 8 * silo for piece in batches] for silo, batches in enumerate(pieces)]
         silos = Silos({"model": nn.Linear(4, 3).to("meta")}, made, x.repeat(3, 1), y.repeat(3))
         silos.x[8:16] *= float("inf") if x is broken else 1.0
-        return train(silos, stage, {}, own).losses, made["model"]
+        return train(silos, stage, {}, own, Bench(AsItIs())).losses, made["model"]
 
     broken = x.clone()
     (losses, good), (spoilt, bad) = after(x), after(broken)
