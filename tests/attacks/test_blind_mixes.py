@@ -10,7 +10,7 @@ import pytest
 import torch
 from coordinating import coordinator
 from mix_silo import MixSilo, in_turn
-from raw_silo import SECONDS, refused
+from raw_silo import SECONDS, arrived, refused
 
 from staddle.algorithms.exchange import PLAIN, Gift
 from staddle.algorithms.method import METRICS
@@ -101,6 +101,7 @@ def play(world, tmp_path):
 
     run.hidden = lambda: rows_of(config, "round, part, silo, signed")
     run.folder = config.directory / "jobs" / "job"
+    run.spool = config.directory / "spool"
     return run
 
 
@@ -197,8 +198,7 @@ def test_an_upload_that_broke_goes_on_for_its_own_version_alone(play):
         call = bad.stub.Upload(timeout=SECONDS)
         for frame in frames[:-1]:
             await call.write(frame)
-        while not (await bad.part_standing(extractor, 0)).received:  # it ends what still runs
-            await bad.hello()
+        await arrived(play.spool, bad.silo, len(words))
         assert (await bad.part_standing(extractor, 0)).received == len(words)
         assert (await bad.part_standing(rows, 0)).received == 0
         assert (await bad.standing(0)).received == 0

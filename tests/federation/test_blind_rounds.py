@@ -12,7 +12,7 @@ import pytest
 import torch
 from blind_silo import BlindSilo
 from coordinating import coordinator
-from raw_silo import SECONDS, frames_of, refused
+from raw_silo import SECONDS, arrived, frames_of, refused
 
 from staddle.algorithms.exchange import DTYPES, PLAIN, Gift
 from staddle.algorithms.method import METRICS
@@ -201,10 +201,7 @@ def test_a_broken_upload_of_masked_words_goes_on_where_it_broke(world, monkeypat
         call = first.stub.Upload(timeout=SECONDS)
         for frame in first.masked_frames()[:4]:
             await call.write(frame)
-        part = world.folder / "spool" / "north.part"
-        async with asyncio.timeout(SECONDS):
-            while not part.exists() or part.stat().st_size < 3 * 1024:  # noqa: ASYNC110 a file is waited for
-                await asyncio.sleep(0.05)
+        await arrived(world.folder / "spool", "north", 3 * 1024)
         assert (await first.standing()).received == 3 * 1024
         frames = first.masked_frames(offset=3 * 1024)
         await first.upload(frames)

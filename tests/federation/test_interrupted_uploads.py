@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from raw_silo import SECONDS, Caller, frames_of, refused
+from raw_silo import SECONDS, Caller, arrived, frames_of, refused
 
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
@@ -64,12 +64,13 @@ def serving(made, tmp_path):
     return begin
 
 
-async def interrupted(caller, number):
-    """Send so many frames, break off; what the coordinator says that it has."""
+async def interrupted(caller, number, spool, before=0):
+    """Send so many frames of what goes on behind ``before``, break off; what the coordinator says that it has."""
     call = caller.stub.Upload(timeout=SECONDS)
-    for frame in frames_of(caller)[:number]:
+    frames = behind(caller, before)[:number]
+    for frame in frames:
         await call.write(frame)
-    await asyncio.sleep(0.3)
+    await arrived(spool, caller.silo, before + sum(len(frame.chunk) for frame in frames))
     call.cancel()
     return (await caller.standing()).received
 
@@ -86,7 +87,7 @@ def test_the_rest_of_an_upload_is_taken_with_the_digests_of_all_of_it(serving, n
     async def scenario():
         async with serving() as (north, east):
             size = frames_of(north)[0].manifest.size
-            received = await interrupted(north, number)
+            received = await interrupted(north, number, serving.spool)
             assert received == min(size, (number - 1) * CHUNK_BYTES)
             receipt = await north.upload(behind(north, received))
             assert receipt.size == size
@@ -101,14 +102,9 @@ def test_the_rest_of_an_upload_is_taken_with_the_digests_of_all_of_it(serving, n
 def test_an_upload_may_be_cut_again_and_again(serving):
     async def scenario():
         async with serving() as (north, east):
-            received = await interrupted(north, 2)
+            received = await interrupted(north, 2, serving.spool)
             for _ in range(CHUNKS - 1):
-                call = north.stub.Upload(timeout=SECONDS)
-                for frame in behind(north, received)[:2]:
-                    await call.write(frame)
-                await asyncio.sleep(0.2)
-                call.cancel()
-                before, received = received, (await north.standing()).received
+                before, received = received, await interrupted(north, 2, serving.spool, received)
                 assert received == before + CHUNK_BYTES
             await north.upload(behind(north, received))
             await east.give()
@@ -121,7 +117,7 @@ def test_a_wrong_offset_is_refused_and_the_silo_may_start_over(serving):
     async def scenario():
         async with serving() as (north, east):
             await refused(north.upload(behind(north, CHUNK_BYTES), wary=True), "MANIFEST", INVALID, "has 0 bytes of it")
-            received = await interrupted(north, 3)
+            received = await interrupted(north, 3, serving.spool)
             for offset in (CHUNK_BYTES, 3 * CHUNK_BYTES, received + 1, 2**63):
                 frames = [behind(north, 0)[0], *behind(north, 0)[-1:]]
                 frames[0].manifest.offset = offset
@@ -138,7 +134,7 @@ def test_a_wrong_offset_is_refused_and_the_silo_may_start_over(serving):
 def test_bytes_that_changed_meanwhile_are_found_by_the_digests(serving):
     async def scenario():
         async with serving() as (north, _):
-            received = await interrupted(north, 3)
+            received = await interrupted(north, 3, serving.spool)
             path = serving.spool / "north.part"
             path.write_bytes(b"\x01" + path.read_bytes()[1:])
             await refused(north.upload(behind(north, received), wary=True), "DIGEST", grpc.StatusCode.DATA_LOSS)
@@ -170,7 +166,7 @@ def test_nothing_stays_of_an_upload_that_was_refused_or_too_slow(serving, monkey
 def test_what_is_kept_goes_with_its_round(serving):
     async def scenario():
         async with serving() as (north, _):
-            assert await interrupted(north, 3) == 2 * CHUNK_BYTES
+            assert await interrupted(north, 3, serving.spool) == 2 * CHUNK_BYTES
             assert [path.name for path in serving.spool.iterdir()] == ["north.part"]
             await north.answer("FAILED", 0, 24)
             assert not list(serving.spool.iterdir())
@@ -189,7 +185,7 @@ def test_whoever_asks_ends_the_upload_that_still_runs(serving):
             call = north.stub.Upload(timeout=SECONDS)
             for frame in frames_of(north)[:3]:
                 await call.write(frame)
-            await asyncio.sleep(0.3)
+            await arrived(serving.spool, "north", 2 * CHUNK_BYTES)
             await refused(north.give(wary=True), "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "running already")
             assert (await north.standing()).received == 2 * CHUNK_BYTES
             await refused(call, "INTERRUPTED", grpc.StatusCode.ABORTED, "asked meanwhile")
@@ -200,11 +196,11 @@ def test_whoever_asks_ends_the_upload_that_still_runs(serving):
 
 
 def test_an_upload_that_is_being_checked_waits_for_its_end_alone(serving, monkeypatch):
-    real, hold = daemons.JobRun.accept, asyncio.Event()
+    real, here, hold = daemons.JobRun.accept, asyncio.Event(), asyncio.Event()
 
     async def accept(run, silo, *rest):
-        if silo == "north" and not hold.is_set():
-            await hold.wait()
+        here.set()
+        await hold.wait()
         return await real(run, silo, *rest)
 
     monkeypatch.setattr(daemons.JobRun, "accept", accept)
@@ -212,7 +208,8 @@ def test_an_upload_that_is_being_checked_waits_for_its_end_alone(serving, monkey
     async def scenario():
         async with serving() as (north, _):
             giving = asyncio.create_task(north.give())
-            await asyncio.sleep(0.5)
+            async with asyncio.timeout(SECONDS):
+                await here.wait()
             size = frames_of(north)[0].manifest.size
             assert (await north.standing()).received == size
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -228,7 +225,7 @@ def test_an_upload_that_is_being_checked_waits_for_its_end_alone(serving, monkey
 def test_standing_is_ones_own_and_of_a_known_job(serving):
     async def scenario():
         async with serving() as (north, east):
-            assert await interrupted(north, 3) == 2 * CHUNK_BYTES
+            assert await interrupted(north, 3, serving.spool) == 2 * CHUNK_BYTES
             assert (await east.standing()).received == 0
             assert (await north.standing(1)).received == 0
             assert (await north.standing(2**32 - 1)).received == 0
