@@ -15,11 +15,12 @@ from .aggregation import MemoryArchive, Shelved, close_round, deliver
 from .data import Dataset
 from .devices import CPU, in_memory, room
 from .engine import Engine, Records, Serial, Work
-from .exchange import DTYPES, PLAIN, Exchanges, Mix, Part, Plain, Tensors
+from .exchange import DTYPES, Exchanges, Mix, Part, Tensors
 from .fit import check_records, check_training
 from .job import Job
 from .local_round import Look, Report, final_report, kept
 from .method import CoordinatorState, SiloState, initial_state
+from .plain import PLAIN, Plain
 from .training import silent
 
 Shards = Mapping[str, tuple[Dataset, Dataset]]  # silo → (training records, test records)

@@ -8,9 +8,10 @@ from pathlib import Path
 from torch import Tensor
 
 from ..algorithms import aggregation
-from ..algorithms.exchange import PLAIN, Exchanges, Gram, Part
+from ..algorithms.exchange import Exchanges, Gram, Part
 from ..algorithms.job import Job
 from ..algorithms.method import CoordinatorState, Latest
+from ..algorithms.plain import PLAIN
 from ..errors import LateError, LocalError, RefusedError
 from ..proto.blind import bounds, sums_down, sums_published, uploaded
 from ..proto.mix_messages import Padded

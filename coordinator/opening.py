@@ -18,8 +18,9 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
-from ..algorithms.exchange import PLAIN, Gift, Part, Read, Sum
+from ..algorithms.exchange import Gift, Part, Read, Sum
 from ..algorithms.job import Job
+from ..algorithms.plain import PLAIN
 from ..errors import LocalError
 from ..proto.blind import round_frame
 from ..security.blind_sum import folded

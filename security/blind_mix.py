@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange import DTYPES, MIX_BITS, PLAIN, Part, Read, TensorSpec, integer_weights
+from ..algorithms.exchange import DTYPES, MIX_BITS, Part, Read, TensorSpec, integer_weights
+from ..algorithms.plain import PLAIN
 from .fixedpoint import Group, Reals, check_values, dequantise, quantise
 from .mix_line import Version, mix_group
 from .mix_row import Row, RowMemory, Share, fault

@@ -22,7 +22,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange import DTYPES, PLAIN, WEIGHT, Gift, Gram, Kind, Mix, Part, Read, Sum, TensorSpec, laid_out
+from ..algorithms.exchange import (
+    DTYPES,
+    WEIGHT,
+    Gift,
+    Gram,
+    Kind,
+    Mix,
+    Part,
+    Read,
+    Sum,
+    TensorSpec,
+    laid_out,
+)
+from ..algorithms.plain import PLAIN
 from ..errors import LocalError
 from .blind_mix import Rows, compared
 from .fixedpoint import COORDINATOR_READS, SILOS_READ, WIDEST_PRIVATE, Floats, Group, Ring, error_bound, weight_exponent

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ..algorithms.account import PrivateSilo
-from ..algorithms.exchange import PLAIN, Part, fits, laid_out
+from ..algorithms.exchange import Part, fits, laid_out
 from ..algorithms.local_round import final_round, local_round
 from ..algorithms.method import SiloState, initial_state
+from ..algorithms.plain import PLAIN
 from ..errors import LocalError
 from ..security.fixedpoint import Flat
 from .admission import Admitted

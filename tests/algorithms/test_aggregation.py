@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver, in_job_order
-from staddle.algorithms.exchange import PLAIN, WEIGHT, Plain
+from staddle.algorithms.exchange import WEIGHT
 from staddle.algorithms.method import KEEP, Combined, Facts, Latest, Post, Row, Value, initial_state
+from staddle.algorithms.plain import PLAIN, Plain
 from staddle.errors import LocalError
 
 

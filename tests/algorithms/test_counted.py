@@ -11,10 +11,11 @@ import torch
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.counted import SAID, TOLD, Counted, by_class, hide_rows, shown_rows
 from staddle.algorithms.data import Dataset
-from staddle.algorithms.exchange import PLAIN, Gift
+from staddle.algorithms.exchange import Gift
 from staddle.algorithms.job import Job
 from staddle.algorithms.local_round import local_round, take_delivery
 from staddle.algorithms.method import METRICS, Facts, Latest, initial_state
+from staddle.algorithms.plain import PLAIN
 from staddle.algorithms.simulation import simulate
 from staddle.errors import LocalError, PeerError
 from staddle.files import canonical_json, parse_json

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from staddle.algorithms import data, partition
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange import PLAIN, WEIGHT, Gram, Kind, Sum, TensorSpec
+from staddle.algorithms.exchange import WEIGHT, Gram, Kind, Sum, TensorSpec
 from staddle.algorithms.fedaims import ADAPTER_WIDTH, FedAIMS, FedAIMSOptions, prototype_cross_entropy
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import facts_of, local_round, state_to_bytes, to_modules
@@ -20,6 +20,7 @@ from staddle.algorithms.method import Facts, Latest, SiloState, Value, initial_s
 from staddle.algorithms.models import ModelOptions, build
 from staddle.algorithms.networks import NETWORKS
 from staddle.algorithms.networks_fedaims import Blocks
+from staddle.algorithms.plain import PLAIN
 from staddle.algorithms.simulation import simulate
 from staddle.algorithms.supervision_sampling import balanced, supervision_sampling
 from staddle.algorithms.training import measure

@@ -5,9 +5,10 @@ import torch
 
 from staddle.algorithms.aggregation import MemoryArchive, deliver
 from staddle.algorithms.data import Dataset
-from staddle.algorithms.exchange import PLAIN, Each
+from staddle.algorithms.exchange import Each
 from staddle.algorithms.local_round import local_round
 from staddle.algorithms.method import SiloState, initial_state
+from staddle.algorithms.plain import PLAIN
 from staddle.algorithms.simulation import simulate
 from staddle.errors import LocalError
 

@@ -5,11 +5,12 @@ import torch
 from banded import banded, banded_shards
 from torch import nn
 
-from staddle.algorithms.exchange import LARGEST_WEIGHT, PLAIN, WEIGHT, Kind
+from staddle.algorithms.exchange import LARGEST_WEIGHT, WEIGHT, Kind
 from staddle.algorithms.fedproto import Prototypes
 from staddle.algorithms.job_security import unblind
 from staddle.algorithms.local_round import local_round
 from staddle.algorithms.method import Facts, Stage, Survey, initial_state
+from staddle.algorithms.plain import PLAIN
 from staddle.algorithms.simulation import simulate
 from staddle.errors import LocalError
 from staddle.proto.blind import simulated

@@ -13,13 +13,14 @@ from torch import nn
 from staddle.algorithms import data, partition
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.catalog import method_options
-from staddle.algorithms.exchange import PLAIN, Each, Kind, Mix
+from staddle.algorithms.exchange import Each, Kind, Mix
 from staddle.algorithms.fedsimsup import beta, participation_fault, scaled_c
 from staddle.algorithms.fedsimsup import share_of_others as share
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import local_round, state_to_bytes
 from staddle.algorithms.method import Facts, Optimiser, initial_state
 from staddle.algorithms.models import ModelOptions, build
+from staddle.algorithms.plain import PLAIN
 from staddle.algorithms.simulation import simulate
 from staddle.algorithms.streams import stream
 from staddle.algorithms.supervisors_fedsimsup import SUPERVISORS, Attention, build_supervisor

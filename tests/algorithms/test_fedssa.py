@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from staddle.algorithms import data, partition
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange import PLAIN, WEIGHT, Gift, Kind
+from staddle.algorithms.exchange import WEIGHT, Gift, Kind
 from staddle.algorithms.fedssa import FedSSA, rows_of
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import local_round, state_to_bytes
 from staddle.algorithms.method import Facts, SiloState, initial_state
 from staddle.algorithms.models import ModelOptions, build
 from staddle.algorithms.networks import NETWORKS
+from staddle.algorithms.plain import PLAIN
 from staddle.algorithms.simulation import simulate
 from staddle.errors import LocalError
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from staddle.algorithms.exchange import PLAIN
 from staddle.algorithms.local_round import final_round, local_round, state_from_bytes, state_to_bytes
 from staddle.algorithms.method import SiloState, initial_state
+from staddle.algorithms.plain import PLAIN
 from staddle.algorithms.training import Plain
 from staddle.errors import CancelledError, LocalError, PeerError
 

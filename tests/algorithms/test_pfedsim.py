@@ -9,12 +9,13 @@ from hypothesis import given, settings
 
 from staddle.algorithms import data, partition, simulation
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange import PLAIN, Gram, Mix, Plain, Sum
+from staddle.algorithms.exchange import Gram, Mix, Sum
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import local_round
 from staddle.algorithms.method import Facts, Latest, Row, SiloState, initial_state
 from staddle.algorithms.models import build
 from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT
+from staddle.algorithms.plain import PLAIN, Plain
 from staddle.algorithms.simulation import simulate
 from staddle.errors import LocalError
 

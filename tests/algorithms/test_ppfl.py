@@ -16,10 +16,11 @@ from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.canonical import Canonical, canonical, interpolated
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.data import Dataset
-from staddle.algorithms.exchange import PLAIN, Each, Kind, Sum
+from staddle.algorithms.exchange import Each, Kind, Sum
 from staddle.algorithms.job import Job
 from staddle.algorithms.local_round import local_round, state_from_bytes, state_to_bytes, to_modules
 from staddle.algorithms.method import Facts, Optimiser, SiloState, initial_state
+from staddle.algorithms.plain import PLAIN
 from staddle.algorithms.ppfl import coupling_term, proportions
 from staddle.algorithms.simulation import simulate
 from staddle.algorithms.streams import stream

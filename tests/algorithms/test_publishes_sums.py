@@ -8,9 +8,10 @@ from staddle.algorithms import simulation
 from staddle.algorithms.aggregation import MemoryArchive
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.data import digits
-from staddle.algorithms.exchange import PLAIN, WEIGHT, Sum
+from staddle.algorithms.exchange import WEIGHT, Sum
 from staddle.algorithms.job_security import summed_down
 from staddle.algorithms.method import METRICS
+from staddle.algorithms.plain import PLAIN
 from staddle.security.blind_sum import Bounds, Quantised
 
 OPTIONS = {

@@ -5,8 +5,8 @@ import torch
 
 from staddle.algorithms.devices import CPU
 from staddle.algorithms.engine import Records, Serial
-from staddle.algorithms.exchange import Plain
 from staddle.algorithms.local_round import state_to_bytes
+from staddle.algorithms.plain import Plain
 from staddle.algorithms.simulation import Simulation, simulate, versions_bytes
 from staddle.errors import LocalError
 

@@ -12,8 +12,9 @@ from coordinating import coordinator
 from mix_silo import MixSilo, in_turn
 from raw_silo import SECONDS, arrived, refused
 
-from staddle.algorithms.exchange import PLAIN, Gift
+from staddle.algorithms.exchange import Gift
 from staddle.algorithms.method import METRICS
+from staddle.algorithms.plain import PLAIN
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import hidden

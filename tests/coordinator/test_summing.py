@@ -6,7 +6,8 @@ import pytest
 import torch
 from secure_sums import Drawn, frame, names, signer, signers
 
-from staddle.algorithms.exchange import PLAIN, Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange import Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.plain import PLAIN
 from staddle.coordinator.database import Database
 from staddle.coordinator.opening import OpenedSums, open_sum
 from staddle.coordinator.round import JobState

@@ -7,9 +7,9 @@ import torch
 from key_watch import keys_watched
 
 from staddle.algorithms.data import digits, split
-from staddle.algorithms.exchange import PLAIN
 from staddle.algorithms.local_round import state_from_bytes
 from staddle.algorithms.partition import dirichlet
+from staddle.algorithms.plain import PLAIN
 from staddle.algorithms.simulation import simulate
 from staddle.proto.blind import simulated, sums_down
 from staddle.security import roster as rosters

@@ -11,8 +11,9 @@ from coordinating import coordinator
 from mix_silo import KEY, MixSilo, in_turn
 
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange import DTYPES, PLAIN, Gift, Gram, Mix
+from staddle.algorithms.exchange import DTYPES, Gift, Gram, Mix
 from staddle.algorithms.method import KEEP, METRICS
+from staddle.algorithms.plain import PLAIN
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator.events import Deadline, Unkeyed

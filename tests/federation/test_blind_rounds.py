@@ -14,8 +14,9 @@ from blind_silo import BlindSilo
 from coordinating import coordinator
 from raw_silo import SECONDS, arrived, frames_of, refused
 
-from staddle.algorithms.exchange import DTYPES, PLAIN, Gift
+from staddle.algorithms.exchange import DTYPES, Gift
 from staddle.algorithms.method import METRICS
+from staddle.algorithms.plain import PLAIN
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons

@@ -8,8 +8,9 @@ import torch
 from coordinating import coordinator
 from mix_silo import DirectedSilo, in_turn
 
-from staddle.algorithms.exchange import PLAIN, Gift
+from staddle.algorithms.exchange import Gift
 from staddle.algorithms.method import KEEP, METRICS
+from staddle.algorithms.plain import PLAIN
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.proto import federation_pb2 as pb

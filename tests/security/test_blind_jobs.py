@@ -7,9 +7,10 @@ import torch
 
 from staddle.algorithms.account import MemoryAccount, PrivateSilo
 from staddle.algorithms.data import digits, split
-from staddle.algorithms.exchange import PLAIN, Gram
+from staddle.algorithms.exchange import Gram
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.partition import dirichlet
+from staddle.algorithms.plain import PLAIN
 from staddle.algorithms.simulation import simulate
 from staddle.proto.blind import bounds, row_terms, simulated
 from staddle.security.blind_mix import FLOAT32, gram_deviation, row_deviation

@@ -9,7 +9,18 @@ from blind_mixes import Mixing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.algorithms.exchange import PLAIN, Each, Gift, Gram, Kind, Mix, Part, Sum, TensorSpec, integer_weights
+from staddle.algorithms.exchange import (
+    Each,
+    Gift,
+    Gram,
+    Kind,
+    Mix,
+    Part,
+    Sum,
+    TensorSpec,
+    integer_weights,
+)
+from staddle.algorithms.plain import PLAIN
 from staddle.errors import LocalError
 from staddle.security.blind_mix import FLOAT32, Rows, compared, gram_deviation, row_deviation
 from staddle.security.blind_sum import Bounds, Quantised

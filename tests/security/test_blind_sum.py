@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.algorithms.data import digits, split
-from staddle.algorithms.exchange import PLAIN, WEIGHT, Each, Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange import WEIGHT, Each, Gift, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job import Job
 from staddle.algorithms.partition import dirichlet
+from staddle.algorithms.plain import PLAIN
 from staddle.algorithms.simulation import simulate
 from staddle.commands import local_federation
 from staddle.errors import LocalError

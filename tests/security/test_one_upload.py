@@ -16,7 +16,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from secure_sums import names, signer
 
-from staddle.algorithms.exchange import MIX_BITS, PLAIN, Kind, Mix, Part, TensorSpec, integer_weights
+from staddle.algorithms.exchange import MIX_BITS, Kind, Mix, Part, TensorSpec, integer_weights
+from staddle.algorithms.plain import PLAIN
 from staddle.errors import LocalError, RefusedError
 from staddle.security import one_upload as o
 from staddle.security import sealing

@@ -10,7 +10,8 @@ import pytest
 import torch
 from secure_sums import frame, names, signer, signers
 
-from staddle.algorithms.exchange import PLAIN, Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange import Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.plain import PLAIN
 from staddle.coordinator.summing import Setting, Summing
 from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.proto import secure_pb2 as pb
