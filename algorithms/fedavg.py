@@ -14,10 +14,11 @@ Wire list: ``model`` (whole model, Sum weighted by n_k) up and down in every rou
 the one delivered last.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 from ..files import Strict
-from .exchange import Gift, Kind, Part
+from .exchange import Gift, Kind, Part, Sum
 from .method import Course, Facts, Method, Setting, SiloState
 
 
@@ -40,6 +41,8 @@ class FedAvg(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")
+        if self.options.weights == "equal":
+            self.model = replace(self.model, exchange=Sum("mean", most=1.0))
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The whole model."""

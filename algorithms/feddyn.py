@@ -47,7 +47,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..errors import LocalError
 from ..files import Strict
 from .exchange import Gift, Kind, Part, Sum, Tensors
 from .method import (
@@ -83,11 +82,6 @@ class FedDyn(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        if setting.counts:
-            raise LocalError(
-                "feddyn counts each silo once, so declared counts of records cannot stand for its weights; write "
-                'security.weights = "private"'
-            )
         specs = self.flat_specs(*MODEL)
         self.model = Part("model", Kind.WHOLE_MODEL, Sum("mean", most=1.0), specs)
         self.corrected = Part("corrected", Kind.WHOLE_MODEL, Sum("mean"), specs)

@@ -215,6 +215,13 @@ def sums_fault(
     idle = _changed(security, "weight_least", "weight_most")
     if idle and security.weights == "public" and not any(map(_counts_rows, parts)):
         return f"security.{idle} does nothing: this job's weights stand in counts; take it out"
+    # (6) Public weights are counts of records, not 1 of each silo.
+    if security.weights == "public":
+        for part in (part for part in parts if part["exchange"] == "sum.mean" and _largest_weight(part) <= 1):
+            return (
+                f"part {part['name']!r} counts each silo once, so declared counts of records cannot stand for its "
+                'weights; write security.weights = "private"'
+            )
     return ""
 
 
@@ -308,7 +315,12 @@ def _counts_fault(counts: Mapping[str, int], silos: Sequence[str]) -> str:
 
 def _counts_rows(part: Mapping[str, Any]) -> bool:
     """Whether a part is weighted row by row, by more than having the row or not: never by public weights."""
-    return part["exchange"] == "sum.ratio" and float(part["tensors"][-1].get("most", LARGEST)) > 1
+    return part["exchange"] == "sum.ratio" and _largest_weight(part) > 1
+
+
+def _largest_weight(part: Mapping[str, Any]) -> float:
+    """Of a part that is summed by weights, which cross last."""
+    return float(part["tensors"][-1].get("most", LARGEST))
 
 
 def _changed(table: SecurityTable, *keys: str) -> str:

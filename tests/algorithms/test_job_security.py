@@ -170,6 +170,17 @@ def test_bounds_of_private_weights_bound_something(blind):
 MEMBERSHIP = {"release_membership": "last"}  # of PPFL: who belongs where, in the clear
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedavg-ft", "fedprox", "ditto", "apfl", "pfedme", "per-fedavg", "ppfl"])
+def test_declared_counts_cannot_stand_for_weights_of_one(blind, make_job, method):
+    equal, said = {"weights": "equal"}, r"counts each silo once, .* write security.weights = \"private\""
+    with pytest.raises(LocalError, match=f"part 'model' {said}"):
+        blind(method, equal, PUBLIC)
+    assert blind(method, equal).security.weights == "private"
+    assert blind(method, {"weights": "samples"}, PUBLIC).security.weights == "public"
+    in_the_clear = make_job(method, equal, silos=list("abcd"))
+    assert next(part for part in in_the_clear.up(0) if part.name == "model").given[-1].most == 1
+
+
 def test_what_cannot_be_blind_is_refused_with_the_methods_that_would_do(make_job, blind):
     model = {"name": "convnet-digits", "norm": "group"}
     fields = {"silos": list("abcd"), "min_cohort": 3}

@@ -98,7 +98,7 @@ PUBLIC = {**BLIND, "weights": "public", "counts": dict.fromkeys("abcd", 30)}
 def signed(federation):
     """Sign jobs of four silos that differ in method and [security]."""
 
-    def call(name, security=None, method="fedavg", **fields):
+    def call(name, security=None, method="fedavg", options=None, **fields):
         document = {
             "version": 1,
             "name": name,
@@ -106,7 +106,7 @@ def signed(federation):
             "rounds": 3,
             "silos": list("abcd"),
             "min_cohort": 3,
-            "method": {"name": method},
+            "method": {"name": method, "options": options or {}},
             "model": {"name": "cnn-digits", "classes": 10},
             "training": {"lr": 0.1},
             "security": security or {},
@@ -131,7 +131,8 @@ def test_a_draft_for_blind_sums_allows_these_and_nothing_in_the_clear(
     federation, signed, method, security, silos, asked
 ):
     roster = rosters.load(federation.folder / "roster.json")
-    job = signed("blind", security, method, silos=list(silos))
+    counted = {"weights": "samples"} if method == "ppfl" else {}  # declared counts stand for no other weights
+    job = signed("blind", security, method, counted, silos=list(silos))
     policy = policies.parse(draft([job]).encode(), "policy.toml")
     assert sum_objections(job, policy, roster) == ()
     assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
