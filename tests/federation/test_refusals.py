@@ -431,7 +431,7 @@ def test_a_silo_that_breaks_off_may_come_back(setup):
                 await silo.upload(frames_of(silo))
             for _ in range(100):  # until the coordinator has noticed the end of the first stream
                 try:
-                    await north.upload(frames_of(north))
+                    await north.upload(frames_of(north), wary=True)
                     break
                 except grpc.aio.AioRpcError as error:
                     assert code_of(error) == "LIMIT"  # noqa: PT017
