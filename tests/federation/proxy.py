@@ -6,6 +6,7 @@ import socket
 import struct
 
 PIECE = 32 * 1024
+TICKS = 20  # a second: how often a slow line forwards something
 
 
 class Line:
@@ -28,13 +29,16 @@ class Line:
             while piece := await reader.read(PIECE):
                 if proxy.delay:
                     await asyncio.sleep(proxy.delay)
-                if proxy.rate:
-                    await asyncio.sleep(len(piece) / proxy.rate)
-                await proxy.going.wait()
-                proxy.bytes[way] += len(piece)
-                writer.write(piece)
-                await writer.drain()
-                proxy.passed(way)
+                while piece:
+                    some = piece[: max(1, int(proxy.rate / TICKS))] if proxy.rate else piece
+                    piece = piece[len(some) :]
+                    if proxy.rate:
+                        await asyncio.sleep(len(some) / proxy.rate)
+                    await proxy.going.wait()
+                    proxy.bytes[way] += len(some)
+                    writer.write(some)
+                    await writer.drain()
+                    proxy.passed(way)
         self.close()
 
     def close(self, *, reset=False):
