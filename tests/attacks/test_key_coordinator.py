@@ -6,7 +6,6 @@ A round ends here once the silo has the key.
 
 import asyncio
 import os
-import time
 from types import SimpleNamespace
 
 import grpc
@@ -100,7 +99,6 @@ class Keying(Hostile):
         self.given = []  # contributions
         self.calls |= {"group_key": 0}
         self.secrets = {silo: tuple(os.urandom(32) for _ in range(3)) for silo in OTHERS}
-        self.begun = time.monotonic()
 
     async def contribute(self, request, context):
         self.given.append(messages.contributed_from_wire(SILO, request))

@@ -287,7 +287,8 @@ def test_a_coordinator_that_refuses_is_not_hammered_and_late_connections_come_fi
             north = lines["north"]
             north.refuse()
             running = asyncio.create_task(net.finish())
-            await asyncio.sleep(3)
+            await net.until("coordinator.lost", 2)
+            await asyncio.sleep(2)
             refused = (north.came, len(net.named("coordinator.lost")))
             north.refuse(False)
             north.reverse(2)
