@@ -75,7 +75,7 @@ class Gathering:
             job_digest=bytes.fromhex(job.digest),
             round=self.round,
             silos=job.silos,
-            signers=Signers.of(means.roster),
+            signers=Signers.of(means.roster, job.silos),
             terms=round_terms(job, Terms(min_cohort=job.min_cohort, colluders=job.security.colluders)),
             sign=means.keys.sign,
         )

@@ -93,6 +93,16 @@ def in_words(job: Job, round_: int) -> tuple[str, ...]:
     return tuple(part.name for part in job.down(round_) if part.name in given)
 
 
+def summed_before(job: Job, round_: int) -> tuple[str, ...]:
+    """Parts of a round's delivery of which the round before it opened a sum, in wire order.
+
+    Each round of a blind job is summed before the next begins, so a delivery without such a part hides a sum that silos
+    know to be open (SECURITY.md rule 34).
+    """
+    given = {part.name for part in summed(job.up(round_ - 1))} if round_ else set()
+    return tuple(part.name for part in job.down(round_) if part.name in given)
+
+
 def sums_published(job: Job, round_: int) -> tuple[str, ...]:
     """Parts of a round's sum whose words are kept for silos: those that come down in a later round."""
     later = {name for start in (*job.phase_starts, job.length) for name in in_words(job, start)}
@@ -189,6 +199,11 @@ def round_terms(job: Job, terms: Terms) -> Terms:
     means = all(isinstance(part.exchange, Sum) and part.exchange.form == "mean" for part in parts)
     varying = means and job.security.weights == "public"
     return replace(terms, whole=() if varying else tuple(sorted(job.silos)))
+
+
+def instance_of(job: Job) -> str:
+    """Names the sums of a job in what its silos remember of them: ``Frame.instance``."""
+    return f"{job.name}/sum/{PURPOSE}/{RECIPIENT}"
 
 
 def round_frame(job: Job, round_: int, federation: str, roster: str, model: str) -> Frame:

@@ -1,11 +1,17 @@
-"""What a silo remembers of one secure sum across rounds, attempts and restarts: SECURITY.md rules 17 and 18.
+"""What a silo remembers of one secure sum across rounds, attempts and restarts: SECURITY.md rules 17, 18, 33 and 34.
 
 Kept by instance (``Frame.instance``) and durable before the message that it is about leaves; canonical JSON, here cut::
 
     {"abandoned":false,"attempt":1,"ctx":"5c1f…","pending":[{"colluders":1,"ctx":"5c1f…","members":["a","b","c","d"],
-     "model":"e3b0…","round":17,"threshold":3}],"round":17,"signed_models":["9a0b…"],"signed_round":16}
+     "model":"e3b0…","round":17,"start":17,"threshold":3}],"round":17,"signed_ctx":"77ab…","signed_models":["9a0b…"],
+     "signed_round":16,"start":17}
 
 The secrets of an attempt are not in it: a process that starts again is a dropout in the attempt that it was in.
+
+A silo trains from one of its own states: ``start`` is how many rounds are behind that state. Values from one state
+enter one opened sum, whatever the coordinator says of earlier rounds and whatever it delivers in between (rule 34).
+Otherwise a coordinator that sets a silo back to the same state, round after round, opens sums over other sets of silos
+and solves them for each silo.
 """
 
 from collections.abc import Sequence
@@ -22,12 +28,14 @@ from .secagg_messages import Abandon
 from .signers import Signers
 
 Number = Annotated[int, Field(strict=True, ge=-1)]
+NO_STATE = -1  # the start of a round that sums nothing of a model
 
 
 class Pending(Strict):
     """An attempt for which masked bytes may have left, and whose survivors this silo has not signed."""
 
     round: Number
+    start: Number
     model: Hex32
     ctx: Hex32
     members: tuple[Id, ...]  # U1
@@ -59,9 +67,31 @@ class Memory(Strict):
     attempt: Number = -1
     ctx: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     abandoned: bool = False  # the newest attempt
+    start: Number = 0
     signed_round: Number = -1
+    signed_ctx: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     signed_models: tuple[Hex32, ...] = ()
     pending: tuple[Pending, ...] = ()
+
+    def starting(self, start: int) -> Self:
+        """Memory of training from the state that ``start`` rounds of this silo led to.
+
+        RefusedError for a state whose values a signed sum holds already: the coordinator sets this silo back.
+        """
+        why = (
+            f"says that this silo's rounds count up to round {start - 1}, and this silo signed the survivors of round "
+            f"{self.signed_round}, whose sum may be open; no second sum is made from an earlier state"
+        )
+        check(start == NO_STATE or start > self.signed_round, COORDINATOR, Code.ATTEMPT, why)
+        return self._with(start=start)
+
+    def settled(self, round_: int, ctx: str, survivors: Sequence[str], silo: str) -> Self:
+        """Memory of which sum was opened in a round, as all survivors' tags prove: no other of that round ever is.
+
+        ``silo`` is this one. Where its values are in that sum it was told so by ``start``.
+        """
+        resolved = [p for p in self.pending if p.round == round_ and (p.ctx != ctx or silo not in survivors)]
+        return self._with(pending=tuple(p for p in self.pending if p not in resolved)) if resolved else self
 
     def entered(self, spec: RoundSpec, notes: Sequence[Abandon], signers: Signers) -> Self:
         """Memory of entering an attempt; the steps run in order, RefusedError says why it may not be entered."""
@@ -78,8 +108,12 @@ class Memory(Strict):
         )
         fresh = spec.model_digest not in self.signed_models
         check(fresh, COORDINATOR, Code.ATTEMPT, f"asks for {here} from model {spec.model_digest[:12]}…, summed before")
-        # (3) What may have left of the same values can never be opened any more.
-        same = [p for p in self.pending if p.round == spec.round or p.model == spec.model_digest]
+        # (3) What may have left of the same values, or of others from the same state, can never be opened any more.
+        same = [
+            p
+            for p in self.pending
+            if p.round == spec.round or p.model == spec.model_digest or p.start == self.start != NO_STATE
+        ]
         for attempt in same:
             attempt.check_abandoned(notes, signers)
         return self._with(
@@ -94,6 +128,7 @@ class Memory(Strict):
         """Memory of the first masked byte, before it leaves; ``members`` are U1."""
         pending = Pending(
             round=spec.round,
+            start=self.start,
             model=spec.model_digest,
             ctx=spec.context().hex(),
             members=tuple(members),
@@ -108,6 +143,7 @@ class Memory(Strict):
             raise LocalError("survivors of an abandoned attempt are never signed; this is a bug in Staddle")
         return self._with(
             signed_round=spec.round,
+            signed_ctx=spec.context().hex(),
             signed_models=(*self.signed_models, spec.model_digest),
             pending=tuple(p for p in self.pending if p.ctx != self.ctx),
         )

@@ -85,14 +85,18 @@ def check_member(job: Job, silo: str, roster: Roster) -> None:
 
 
 def checked_cohort(cohort: Sequence[str], job: Job, round_: int, silo: str, roster: Roster) -> tuple[str, ...]:
-    """The silos of a round, sorted; PeerError for a cohort that the coordinator cannot have drawn."""
+    """The silos of a round, sorted; PeerError for a cohort that the job does not draw for it (SECURITY.md rule 36).
+
+    Some of those drawn may be missing, because they left the roster or declined the job.
+    """
     where = f"asks for round {round_} of job {job.name!r} with a cohort"
-    # (1) Each is a silo of the job, and still of the roster.
-    known = {entry.id for entry in roster.silos}.intersection(job.silos)
+    # (1) The job draws each of them for this round, and each is still in the roster.
+    drawn = {entry.id for entry in roster.silos}.intersection(job.cohort(min(round_, job.length)))
     for member in cohort:
-        if member not in known:
+        if member not in drawn:
             raise PeerError(
-                roster.coordinator.id, f"{where} that has {member[:64]!r}, no silo of the job and the roster"
+                roster.coordinator.id,
+                f"{where} that names {member[:64]!r}; the job draws {', '.join(sorted(drawn))} for this round",
             )
     # (2) None comes twice. (3) We are among them.
     if len(set(cohort)) != len(cohort):

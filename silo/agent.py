@@ -310,8 +310,9 @@ class Agent:
             async def trained(delivered: Delivered) -> Bundle:
                 return bundle if bundle is not None else await self._train(admitted, asked, delivered)
 
-            local = Local(folder.path, trained, partial(self._work(admitted).own, asked.counted))
-            await self._blind.take_part(admitted, round_, cohort, local, WAITING)
+            own = partial(self._work(admitted).own, asked.counted)
+            local = Local(folder.path, asked.counted, own)
+            await self._blind.take_part(admitted, round_, cohort, local, trained, WAITING)
             log.event("round.given", job=job.name, round=round_)
             return
         if bundle is None:
@@ -393,10 +394,10 @@ class Agent:
 
     async def _final(self, admitted: Admitted, finished: Finished) -> Delivered:
         job = admitted.job
-        if not job.keyed:
+        if not job.security.required:
             return await self._gate.fetch(job, finished.round)
         own = partial(self._work(admitted).own, finished.counted)
-        return await self._blind.fetch(job, finished.round, self._folder(job.name).path, own)
+        return await self._blind.fetch(job, finished.round, Local(self._folder(job.name).path, finished.counted, own))
 
 
 def _code(error: StaddleError) -> str:

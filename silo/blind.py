@@ -109,8 +109,11 @@ class BlindRound:
         before: Before | None = None,
         key: bytes = b"",
         pads: Pads = no_pads,
+        start: int = 0,
     ) -> None:
         """``before`` gives the parts that leave one by one; None where there are none.
+
+        ``start``: how many rounds are behind the state that this silo trains from (security/secagg_memory.py).
 
         ``key`` is what the silos of a keyed job share: uploads are tagged by it. ``pads``, by group of an attempt, hide
         what the coordinator is not to read of its sum.
@@ -127,6 +130,7 @@ class BlindRound:
         self._before = before
         self._key = key
         self._pads = pads
+        self._start = start
         self._had = self._entered = self._idle = 0
         self._state: SiloState | None = None
         self._todo: deque[Doing] = deque()
@@ -216,6 +220,7 @@ class BlindRound:
         if self._state is None and memory.round == attempt.round and memory.attempt > attempt.attempt:
             return  # told from the first on, after an interruption
         try:
+            memory = memory.starting(self._start)
             state, effects = begin(self._party, self._frame, told.document, told.signature, memory, told.notes)
         except RefusedError as error:
             self._state = None

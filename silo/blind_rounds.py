@@ -1,18 +1,32 @@
 """The blind round that this silo is in, kept while its connection is lost and found again."""
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..algorithms.job import Job
-from ..proto.blind import model_digest, round_frame, round_terms, sums_down, uploaded
+from ..errors import RefusedError
+from ..proto.blind import (
+    instance_of,
+    model_digest,
+    round_frame,
+    round_terms,
+    summed_before,
+    sums_down,
+    sums_metrics_alone,
+    uploaded,
+)
 from ..security import roster as rosters
 from ..security.identity import Keys
+from ..security.labels import SECAGG_CONTEXT, framed
 from ..security.policy import Policy
 from ..security.roster import Roster
+from ..security.secagg_fault import COORDINATOR, Code
+from ..security.secagg_memory import NO_STATE, Memory
 from ..security.secagg_silo import Party
 from ..security.signers import Signers
 from .admission import Admitted, asked_of_rows
@@ -27,17 +41,20 @@ from .outcomes import Settled
 from .rows import Own, Rows, expected_rows
 from .secure_memory import MemoryFiles
 from .sharing import Sharing
-from .sums import Sums
+from .sums import Refusal, Sums
 
 Train = Callable[[Delivered], Coroutine[Any, Any, Bundle]]
 
 
 @dataclass(frozen=True)
 class Local:
-    """What a round takes of this silo: its job's folder, its training, and the values that it mixes in itself."""
+    """What a delivery meets at this silo: its job's folder, and the values that it mixes in itself.
+
+    ``counted`` is what the coordinator says of this silo's earlier rounds: one more than the last that counts.
+    """
 
     folder: Path
-    train: Train
+    counted: int
     own: Own
 
 
@@ -60,13 +77,19 @@ class BlindRounds:
         return self._now is not None and (self._now.job.digest, self._now.round) == (job_digest, round_)
 
     async def take_part(
-        self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local, waiting: tuple[str, ...]
+        self,
+        admitted: Admitted,
+        round_: int,
+        cohort: tuple[str, ...],
+        local: Local,
+        train: Train,
+        waiting: tuple[str, ...],
     ) -> None:
         """Until the round's sum is open. ``waiting`` are the codes of refusals after which it may still go on."""
         job = admitted.job
         if self._now is None or not self.goes_on(job.digest, round_):
             await self.leave()
-            self._now = await self._enter(admitted, round_, cohort, local)
+            self._now = await self._enter(admitted, round_, cohort, local, train)
         goes_on = False
         try:
             await self._now.run()
@@ -80,8 +103,13 @@ class BlindRounds:
             if not goes_on:
                 await self.leave()
 
-    async def fetch(self, job: Job, round_: int, folder: Path, own: Own) -> Delivered:
-        """What comes down for a round of a blind job, the final delivery too; sums are checked, and rows are opened."""
+    async def fetch(self, job: Job, round_: int, local: Local) -> Delivered:
+        """What comes down for a round of a blind job, the final delivery too; sums are checked, and rows are opened.
+
+        RefusedError for a coordinator that sets this silo back, or that hides a sum which was opened (rule 34).
+        """
+        folder, own = local.folder, local.own
+        memory = await self._remembered(job, round_, local)
         sums = None
         rows: AnyRows | None = None
         if expected_rows(job, round_):
@@ -89,10 +117,38 @@ class BlindRounds:
             directed = job.security.mix == "directed"
             rows = DirectedRows(sharing, round_, asked) if directed else Rows(sharing, round_, asked, own)
         if sums_down(job, round_):
-            sums = Sums(await self._sharing(job, folder), round_)
-        return await self._gate.fetch(job, round_, rows, sums)
+            sums = Sums(await self._sharing(job, folder), round_, memory)
+        delivered = await self._gate.fetch(job, round_, rows, sums)
+        missing = [name for name in summed_before(job, round_) if name not in delivered.tensors]
+        if missing:
+            why = f"delivers round {round_} without {', '.join(missing)}, of which an earlier round opened a sum"
+            await self._refuse(job, round_, RefusedError(COORDINATOR, Code.SUM, why))
+        if sums is not None and sums.memory != memory:
+            await asyncio.to_thread(self._keeper(job, folder).save, instance_of(job), sums.memory)
+        return delivered
 
-    async def _enter(self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local) -> BlindRound:
+    async def _remembered(self, job: Job, round_: int, local: Local) -> Memory:
+        """What this silo remembers of the job's sums; RefusedError where the coordinator sets it back."""
+        memory = await asyncio.to_thread(self._keeper(job, local.folder).load, instance_of(job))
+        if memory.signed_round == round_:  # it goes on after an interruption, and no second sum of it is entered
+            return memory
+        try:
+            return memory.starting(local.counted)
+        except RefusedError as error:
+            await self._refuse(job, memory.signed_round, error)
+
+    async def _refuse(self, job: Job, round_: int, error: RefusedError) -> NoReturn:
+        """Record who is to blame, then refuse."""
+        nothing = hashlib.sha256(framed(SECAGG_CONTEXT, b"")).digest()
+        await self._gate.secure_records.refused(job.name, job.digest, Refusal(round_, nothing, error))
+        raise error
+
+    def _keeper(self, job: Job, folder: Path) -> MemoryFiles:
+        return MemoryFiles(folder, lambda: self._gate.entered(job))
+
+    async def _enter(
+        self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local, train: Train
+    ) -> BlindRound:
         job = admitted.job
         before, key = None, b""
         pads: Pads = no_pads
@@ -102,14 +158,25 @@ class BlindRounds:
             if uploaded(job.up(round_)):
                 accepted = self._accepted_in(job.name, round_)
                 before = HiddenUploads(self._gate, sharing, admitted.declared, round_, cohort, accepted)
-        delivered = await self.fetch(job, round_, local.folder, local.own)
+        delivered = await self.fetch(job, round_, local)
         model = model_digest(job, round_, delivered.items, delivered.digests, delivered.sums)
         frame = round_frame(job, round_, self._roster.federation, rosters.digest(self._roster), model)
         terms = round_terms(job, self._policy.terms)
-        party = Party(self._silo, Signers.of(self._roster), terms, self._keys.sign, os.urandom)
-        training = asyncio.create_task(local.train(delivered))
-        keeper = MemoryFiles(local.folder, lambda: self._gate.entered(job))
-        return BlindRound(self._gate, party, frame, keeper, job, admitted.declared, training, before, key, pads)
+        party = Party(self._silo, Signers.of(self._roster, cohort), terms, self._keys.sign, os.urandom)
+        training = asyncio.create_task(train(delivered))
+        return BlindRound(
+            self._gate,
+            party,
+            frame,
+            self._keeper(job, local.folder),
+            job,
+            admitted.declared,
+            training,
+            before,
+            key,
+            pads,
+            NO_STATE if sums_metrics_alone(job, round_) else local.counted,
+        )
 
     async def _sharing(self, job: Job, folder: Path) -> Sharing:
         return Sharing.of(job, self._roster, self._keys, await self._group_keys.keys(job), folder)

@@ -5,6 +5,7 @@
     <directory>/jobs/<job>/job.json                 the job as its operator signed it
     <directory>/jobs/<job>/state-<n>.safetensors    personal parts after round n - 1: of the last round that was trained
                                                     here, and of the one before it that counted
+    <directory>/jobs/<job>/counted                  the most rounds that the coordinator ever said to count
     <directory>/jobs/<job>/outbox-<n>.safetensors   what the last of them gives; sent again, not trained again
                                                     (bundle.py)
     <directory>/jobs/<job>/counts.json              of a private job: account.py
@@ -94,6 +95,8 @@ class JobFolder:
     def save_round(self, round_: int, counted: int, state: SiloState, given: Bundle) -> None:
         """Keep what a round trained and gives, and the state that it began from; all other states go."""
         outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
+        if counted > self._confirmed():  # before older states go
+            write_atomic(self.path / "counted", str(counted).encode())
         write_atomic(outbox, bundle.to_bytes(given))
         write_atomic(kept, state_to_bytes(state))
         for path in (*self.path.glob("outbox-*.safetensors"), *self.path.glob("state-*.safetensors")):
@@ -105,10 +108,18 @@ class JobFolder:
         write_atomic(self.path / "model.safetensors", state_to_bytes(state))
 
     def state(self, counted: int) -> SiloState | None:
-        """Personal parts after round ``counted`` - 1, the last that counted; None before the first."""
+        """Personal parts after round ``counted`` - 1, the last that counted; None before the first.
+
+        LocalError for a round before one that counted already: the coordinator cannot take a round back.
+        """
+        path, done = self._state(counted), self.rounds_done
+        if counted < (confirmed := self._confirmed()):
+            raise LocalError(
+                f"{self.path}: the coordinator counts our rounds up to {counted - 1}, and did up to {confirmed - 1} "
+                "before; a round that counted is not taken back: ask its operator"
+            )
         if not counted:
             return None
-        path, done = self._state(counted), self.rounds_done
         if counted > done:
             raise LocalError(
                 f"{self.path}: the coordinator counts our round {counted - 1}, the last that was trained here is "
@@ -127,6 +138,14 @@ class JobFolder:
         if not (path.exists() and self._state(round_ + 1).exists()):
             return None
         return bundle.read(path)
+
+    def _confirmed(self) -> int:
+        """The most rounds that the coordinator ever said to count."""
+        path = self.path / "counted"
+        text = read_bytes(path).decode("ascii", "replace") if path.exists() else "0"
+        if not text.isdecimal():
+            raise LocalError(f"{path}: not a number of rounds; restore it from a backup")
+        return int(text)
 
     def _state(self, rounds: int) -> Path:
         return self.path / f"state-{rounds}.safetensors"

@@ -3,7 +3,7 @@
 A part that is published as it was summed comes down in the words of its sum, never as tensors (``in_words`` of
 proto/blind.py). By the silos' linear tags nobody but they could have made them (security/open_sum.py), and they are of
 the one round that can be meant: that which summed the part last. An older sum, handed down again, is refused like an
-altered one.
+altered one. So is a sum of an attempt other than the one whose survivors this silo signed in that round.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ from ..security.labels import SECAGG_CONTEXT, framed
 from ..security.open_sum import Claim, check_claim, group_bytes, open_group
 from ..security.round_spec import Frame, RoundSpec
 from ..security.secagg_fault import COORDINATOR, Code, check
+from ..security.secagg_memory import Memory
 from .coming_words import ComingWords
 from .sharing import Sharing
 
@@ -55,8 +56,10 @@ class _Coming:
 class Sums:
     """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
 
-    def __init__(self, sharing: Sharing, round_: int) -> None:
+    def __init__(self, sharing: Sharing, round_: int, memory: Memory) -> None:
+        """``memory`` is what this silo remembers of the job's sums; afterwards it knows those that came down."""
         self.refused: Refusal | None = None
+        self.memory = memory
         self._sharing = sharing
         self._down = {part.name: part for part in sharing.job.down(round_)}
         self._expected = {each.part.name: each for each in sums_down(sharing.job, round_)}
@@ -112,6 +115,11 @@ class Sums:
         # Beyond that, its cohort was drawn for that round.
         drawn = set(spec.cohort) <= set(job.cohort(place.round))
         check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")
+        # Of a round in which this silo signed survivors it is the very sum that was signed (SECURITY.md rule 34).
+        if place.round == self.memory.signed_round:
+            same = spec.context().hex() == self.memory.signed_ctx
+            why = f"delivers the sum of another attempt at round {place.round} than the one that this silo signed"
+            check(same, COORDINATOR, Code.SUM, why)
         return spec
 
     def _finish(self, coming: _Coming, words: Words) -> None:
@@ -121,6 +129,8 @@ class Sums:
         except RefusedError as error:
             self._refuse(place, coming.claim.document, error)
             raise
+        ctx, survivors = coming.spec.context().hex(), coming.claim.survivors
+        self.memory = self.memory.settled(place.round, ctx, survivors, self._sharing.silo)
         made = folded(place.part, own, opened)
         self._made[place.part.name] = {spec.name: made[spec.name] for spec in self._down[place.part.name].tensors}
 

@@ -7,7 +7,7 @@ import os
 from raw_silo import SECONDS, Caller
 
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.blind import model_digest, round_frame
+from staddle.proto.blind import model_digest, round_frame, sums_metrics_alone
 from staddle.proto.secure_given import Asked, Given, Over, asked_to_wire, given_to_wire
 from staddle.proto.secure_told import SignedSpec, told_from_wire
 from staddle.proto.wire import delivered_items
@@ -17,7 +17,7 @@ from staddle.security import secagg_silo_events as s
 from staddle.security.blind_sum import given
 from staddle.security.masked_sum import masked_chunks
 from staddle.security.round_spec import Terms
-from staddle.security.secagg_memory import Memory
+from staddle.security.secagg_memory import NO_STATE, Memory
 from staddle.security.signers import Signers
 
 MIB = 1 << 20
@@ -55,6 +55,7 @@ class BlindSilo(Caller):
     async def take_part(self, round_):
         """The round, until its sum is open; what it was told in the end."""
         own = await self.frame(round_)
+        self.memory = self.memory.starting(NO_STATE if sums_metrics_alone(self.job, round_) else round_)
         self.had, self.finished = 0, None
         async with asyncio.timeout(SECONDS):
             while self.finished is None:

@@ -21,6 +21,7 @@ from staddle.security.labels import SECAGG_SPEC
 from staddle.security.masked_sum import Accumulator, check_given, masked_chunks
 from staddle.security.open_sum import Claim, tag_of
 from staddle.security.round_spec import specify
+from staddle.security.secagg_memory import Memory
 from staddle.security.silo_pads import silo_pads
 from staddle.silo.sums import Sums
 
@@ -144,14 +145,18 @@ class Recipient:
         self.tagged, self.folder = tagged, folder
         self.world = World(tagged, folder, tagged.policy(tagged.jobs["simple"]))
 
-    def take(self, job, round_, frames, key=KEY):
+    def take(self, job, round_, frames, key=KEY, memory=None):
+        """What is delivered; ``remembered`` is afterwards what the silo then knows of the job's sums."""
+
         async def scenario():
             self.world.client.delivery = frames
             if not self.world.gate._session:
                 await self.world.gate.hello()
             sharing = sharing_of(self.tagged, job, ME, self.folder / "job", key)
-            taking = Sums(sharing, round_) if sums_down(job, round_) else None
-            return await self.world.gate.fetch(job, round_, None, taking)
+            taking = Sums(sharing, round_, memory or Memory()) if sums_down(job, round_) else None
+            found = await self.world.gate.fetch(job, round_, None, taking)
+            self.remembered = taking and taking.memory
+            return found
 
         return asyncio.run(scenario())
 

@@ -8,43 +8,22 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import replace
-from hashlib import sha256
-from types import SimpleNamespace
 
-import grpc
-import numpy as np
 import pytest
-from hostile import GARBAGE, SILO, Hostile, attacked, delivery, offer, play, records, round_of
+from hostile import GARBAGE, SILO, attacked, delivery, offer, play, records, round_of
+from hostile_sums import OTHERS, SILOS, Attempted, Blind, make_world
 
-from staddle.algorithms.data import digits
-from staddle.commands import local_federation
-from staddle.files import canonical_json
 from staddle.proto import secure_pb2 as secure
-from staddle.proto.blind import model_digest, round_frame, round_terms
-from staddle.proto.channel import ERROR_METADATA
-from staddle.proto.secure_given import Attempt, Over, attempt_to_wire, given_from_wire
+from staddle.proto.secure_given import Over, attempt_to_wire
 from staddle.proto.secure_told import SignedSpec, Told, told_to_wire
-from staddle.proto.wire import delivered_items
-from staddle.security import roster as rosters
-from staddle.security import secagg_coordinator as coordinator
-from staddle.security import secagg_coordinator_events as c
-from staddle.security import secagg_silo as machine
 from staddle.security import secagg_silo_events as s
-from staddle.security.identity import load_keys
 from staddle.security.labels import SECAGG_SPEC
-from staddle.security.masked_sum import Accumulator, Given, chunks, masked_chunks
-from staddle.security.round_spec import Terms, specify
 from staddle.security.secagg_fault import Code
-from staddle.security.secagg_memory import Memory
-from staddle.security.secagg_messages import Sets, make_survival
-from staddle.security.signers import Signers
+from staddle.security.secagg_messages import Sets, make_abandon, make_survival
 from staddle.silo import agent as agents
 from staddle.silo import blind
-from staddle.silo import config as configs
 from staddle.silo.state import JobFolder
 
-OTHERS = ("east", "south", "west")
-SILOS = (SILO, *OTHERS)
 PAUSE_SECONDS = blind.PAUSE_SECONDS
 SECURITY = {  # with public weights, sums over three of the four are opened; with private ones over all
     "public": {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, 60)},
@@ -61,230 +40,38 @@ def hurried(monkeypatch):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Keys of all, a roster, two signed jobs of two rounds, and what the real silo has."""
-    federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
-    documents = (
-        {
-            "version": 1,
-            "name": name,
-            "seed": 11,
-            "rounds": 2,
-            "min_cohort": 3,
-            "silos": list(SILOS),
-            "round_timeout": 60,
-            "method": {"name": "fedavg"},
-            "model": {"name": "cnn-digits", "classes": 10},
-            "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-            "security": security,
-        }
-        for name, security in SECURITY.items()
-    )
-    jobs = {job.name: job for job in (local_federation.sign_job(federation, document) for document in documents)}
-    local_federation.write_silo(federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), list(jobs.values()))
-    folder = federation.folder
-    return SimpleNamespace(
-        jobs=jobs,
-        silos=SILOS,
-        signed={name: (folder / "jobs" / f"{name}.json").read_bytes() for name in jobs},
-        roster=rosters.load(folder / "roster.json"),
-        keys=load_keys(folder / "coordinator" / "keys"),
-        silo_keys=load_keys(folder / SILO / "keys"),
-        others={silo: load_keys(folder / silo / "keys") for silo in OTHERS},
-        config=configs.load(federation.silo_config(SILO)),
-        policy=local_federation.policy_text(list(jobs.values())),
-    )
+    return make_world(tmp_path_factory.mktemp("attacked"), SECURITY)
 
 
-class Attempted:
-    """One attempt: an honest coordinator and three honest silos; ``told`` is what the real one is to be told."""
-
-    def __init__(self, world, job, round_=0, attempt=0, alter=None):
-        self.world, self.job, self.alter = world, world.jobs[job], alter or (lambda _, body: [body])
-        self.signers = Signers.of(world.roster)
-        self.terms = round_terms(self.job, Terms())
-        self.frame = self.framed(round_)
-        self.spec = specify(self.frame, SILOS, attempt)
-        self.attempt = self.named(self.spec)
-        self.told, self.states, self.uploads, self.queue, self.later = [], {}, {}, [], []
-        self.state, effects = coordinator.begin(self.spec, self.signers, self.terms, world.keys.sign)
-        self.do("coordinator", effects)
-
-    def framed(self, round_):
-        items = delivered_items(self.job.down(round_)) if round_ else ()
-        end = delivery(self.world, self.job.name, round_, seed=round_)[-1].end
-        model = model_digest(self.job, round_, items, list(end.tensor_sha256))
-        return round_frame(self.job, round_, self.world.roster.federation, rosters.digest(self.world.roster), model)
-
-    def named(self, spec):
-        job = self.world.jobs[spec.job]
-        return Attempt(job.name, bytes.fromhex(job.digest), spec.round, spec.attempt, spec.context())
-
-    def signed(self, **changes):
-        """A specification with other fields, as the coordinator signs it."""
-        document = canonical_json({**self.spec.model_dump(mode="json"), **changes})
-        return SignedSpec(document, self.world.keys.sign(SECAGG_SPEC, document))
-
-    # What happens, in one thread, one thing after another.
-
-    def happen(self, who, event):
-        self.queue.append((who, event))
-        if isinstance(event, c.SurvivalGiven):  # the others sign after the real one, so that its signature counts
-            self.queue += self.later
-            self.later = []
-        while self.queue:
-            to, event = self.queue.pop(0)
-            if to == "coordinator":
-                self.state, effects = coordinator.advance(self.state, event)
-            elif isinstance(event, c.Ask):
-                party = machine.Party(to, self.signers, self.terms, self.world.others[to].sign, np.random.bytes)
-                self.states[to], effects = machine.begin(party, self.frame, event.document, event.signature, Memory())
-            else:
-                self.states[to], effects = machine.advance(self.states[to], event)
-            self.do(to, effects)
-
-    def do(self, who, effects):
-        for effect in effects:
-            self.act(who, effect)
-
-    def tell(self, silos, body):
-        for silo in silos:
-            if silo == SILO:
-                self.told += [
-                    each if isinstance(each, secure.SecureTold | bytes) else told_to_wire(self.addressed(each))
-                    for each in self.alter(self, body)
-                ]
-            else:
-                self.queue.append((silo, body))
-
-    def addressed(self, body):
-        return body if isinstance(body, Told) else Told(self.attempt, body)
-
-    def act(self, who, effect):
-        match effect:
-            case c.Ask():
-                self.tell([SILO], SignedSpec(effect.document, effect.signature))
-                for silo in OTHERS:
-                    self.happen(silo, effect)
-            case c.TellKeys(silos, bundles):
-                self.tell(silos, s.KeysTold(bundles))
-            case c.TellShares(silo, deliveries):
-                self.tell([silo], s.SharesTold(deliveries))
-            case c.TellSurvivors(_, headers):
-                self.tell([SILO], s.SurvivorsTold(headers))
-                self.later = [(silo, s.SurvivorsTold(headers)) for silo in OTHERS]
-            case c.TellNotes(silos, survivals):
-                self.tell(dict.fromkeys([SILO, *silos]), s.NotesTold(survivals))  # it is told them in any case
-            case c.TellResult(silos, sha256, tags):
-                self.tell(silos, s.ResultTold(sha256, tags))
-            case c.Open(terms, survivors):
-                accumulator = Accumulator(self.spec)
-                for silo in survivors:
-                    accumulator.add(self.pieces(self.uploads[silo]))
-                accumulator.open(terms, survivors)
-                self.queue.append(("coordinator", c.Opened(bytes(32))))
-            case s.Upload(terms):
-                made = [self.gift(group) for group in self.spec.groups]
-                self.uploads[who] = b"".join(w.tobytes() for w in masked_chunks(self.spec, who, made, terms))
-                self.queue.append((who, s.Streamed(len(self.uploads[who]), digest_of(self.uploads[who]))))
-            case s.SendKeys() | s.SendShares() | s.SendHeader() | s.SendSurvival() | s.SendReveal():
-                self.queue.append(("coordinator", self.event(who, effect)))
-
-    def gift(self, group):
-        return Given(np.full(group.elements, 0.01), np.ones(group.rows) if group.weights == "private" else None)
-
-    def pieces(self, payload):
-        at = 0
-        for chunk in chunks(self.spec):
-            size = chunk.words * self.spec.groups[chunk.group].ring // 8
-            yield payload[at : at + size]
-            at += size
-
-    def event(self, who, body):
-        match body:
-            case s.SendKeys(bundle):
-                return c.KeysGiven(bundle)
-            case s.SendShares(dealing, portions):
-                return c.SharesGiven(dealing, portions)
-            case s.SendHeader(header):
-                return c.Uploaded(header, len(self.uploads[who]), digest_of(self.uploads[who]))
-            case s.SendSurvival(survival):
-                return c.SurvivalGiven(survival)
-            case s.SendReveal(reveal):
-                return c.RevealGiven(reveal)
-            case s.SendAbandon(note):
-                return c.AbandonGiven(note)
-            case Over(code):
-                return c.Failed(who, code)
+def abandoned(world, *attempts):
+    """The word of the other silos that these attempts are never opened."""
+    contexts = [attempted.spec.context() for attempted in attempts]
+    notes = [make_abandon(ctx, silo, keys.sign) for ctx in contexts for silo, keys in world.others.items()]
+    return sorted(notes, key=lambda note: (note.silo, note.signature))
 
 
-def digest_of(payload):
-    return sha256(payload).digest()
+def attacks(world, tmp_path, sums, job="public", first=(), times=1, retry=False, counted=0):
+    """Play a round of these attempts, where it is repeated honestly that too, and an honest round after it.
 
-
-class Blind(Hostile):
-    """Tells the rounds' sums beside its tasks; once all is told, and nothing comes of it, a round is over."""
-
-    def __init__(self, world, tasks, sums, **options):
-        super().__init__(world, tasks, **options)
-        self.sums = sums  # round → attempts
-        self.calls |= {"secure_next": 0}
-        self.given = []  # (round, ctx, kind)
-        self.contexts = []  # of whole uploads
-        self.first = []  # replies to SecureNext before all others
-        self.hasty = False  # rounds are over before the real silo reveals anything: the others suffice
-        self.flood = None  # number → a message, for ever after all others
-
-    async def secure(self, request, context):
-        given = given_from_wire(SILO, request)
-        self.given.append((given.attempt.round, given.attempt.ctx, request.WhichOneof("body")))
-        if request.WhichOneof("body") == "reveal" and self.hasty:
-            await self.closed(context)
-        for attempted in self.sums[given.attempt.round]:
-            if attempted.spec.context() == given.attempt.ctx:
-                attempted.happen("coordinator", attempted.event(SILO, given.body))
-        return secure.SecureTaken()
-
-    async def secure_next(self, request, context):
-        self.calls["secure_next"] += 1
-        if self.first:
-            return self.first.pop(0)
-        for _ in range(30):
-            told = [message for attempted in self.sums[request.round] for message in attempted.told]
-            if request.had < len(told):
-                return told[request.had]
-            if self.flood is not None:
-                return self.flood(request.had)
-            await asyncio.sleep(0.01)
-        return await self.closed(context)
-
-    async def closed(self, context):
-        code, closed = grpc.StatusCode.FAILED_PRECONDITION, ((ERROR_METADATA, "ROUND_CLOSED"),)
-        return await context.abort(code, "over", trailing_metadata=closed)
-
-    async def taken(self, frames):
-        manifest, payload, end = await super().taken(frames)
-        self.contexts.append(manifest.context)
-        for attempted in self.sums[manifest.round]:
-            if attempted.spec.context() == manifest.context:
-                attempted.uploads[SILO] = payload
-        return manifest, payload, end
-
-
-def attacks(world, tmp_path, sums, job="public", first=(), times=1):
-    """Play a round of these attempts and an honest one after it; the hostile coordinator."""
-    sums = {0: list(sums), 1: [Attempted(world, job, 1)]}
-    hostile = Blind(world, [offer(world, job), *[round_of(world, 0, job)] * times, round_of(world, 1, job)], sums)
+    ``counted`` is 1 where a sum of the first round holds values of the real silo.
+    """
+    sums = list(sums)
+    retried = [Attempted(world, job, 0, len(sums), notes=abandoned(world, *sums))] if retry else []
+    tasks = [offer(world, job), *[round_of(world, 0, job)] * times, round_of(world, 1, job, counted=counted)]
+    hostile = Blind(world, tasks, {0: [*sums, *retried], 1: [Attempted(world, job, 1)]})
+    hostile.retried = {attempted.spec.context() for attempted in retried}
     hostile.first = list(first)
     hostile.script["fetch"] = [lambda: delivery(world, job, 0), lambda: delivery(world, job, 1, seed=1)]
     play(hostile, tmp_path)
     opened = [(record["round"], record["survivors"]) for record in records(tmp_path) if record["type"] == "secagg.sum"]
-    assert opened[-1:] == [(1, sorted(SILOS))], "the agent did not take part in the next honest round"
+    expected = [(round_, sorted(SILOS)) for round_ in ((0, 1) if retry else (1,))]
+    assert opened[-len(expected) :] == expected, "the agent did not take part in honest sums"
     return hostile
 
 
 def kinds(hostile, round_=0):
-    """How often the real silo gave what, in a round."""
-    return Counter(kind for given_in, _, kind in hostile.given if given_in == round_)
+    """How often the real silo gave what, in the attacked attempts of a round."""
+    return Counter(kind for given_in, ctx, kind in hostile.given if given_in == round_ and ctx not in hostile.retried)
 
 
 def ends(tmp_path, round_=0):
@@ -405,15 +192,17 @@ ALTERED = {  # name: what is changed, code, what the real silo gives beside "end
 
 @pytest.mark.parametrize(("alter", "code", "before"), ALTERED.values(), ids=ALTERED)
 def test_a_lie_ends_the_attempt_and_nothing_more_leaves(world, tmp_path, alter, code, before):
-    hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=alter)])
+    uploaded, signed = "header" in before, "survival" in before
+    retry, counted = uploaded and not signed, int(uploaded)
+    hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=alter)], retry=retry, counted=counted)
     assert kinds(hostile) == Counter((*before, "end"))
     assert ends(tmp_path) == [(code, "coordinator")]
-    assert len([upload for upload in hostile.uploads if upload[1] == 0]) == ("header" in before)
+    assert hostile.contexts.count(hostile.sums[0][0].spec.context()) == uploaded
 
 
 def test_with_private_weights_no_sum_lacks_a_silo(world, tmp_path):
     alter = when(s.SurvivorsTold, lambda _, told: [s.SurvivorsTold(told.headers[1:])])
-    hostile = attacks(world, tmp_path, [Attempted(world, "private", alter=alter)], "private")
+    hostile = attacks(world, tmp_path, [Attempted(world, "private", alter=alter)], "private", retry=True, counted=1)
     assert kinds(hostile) == Counter((*GAVE, "end"))
     assert ends(tmp_path) == [("SURVIVORS", "coordinator")]
 
@@ -424,7 +213,7 @@ def test_with_private_weights_no_sum_lacks_a_silo(world, tmp_path):
 def test_a_second_request_to_unmask_gets_nothing(world, tmp_path):
     """Neither by the same notes nor by those of other survivors."""
     alter = when(s.NotesTold, lambda _, told: [told, told, s.NotesTold(told.survivals[1:])])
-    hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=alter)])
+    hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=alter)], counted=1)
     assert kinds(hostile) == Counter((*GAVE, "survival", "reveal"))
     assert ends(tmp_path) == []
 
@@ -432,7 +221,7 @@ def test_a_second_request_to_unmask_gets_nothing(world, tmp_path):
 def test_after_a_lie_the_truth_gets_nothing(world, tmp_path):
     """All the messages of the honest attempt, after one that ended it."""
     alter = when(s.SurvivorsTold, lambda _, told: [s.SurvivorsTold(told.headers[1:3]), told])
-    hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=alter)])
+    hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=alter)], retry=True, counted=1)
     assert kinds(hostile) == Counter((*GAVE, "end"))
     assert ends(tmp_path) == [("SURVIVORS", "coordinator")]
 
@@ -441,10 +230,10 @@ def test_another_attempt_without_abandon_notes_gets_nothing(world, tmp_path):
     """Its masked words of the first are there; the second would show the same values once more."""
     cut = when(s.SurvivorsTold, lambda *_: [])
     first, second = Attempted(world, "public", alter=cut), Attempted(world, "public", attempt=1)
-    hostile = attacks(world, tmp_path, [first, second])
+    hostile = attacks(world, tmp_path, [first, second], retry=True, counted=1)
     assert kinds(hostile)["survival"] == kinds(hostile)["reveal"] == 0
     assert ends(tmp_path) == [("ABANDON", "coordinator")]
-    assert hostile.contexts[:-1] == [first.spec.context()]
+    assert hostile.contexts[:-2] == [first.spec.context()]
 
 
 # What is no message of this sum.
@@ -499,7 +288,7 @@ NO_MESSAGES = {
 
 @pytest.mark.parametrize("reply", NO_MESSAGES.values(), ids=NO_MESSAGES)
 def test_a_reply_that_is_no_message_is_asked_for_again_and_the_round_is_summed(world, tmp_path, reply):
-    hostile = attacks(world, tmp_path, [Attempted(world, "public")], first=[reply] * 2, times=3)
+    hostile = attacks(world, tmp_path, [Attempted(world, "public")], first=[reply] * 2, times=3, counted=1)
     assert hostile.calls["hello"] == 3
     assert kinds(hostile) == Counter((*GAVE, "survival", "reveal"))
     assert ends(tmp_path) == []
@@ -526,7 +315,7 @@ def test_training_that_ends_while_the_round_is_told_again_loses_nothing(world, t
         return payload
 
     monkeypatch.setattr(JobFolder, "outbox", slowly)
-    attacks(world, tmp_path, [Attempted(world, "public")], first=[GARBAGE], times=2)
+    attacks(world, tmp_path, [Attempted(world, "public")], first=[GARBAGE], times=2, counted=1)
     assert ends(tmp_path) == []
     opened = [record["round"] for record in records(tmp_path) if record["type"] == "secagg.sum"]
     assert opened == [0, 1]
@@ -576,7 +365,7 @@ def test_without_what_it_remembers_of_its_attempts_a_silo_enters_none(world, tmp
     for remembers in (False, True):
         if remembers:
             memory.write_bytes(kept)
-        again = Blind(world, [round_of(world, 1, "public")], {1: [Attempted(world, "public", 1)]})
+        again = Blind(world, [round_of(world, 1, "public", counted=1)], {1: [Attempted(world, "public", 1)]})
         again.script["fetch"] = [lambda: delivery(world, "public", 1, seed=1)]
         play(again, tmp_path)
         assert bool(again.given) == remembers

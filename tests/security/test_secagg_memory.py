@@ -82,8 +82,32 @@ def test_3_after_the_first_masked_byte_only_with_abandon_notes():
         ):
             assert refused(memory, following, notes) == "ABANDON"
         assert memory.entered(following, notes_of(of, *FIVE[:needed]), SIGNERS).pending == ()
-    fresh = entered(spec(4, 0, OTHER_MODEL), memory)  # another round from another model is free
+    assert refused(memory, spec(4, 0, OTHER_MODEL)) == "ABANDON"  # nor another round from the same state of the silo
+    fresh = entered(spec(4, 0, OTHER_MODEL), memory.starting(4))  # from a later state and another model it is free
     assert refused(fresh, spec(5, 0)) == "ABANDON"  # the first model again is not: its upload may still be opened
+
+
+def test_values_from_one_state_are_in_one_signed_sum():
+    """The coordinator says that no round counted, or not the last one (SECURITY.md rule 34)."""
+    of = spec(3, 0)
+    signed = entered(of, Memory().starting(2)).uploading(of, FIVE).signed(of)
+    assert (signed.start, signed.signed_round, signed.signed_ctx) == (2, 3, of.context().hex())
+    for start in range(4):
+        with pytest.raises(RefusedError, match=f"rounds count up to round {start - 1}, .* survivors of round 3") as no:
+            signed.starting(start)
+        assert (no.value.peer, no.value.code) == ("coordinator", "ATTEMPT")
+    assert entered(spec(4, 0, OTHER_MODEL), signed.starting(4)).start == 4
+
+
+def test_an_upload_is_settled_by_the_sum_of_its_round_that_holds_it_not():
+    of, ctx = spec(3, 0), spec(3, 0).context().hex()
+    memory = entered(of).uploading(of, FIVE)
+    assert memory.settled(4, ctx, FIVE[1:], FIVE[0]) is memory  # the sum of another round says nothing
+    assert memory.settled(3, ctx, FIVE, FIVE[0]) is memory  # its values are in that sum
+    for found, survivors in ((ctx, FIVE[1:]), ("ee" * 32, FIVE)):  # without it; or of another attempt
+        after = memory.settled(3, found, survivors, FIVE[0])
+        assert after.pending == ()
+        assert entered(spec(4, 0, OTHER_MODEL), after).round == 4
 
 
 def test_3_notes_leave_no_set_that_could_unmask():
@@ -93,6 +117,7 @@ def test_3_notes_leave_no_set_that_could_unmask():
             for members in range(t, n + 1):
                 pending = Pending(
                     round=1,
+                    start=1,
                     model="cc" * 32,
                     ctx="dd" * 32,
                     members=tuple(f"s{i}" for i in range(members)),

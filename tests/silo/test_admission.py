@@ -78,11 +78,11 @@ def test_a_cohort_is_sorted(made):
 @pytest.mark.parametrize(
     ("cohort", "said"),
     [
-        (["silo-a", "silo-b", "silo-x"], "has 'silo-x', no silo of the job and the roster"),
-        (["silo-a", "coordinator"], "has 'coordinator', no silo"),
-        (["silo-a", "silo-b", "silo-c"], "has 'silo-c', no silo"),  # of the roster, and the job is not for it
-        (["silo-a", ""], "has '', no silo"),
-        (["silo-a", "x" * 3_000_000], f"has '{'x' * 64}', no silo"),
+        (["silo-a", "silo-b", "silo-x"], "names 'silo-x'; the job draws silo-a, silo-b for this round"),
+        (["silo-a", "coordinator"], "names 'coordinator'; the job draws"),
+        (["silo-a", "silo-b", "silo-c"], "names 'silo-c'; the job draws"),  # of the roster, and the job is not for it
+        (["silo-a", ""], "names ''; the job draws"),
+        (["silo-a", "x" * 3_000_000], f"names '{'x' * 64}'; the job draws"),
         (["silo-a", "silo-b", "silo-a"], "has a silo twice"),
         (["silo-b"], "of 1 silos that lacks 'silo-a', this one"),
         ([], "of 0 silos that lacks 'silo-a', this one"),
@@ -96,8 +96,20 @@ def test_a_cohort_that_cannot_have_been_drawn_is_refused(made, cohort, said):
 
 def test_a_silo_that_left_the_roster_is_in_no_cohort(made):
     roster = rosters.remove(made.roster, "silo-b")
-    with pytest.raises(PeerError, match="has 'silo-b', no silo of the job and the roster"):
+    with pytest.raises(PeerError, match="names 'silo-b'; the job draws silo-a, silo-c for this round"):
         checked_cohort(["silo-a", "silo-b"], made.jobs["simple"], 0, "silo-a", roster)
+
+
+def test_a_cohort_has_only_silos_that_the_job_draws_for_the_round(made):
+    job = made.job("in-turn", participation=0.67)
+    drawn = {round_: job.cohort(round_) for round_ in range(4)}
+    assert {len(cohort) for cohort in drawn.values()} == {2}
+    round_, cohort = next((r, c) for r, c in drawn.items() if "silo-a" in c)
+    assert checked_cohort(cohort, job, round_, "silo-a", made.roster) == tuple(sorted(cohort))
+    (other,) = set(SILOS) - set(cohort)
+    for asked in (("silo-a", other), SILOS):
+        with pytest.raises(PeerError, match=f"names '{other}'; the job draws {', '.join(sorted(cohort))} for"):
+            checked_cohort(asked, job, round_, "silo-a", made.roster)
 
 
 def denying(made):

@@ -96,7 +96,7 @@ def test_a_round_leaves_its_state_its_outbox_and_the_state_that_it_began_from(fo
     counted = 0
     for round_ in (0, 1, 5, 11):
         folder.save_round(round_, counted, state(round_), Bundle(payload(round_)))
-        began = [f"state-{counted}.safetensors"] if counted else []
+        began = [f"state-{counted}.safetensors", "counted"] if counted else []
         written = ["job.json", f"outbox-{round_ + 1}.safetensors", f"state-{round_ + 1}.safetensors"]
         assert files(folder) == sorted(written + began)
         counted = folder.rounds_done
@@ -116,7 +116,7 @@ def test_a_round_that_did_not_count_leaves_no_trace(folder):
     same(folder.state(1).parts, state(1.0).parts)
     folder.save_round(6, 5, state(7.0), Bundle(payload(7.0)))  # but it did count
     states = ["state-5.safetensors", "state-7.safetensors"]
-    assert files(folder) == ["job.json", "outbox-7.safetensors", *states]
+    assert files(folder) == ["counted", "job.json", "outbox-7.safetensors", *states]
     same(folder.state(5).parts, state(5.0).parts)
 
 
@@ -137,7 +137,18 @@ def test_a_coordinator_that_takes_a_count_back_is_noticed(folder):
     for round_ in (0, 1, 2):
         folder.save_round(round_, round_, state(), Bundle(payload()))
     assert folder.state(2) is not None
-    with pytest.raises(LocalError, match=r"state-1\.safetensors: gone; .* it had counted a later one before"):
+    for counted in (1, 0):  # 0 would begin anew, from the initial state
+        with pytest.raises(LocalError, match=rf"counts our rounds up to {counted - 1}, and did up to 1 before"):
+            folder.state(counted)
+    (folder.path / "state-2.safetensors").unlink()
+    with pytest.raises(LocalError, match=r"state-2\.safetensors: gone; .* it had counted a later one before"):
+        folder.state(2)
+
+
+def test_what_was_counted_is_a_number(folder):
+    folder.save_round(1, 1, state(), Bundle(payload()))
+    (folder.path / "counted").write_text("many")
+    with pytest.raises(LocalError, match="counted: not a number of rounds"):
         folder.state(1)
 
 
@@ -159,7 +170,8 @@ def test_a_crash_between_outbox_and_state_costs_a_training_and_no_state(folder):
     assert folder.rounds_done == 1
     same(folder.state(1).parts, state(1.0).parts)
     folder.save_round(1, 1, state(3.0), Bundle(payload(3.0)))
-    assert files(folder) == ["job.json", "outbox-2.safetensors", "state-1.safetensors", "state-2.safetensors"]
+    states = ["state-1.safetensors", "state-2.safetensors"]
+    assert files(folder) == ["counted", "job.json", "outbox-2.safetensors", *states]
     same(folder.outbox(1).tensors, payload(3.0))
 
 
@@ -172,7 +184,8 @@ def test_a_crash_before_the_old_files_go_leaves_the_new_round(folder):
     assert folder.rounds_done == 2
     same(folder.outbox(1).tensors, payload(2.0))
     folder.save_round(2, 2, state(), Bundle(payload()))
-    assert files(folder) == ["job.json", "outbox-3.safetensors", "state-2.safetensors", "state-3.safetensors"]
+    states = ["state-2.safetensors", "state-3.safetensors"]
+    assert files(folder) == ["counted", "job.json", "outbox-3.safetensors", *states]
 
 
 def test_the_outbox_is_written_before_the_state(folder, monkeypatch):

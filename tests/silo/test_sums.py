@@ -6,12 +6,13 @@ import pytest
 import torch
 from google.protobuf.message import DecodeError
 from keyed_jobs import SILOS, keys_of
-from open_sums import Recipient, Summed, delivery, make_tagged
+from open_sums import ME, Recipient, Summed, delivery, make_tagged
 
 from staddle.errors import RefusedError
 from staddle.proto.blind import model_digest
 from staddle.proto.sum_messages import sums_from_wire
 from staddle.security.labels import SECAGG_CONTEXT, SECAGG_SPEC, framed
+from staddle.security.secagg_memory import Memory
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +169,32 @@ def test_a_sum_that_is_not_the_silos_is_refused_and_stands_in_the_ledger(recipie
         ctx = hashlib.sha256(framed(SECAGG_CONTEXT, message.document)).hexdigest()
         assert (ended["code"], ended["blame"], ended["round"], ended["ctx"]) == (code, "coordinator", 0, ctx)
         assert said in ended["why"]
+
+
+def test_the_sum_of_a_round_is_the_one_whose_survivors_this_silo_signed(recipient, sums):
+    """Another attempt at the round has honest tags, too, where a silo of the job helps the coordinator."""
+    made = sums["simple", 0]
+    signed = Memory().starting(0).signed(made.spec)
+    assert recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=signed).sums
+    other = Memory().starting(0).signed(made.spec.model_copy(update={"attempt": 1}))
+    with pytest.raises(RefusedError, match="delivers the sum of another attempt at round 0 than") as caught:
+        recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=other)
+    assert caught.value.code == "SUM"
+    (ended,) = recipient.recorded("secagg.end")
+    assert (ended["code"], ended["round"]) == ("SUM", 0)
+
+
+def test_a_sum_settles_what_became_of_an_upload_that_is_not_in_it(recipient, tagged, sums):
+    """It lost its connection behind the upload, and the others had their sum without it."""
+    made = Summed(tagged, tagged.jobs["simple"], 0, tuple(silo for silo in SILOS if silo != ME))
+    memory = Memory().starting(0).uploading(made.spec, SILOS)
+    frames = delivery(made.job, 1, [made.down("model")])
+    recipient.take(made.job, 1, frames, memory=memory)
+    assert (len(memory.pending), recipient.remembered.pending) == (1, ())
+    within = sums["simple", 0]
+    memory = Memory().starting(0).uploading(within.spec, SILOS)
+    recipient.take(made.job, 1, delivery(made.job, 1, [within.down("model")]), memory=memory)
+    assert recipient.remembered == memory
 
 
 @pytest.mark.parametrize("job", ["simple", "hidden"])

@@ -83,8 +83,11 @@ def test_the_end_evaluates_what_counted(work, counted):
     one = work("one")
     one.train(0, 0, {})
     states = {0: None, 1: one.folder.state(1)}
-    one.train(1, 1, delivery(one, 1))
+    one.train(1, min(counted, 1), delivery(one, 1))
     states[2] = one.folder.state(2)
+    if counted:
+        with pytest.raises(LocalError, match="a round that counted is not taken back"):
+            one.finish(0, delivery(one, 2))
     one.finish(counted, delivery(one, 2))
     kept = (one.folder.path / "model.safetensors").read_bytes()
     if counted:  # fedper keeps the model that was trained last
