@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .models import fill
+from .streams import Seed
 
 Mixture: TypeAlias = Literal["probabilities", "logits", "parameters"]
 
@@ -61,7 +62,7 @@ class Membership(nn.Module):
 
 
 def canonical(
-    models: int, width: int, classes: int, hidden: int | None, mixture: Mixture, seed: int, prefix: str
+    models: int, width: int, classes: int, hidden: int | None, mixture: Mixture, seed: Seed, prefix: str
 ) -> Canonical:
     """K canonical models, each from its own streams; with ``hidden`` they are MLPs."""
     build: Callable[[], nn.Module]

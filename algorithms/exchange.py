@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LocalError
+from .streams import Seed
 
 Tensors = Mapping[str, Tensor]
 Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo gave
@@ -121,7 +122,7 @@ class Gram:
     """
 
     sketch: int = 0
-    seed: int = 0
+    seed: Seed = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import floor
 from pathlib import Path
@@ -61,6 +61,7 @@ from .models import ModelOptions, build, input_shape, sketch
 from .privacy import PrivacyTable
 from .rates import Schedule, paced
 from .schema import explain_difference, method_digest, model_digest, phases, plain
+from .streams import Seed as AnySeed
 from .streams import raw, stream
 
 LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
@@ -160,6 +161,7 @@ class Job:
     security: SecurityTable
     privacy: PrivacyTable | None = None
     schedule: Schedule | None = None
+    federated: bool = field(default=False, compare=False)
 
     @classmethod
     def from_toml(cls, path: Path) -> "Job":
@@ -195,12 +197,15 @@ class Job:
         return job
 
     @classmethod
-    def from_document(cls, document: Any, origin: str) -> "Job":
-        """The job of a document that came from elsewhere, refused unless this machine's code makes the same of it."""
+    def from_document(cls, document: Any, origin: str, *, federated: bool = True) -> "Job":
+        """The job of a document that came from elsewhere, refused unless this machine's code makes the same of it.
+
+        ``federated`` as in ``for_federation``: False for a document that a simulation kept.
+        """
         if not isinstance(document, Mapping):
             raise LocalError(f"{origin}: a job document is a JSON object, not {type(document).__name__}")
         written = {key: value for key, value in document.items() if key not in DERIVED}
-        job = cls.from_file(validate(written, JobFile, origin), origin)
+        job = replace(cls.from_file(validate(written, JobFile, origin), origin), federated=federated)
         if job.privacy is not None and job.privacy.sigma is None:
             raise LocalError(f"{origin}: privacy.sigma is missing, which staddle job sign plans; have it signed so")
         computed = job.document()
@@ -211,6 +216,15 @@ class Job:
     def document(self) -> dict[str, Any]:
         """The document that is signed, hashed and sent: canonical JSON can hold it."""
         schema = self._schema  # first: it says what a method cannot do with this job
+        return {
+            **self._written(),
+            "schema": schema,
+            "method_digest": method_digest(self._method, schema),
+            "model_digest": model_digest(self.model, self._method),
+        }
+
+    def _written(self) -> dict[str, Any]:
+        """The document without what follows from it."""
         return {
             "version": 1,
             "name": self.name,
@@ -223,7 +237,7 @@ class Job:
             "quorum": plain(self.quorum),
             "method": {
                 "name": self.method_name,
-                "version": self._method.version,
+                "version": method_class(self.method_name, self.name).version,
                 "options": plain(self.method_options),
             },
             "model": plain(self.model),
@@ -237,10 +251,28 @@ class Job:
             },
             "security": plain(self.security),
             "privacy": plain(self.privacy),
-            "schema": schema,
-            "method_digest": method_digest(self._method, schema),
-            "model_digest": model_digest(self.model, self._method),
         }
+
+    def for_federation(self) -> "Job":
+        """The same job as silos run it: what they draw follows from the whole job, not from its seed alone.
+
+        So no two jobs train alike, and the sums of two jobs that differ by one silo do not tell that silo's values
+        (SECURITY.md rule 35). In a simulation the methods that are compared share what the seed gives.
+        """
+        return replace(self, federated=True)
+
+    @cached_property
+    def root(self) -> AnySeed:
+        """What all streams of the job derive from: the seed, or in a federation SHA-256 of what is written, in hex.
+
+        The noise multiplier is left out, which is planned for what is written.
+        """
+        if not self.federated:
+            return self.seed
+        written = self._written()
+        if written["privacy"] is not None:
+            written["privacy"] = {**written["privacy"], "sigma": None}
+        return hashlib.sha256(canonical_json(written)).hexdigest()
 
     @cached_property
     def digest(self) -> str:
@@ -353,8 +385,8 @@ class Job:
             input_shape(self.model),
             self.epochs,
             self.optimiser,
-            self.seed,
-            lambda: build(self.model, self.seed),
+            self.root,
+            lambda: build(self.model, self.root),
             lambda: sketch(self.model),
             self.cohort,
             self.model.buffers,
@@ -403,7 +435,7 @@ class Job:
         census = self._method.census and round_ == 0
         if self.cohort_size == len(self.silos) or census or (self._method.tunes and round_ == self.length - 1):
             return self.silos
-        words = raw(stream(self.seed, "", round_, "cohort"), len(self.silos)).tolist()
+        words = raw(stream(self.root, "", round_, "cohort"), len(self.silos)).tolist()
         drawn = sorted(range(len(self.silos)), key=lambda i: (words[i], i))[: self.cohort_size]
         return tuple(self.silos[i] for i in sorted(drawn))
 

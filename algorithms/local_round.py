@@ -133,7 +133,7 @@ def local_round(
 
 def stage_stream(method: Method, job: Job, client: str, round_: int, number: int) -> np.random.Generator:
     """What shuffles the batches of a round's stage."""
-    return stream(job.seed, client, method.stream_round(round_), f"train/{number}")
+    return stream(job.root, client, method.stream_round(round_), f"train/{number}")
 
 
 def _side(

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from ..files import Strict
 from .exchange import Gift, Kind, Part, Sum, Tensors, TensorSpec
+from .streams import Seed
 from .taint import PRIVATE, PUBLIC, Taint
 
 Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]  # part name → the module, or its functional form under vmap
@@ -97,7 +98,7 @@ class Setting:
     input: tuple[int, int, int]  # channels, height, width
     epochs: int
     optimiser: Optimiser
-    seed: int
+    seed: Seed
     build: Callable[[], dict[str, nn.Module]]
     sketch: Callable[[], dict[str, nn.Module]]
     drawn: Callable[[int], tuple[str, ...]]  # the silos of a round, in job order; fewer may come

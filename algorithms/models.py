@@ -16,9 +16,9 @@ from ..errors import LocalError
 from ..files import Strict
 from .class_names import names_fault
 from .networks import NETWORKS, Norm, Shape
-from .streams import stream, uniform
+from .streams import Seed, stream, uniform
 
-MODEL_VERSION = 1  # raised when a model of this file changes: it enters the job's model digest
+MODEL_VERSION = 2  # raised when a model of this file, or what it begins with, changes: it enters the job's model digest
 
 LARGEST_MODEL = 2**28  # parameters, 1 GiB: whoever reads a job builds its model, so a job must not take all memory
 
@@ -88,7 +88,7 @@ def sketch(options: ModelOptions) -> dict[str, nn.Module]:
         return NETWORKS[options.name].build(input_shape(options), options.classes, options.norm)
 
 
-def build(options: ModelOptions, seed: int) -> dict[str, nn.Module]:
+def build(options: ModelOptions, seed: Seed) -> dict[str, nn.Module]:
     """A freshly initialised model by part; the same options and seed give the same bits everywhere."""
     parts = sketch(options)
     for part, module in parts.items():
@@ -96,7 +96,7 @@ def build(options: ModelOptions, seed: int) -> dict[str, nn.Module]:
     return parts
 
 
-def fill(module: nn.Module, seed: int, prefix: str) -> None:
+def fill(module: nn.Module, seed: Seed, prefix: str) -> None:
     """Give a new module its initial values; none where torch's device is "meta", for whoever has other values."""
     if torch.get_default_device().type != "meta":
         # As Module.to_empty does it, which would first import symbolic shapes, for half a second.
@@ -109,7 +109,7 @@ def _empty(sketched: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def initialise(module: nn.Module, seed: int, prefix: str) -> None:
+def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
     """Fill a module's parameters and buffers from the streams ``init/<prefix>.<name>``; norms start as identities."""
     for name, leaf in module.named_modules():
         if any(True for _ in leaf.children()):

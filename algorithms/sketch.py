@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .streams import raw, stream
+from .streams import Seed, raw, stream
 
 
-def count_sketch(vector: Tensor, size: int, seed: int) -> Tensor:
+def count_sketch(vector: Tensor, size: int, seed: Seed) -> Tensor:
     """S(vector) [size] in float64; vectors are comparable where size and seed are the same."""
     bucket, sign = _projection(len(vector), size, seed)
     return torch.zeros(size, dtype=torch.float64).index_add_(0, bucket, vector.double() * sign)
 
 
 @lru_cache(maxsize=1)  # a job has one; 5 bytes a coordinate
-def _projection(length: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
+def _projection(length: int, size: int, seed: Seed) -> tuple[Tensor, Tensor]:
     """Buckets and signs [length] from the words of a public stream: the lowest bit is the sign, the rest the bucket."""
     words = raw(stream(seed, "", 0, "sketch"), length)
     bucket = ((words >> np.uint64(1)) % np.uint64(size)).astype(np.int32)

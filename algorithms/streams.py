@@ -1,6 +1,7 @@
 """Randomness: every draw of a job comes from a stream named by seed, client, round and purpose.
 
 A stream is Philox keyed by SHA-256 of those four, so that any engine, at any silo, in any order makes the same draws.
+The seed is a number in a simulation, and follows from the whole job in a federation (``Job.root``).
 What must agree between machines (initial models, cohorts, batches) is computed from the raw 64-bit words, which the
 generator's definition fixes; NumPy keeps the right to change its derived distributions between releases (NEP 19).
 """
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from ..files import canonical_json
 
 DOMAIN = "staddle/stream/1"
+Seed = int | str
 
 
-def stream(seed: int, client: str, round_: int, purpose: str) -> np.random.Generator:
+def stream(seed: Seed, client: str, round_: int, purpose: str) -> np.random.Generator:
     """Generator of one purpose; canonical JSON of a list is injective, so no two purposes share a stream."""
     digest = hashlib.sha256(canonical_json([DOMAIN, seed, client, round_, purpose])).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))  # the key has 128 bits

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .streams import permutation, stream
+from .streams import Seed, permutation, stream
 
 
-def balanced(cohort: Sequence[str], middle: int, seed: int, round_: int) -> dict[str, int]:
+def balanced(cohort: Sequence[str], middle: int, seed: Seed, round_: int) -> dict[str, int]:
     """A block 1 … ``middle`` for each silo, dealt out from the deepest to silos in random order, as far as they go."""
     order = permutation(stream(seed, "", round_, "fedaims/blocks"), len(cohort)).tolist()
     return {cohort[i]: middle - place % middle for place, i in enumerate(order)}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .models import fill
 from .networks_fedsimsup import Shape, two_and_two
+from .streams import Seed
 
 WIDTH, HEADS, BLOCKS = 20, 4, 2  # of the transformer
 
@@ -125,7 +126,7 @@ def supervisor_fault(name: str, shape: Shape) -> str:
     return ""
 
 
-def build_supervisor(name: str, shape: Shape, classes: int, seed: int, silo: str) -> nn.Module:
+def build_supervisor(name: str, shape: Shape, classes: int, seed: Seed, silo: str) -> nn.Module:
     """A freshly initialised supervisor; each silo has its own stream."""
     with torch.device("meta"):
         module = SUPERVISORS[name](shape, classes)

@@ -59,7 +59,7 @@ def sign(
     if signer.entry.role is not Role.OPERATOR:
         raise LocalError(f"{keys}: {signer.entry.id!r} is a {signer.entry.role}; only an operator signs jobs")
     members = rosters.load(roster)
-    job = Job.from_toml(job_file)
+    job = Job.from_toml(job_file).for_federation()
     for silo in job.silos:
         if silo not in members or members[silo].role is not Role.SILO:
             raise LocalError(f"{job_file}: silos names {silo!r}, which is no silo of {roster}; add it or take it out")

@@ -87,7 +87,7 @@ def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
     folder.mkdir(exist_ok=True)
     source = folder / f"{document['name']}.toml"
     write_atomic(source, to_toml(document).encode(), 0o644)
-    job = Job.from_toml(source)
+    job = Job.from_toml(source).for_federation()
     if job.privacy is not None:
         from .planning import planned  # noqa: PLC0415 opacus takes seconds to import
 

@@ -104,7 +104,7 @@ def _read(path: Path, roster: Path | None) -> tuple[Job, bool]:
             document = validate(signed, Envelope, str(path)).document
         job = Job.from_document(document, str(path))
     else:
-        job = Job.from_toml(path)
+        job = Job.from_toml(path).for_federation()
     if job.privacy is None:
         raise LocalError(
             f"{path}: job {job.name!r} has no [privacy] table, so it costs no budget and nothing of it has noise; "

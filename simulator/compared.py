@@ -171,7 +171,7 @@ def _ran(row: Row, column: Column, runs: Sequence[Recorded]) -> Ran | None:
         if (one.measure, one.rounds) == (measure, score.rounds)
     ]
     first = taken[0][0]
-    job = Job.from_document(first.identity.job, str(first.folder))
+    job = Job.from_document(first.identity.job, str(first.folder), federated=False)
     value = spread([score.value for *_, score in taken])
     return Ran(value, fmean(over), len(first.silos), job.cohort_size, job.rounds)
 

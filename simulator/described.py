@@ -89,7 +89,7 @@ def drawn(run: Recorded) -> frozenset[str]:
 
 
 def _job(run: Recorded) -> Job:
-    return Job.from_document(run.identity.job, str(run.folder))
+    return Job.from_document(run.identity.job, str(run.folder), federated=False)
 
 
 def _said(run: Recorded) -> Mapping[str, Any]:

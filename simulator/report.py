@@ -94,7 +94,7 @@ def _drawn(population: Population) -> bytes | None:
 
 
 def _heat_map(run: Recorded, population: Population | None) -> bytes | None:
-    job = Job.from_document(run.identity.job, str(run.folder))
+    job = Job.from_document(run.identity.job, str(run.folder), federated=False)
     found = heatmaps.heat_map(job, run.coordinator(), run.model)
     if found is None:
         return None

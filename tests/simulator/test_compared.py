@@ -61,7 +61,7 @@ class Job:
 
 @pytest.fixture(autouse=True)
 def jobs(monkeypatch):
-    monkeypatch.setattr("staddle.simulator.compared.Job", SimpleNamespace(from_document=lambda *_: Job()))
+    monkeypatch.setattr("staddle.simulator.compared.Job", SimpleNamespace(from_document=lambda *_, **__: Job()))
 
 
 def run(label, rights):
