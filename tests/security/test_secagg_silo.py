@@ -499,12 +499,14 @@ def test_a_retry_without_some_silos_shows_their_difference_to_nobody():
                 entered(spec, own=mine, memory=ran.memories[silo], silo=silo)
             assert (caught.value.peer, caught.value.code) == ("coordinator", code)
     fresh = specify(frame(round=4, model_digest="ee" * 32), FIVE[:4], 0)
+
+    def from_round(start, silo):
+        memory = ran.memories[silo].starting(start)
+        return entered(fresh, own=frame(round=4, model_digest="ee" * 32), memory=memory, silo=silo)[0]
+
     for silo, code in ((ME, "ATTEMPT"), (FIVE[1], "ABANDON")):  # trained once more from where round 3 began
         with pytest.raises(RefusedError) as caught:
-            memory = ran.memories[silo].starting(0)
-            entered(fresh, own=frame(round=4, model_digest="ee" * 32), memory=memory, silo=silo)
+            from_round(0, silo)
         assert (caught.value.peer, caught.value.code) == ("coordinator", code)
     for silo in (ME, FIVE[1]):
-        memory = ran.memories[silo].starting(4)
-        state, _ = entered(fresh, own=frame(round=4, model_digest="ee" * 32), memory=memory, silo=silo)
-        assert state.stage == "keys"
+        assert from_round(4, silo).stage == "keys"
