@@ -249,8 +249,9 @@ class Tree:
 
 def verify_inclusion(leaf: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]) -> None:
     """RFC 9162 section 2.1.3.2: the leaf stands at ``index`` of the tree of ``size`` leaves under ``root``."""
-    if not index < size:
+    if not 0 <= index < size:
         raise FaultError(f"record {index} is not in a tree of {size}")
+    check_hashes(leaf, root, *proof)
     at, last, computed = index, size - 1, leaf
     for sibling in proof:
         if last == 0:
@@ -268,8 +269,9 @@ def verify_inclusion(leaf: bytes, index: int, size: int, root: bytes, proof: Seq
 
 def verify_consistency(old_size: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]) -> None:
     """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with the leaves of the old one."""
-    if old_size > size:
+    if not 0 <= old_size <= size:
         raise FaultError(f"a tree of {size} records cannot extend one of {old_size}: records were cut off")
+    check_hashes(old_root, root, *proof)
     if old_size in (0, size):  # every tree extends the empty one, and each size has one root
         if proof:
             raise FaultError("the proof is too long")
@@ -295,6 +297,13 @@ def verify_consistency(old_size: int, old_root: bytes, size: int, root: bytes, p
         at, last = at >> 1, last >> 1
     if last or old_computed != old_root or computed != root:
         raise FaultError(f"the proof does not lead from {old_root.hex()} to {root.hex()}: the log did not just grow")
+
+
+def check_hashes(*hashes: bytes) -> None:
+    """FaultError unless each is as long as a SHA-256 hash: an empty root would fit an empty leaf."""
+    for each in hashes:
+        if len(each) != 32:
+            raise FaultError(f"a hash has 32 bytes, this one {len(each)}: {each.hex()[:64]}")
 
 
 # Signed notes and checkpoints of C2SP.

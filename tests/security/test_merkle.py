@@ -1,3 +1,5 @@
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,6 +101,137 @@ def bent(proof):
     )
     yield from ((*proof[:at], proof[at][:-1], *proof[at + 1 :]) for at in range(len(proof)))
     yield from ((*proof[:at], proof[at] + b"\x00", *proof[at + 1 :]) for at in range(len(proof)))
+
+
+# The 196 inclusion and consistency vectors of transparency-dev/merkle (testdata/, Apache-2.0, as of commit 417fb0c3): a
+# sound proof of each tree, and what must not pass for one. They are made anew here, with those sizes and fillers;
+# PUBLISHED is over what the files themselves say, spelt as below, so none is missing and none says anything else.
+PUBLISHED = "97efd42a331a89d9b47584c441699114c23960473dcabbac147d5947ad655ef6"
+STRANGER = bytes.fromhex("abacaba0" + 21 * "00" + "60061e00123456")
+DATA = leaf_hash(b"data")
+CARE_1, CARE_2 = b"don't care 1", b"don't care 2"
+
+
+def flipped(proof, mask):
+    """By place in the proof: the proof with a bit of that hash's first byte flipped."""
+    for at, value in enumerate(proof):
+        yield at, [*proof[:at], bytes([value[0] ^ mask]) + value[1:], *proof[at + 1 :]]
+
+
+def inclusion_vectors():
+    """Name, (leaf, index, size, root, proof), and whether that proves anything."""
+    for index, size in ((0, 1), (0, 8), (5, 8), (2, 3), (1, 5)):
+        leaf, root, proof = KNOWN[index], naive_root(KNOWN[:size]), naive_path(index, KNOWN[:size])
+        of = f"{index} in {size}"
+        yield f"{of}, sound", (leaf, index, size, root, proof), True
+        for wrong in ((index - 1) % 2**64, index + 1, index ^ 2):
+            yield f"{of}, index {wrong}", (leaf, wrong, size, root, proof), False
+        for wrong in (size // 2, size * 2):
+            yield f"{of}, size {wrong}", (leaf, index, wrong, root, proof), False
+        yield f"{of}, wrong leaf", (b"WrongLeaf", index, size, root, proof), False
+        for name, wrong in (("empty tree's", EMPTY_ROOT), ("stranger's", STRANGER)):
+            yield f"{of}, {name} root", (leaf, index, size, wrong, proof), False
+        for name, extra in (("nothing", b""), ("root", root)):
+            yield f"{of}, {name} before", (leaf, index, size, root, [extra, *proof]), False
+            yield f"{of}, {name} behind", (leaf, index, size, root, [*proof, extra]), False
+        for at, bent_proof in flipped(proof, 0x08):
+            yield f"{of}, bit of hash {at}", (leaf, index, size, root, bent_proof), False
+        if proof:
+            yield f"{of}, cut", (leaf, index, size, root, proof[:-1]), False
+        if len(proof) > 1:
+            yield f"{of}, stranger within", (leaf, index, size, root, [proof[0], STRANGER, *proof[1:]]), False
+    for index, size in ((0, 0), (0, 1), (1, 0), (2, 1)):
+        for leaf, root in ((b"", EMPTY_ROOT), (STRANGER, b""), (STRANGER, EMPTY_ROOT)):
+            yield (
+                f"{index} in {size}, leaf {leaf.hex()[:8]}, root {root.hex()[:8]}",
+                (leaf, index, size, root, []),
+                False,
+            )
+    for leaf in (b"", DATA):
+        for root in (b"", DATA):
+            yield f"single, leaf {leaf.hex()[:8]}, root {root.hex()[:8]}", (leaf, 0, 1, root, []), leaf == root == DATA
+
+
+def consistency_vectors():
+    """Name, (old size, old root, size, root, proof), and whether that proves anything."""
+    yield "1 to 1, sound", (1, naive_root(KNOWN[:1]), 1, naive_root(KNOWN[:1]), []), True
+    for old, size in ((1, 8), (6, 8), (2, 5), (6, 7)):
+        old_root, root = naive_root(KNOWN[:old]), naive_root(KNOWN[:size])
+        proof = naive_subproof(old, KNOWN[:size], True)
+        of = f"{old} to {size}"
+        yield f"{of}, sound", (old, old_root, size, root, proof), True
+        for wrong in (old - 1, old + 1, old ^ 2):
+            yield f"{of}, old size {wrong}", (wrong, old_root, size, root, proof), False
+        for wrong in (size // 2, size * 2):
+            yield f"{of}, size {wrong}", (old, old_root, wrong, root, proof), False
+        yield f"{of}, wrong old root", (old, b"WrongRoot", size, root, proof), False
+        yield f"{of}, wrong root", (old, old_root, size, b"WrongRoot", proof), False
+        yield f"{of}, swapped", (old, root, size, old_root, proof), False
+        yield f"{of}, no proof", (old, old_root, size, root, []), False
+        yield f"{of}, cut", (old, old_root, size, root, proof[:-1]), False
+        for name, extra in (("nothing", b""), ("old root", old_root), ("root", root)):
+            yield f"{of}, {name} before", (old, old_root, size, root, [extra, *proof]), False
+            yield f"{of}, {name} behind", (old, old_root, size, root, [*proof, extra]), False
+        yield f"{of}, first twice", (old, old_root, size, root, [proof[0], *proof]), False
+        for at, bent_proof in flipped(proof, 0x10):
+            yield f"{of}, bit of hash {at}", (old, old_root, size, root, bent_proof), False
+    for old, size, old_root, root, proof in (
+        (0, 0, CARE_1, CARE_1, []),
+        (0, 0, CARE_1, CARE_2, []),
+        (0, 0, EMPTY_ROOT, CARE_2, []),
+        (0, 0, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
+        (0, 1, CARE_1, CARE_2, []),
+        (0, 1, EMPTY_ROOT, CARE_2, []),
+        (0, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
+        (1, 0, CARE_1, CARE_2, []),
+        (1, 1, CARE_1, CARE_2, []),
+        (1, 1, CARE_2, CARE_2, []),
+        (1, 1, EMPTY_ROOT, CARE_2, []),
+        (1, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
+        (1, 2, CARE_1, CARE_2, []),
+        (2, 1, CARE_1, CARE_2, []),
+    ):
+        name = f"{old} to {size}, roots {old_root.hex()[-8:]} and {root.hex()[-8:]}, proof of {len(proof)}"
+        yield name, (old, old_root, size, root, proof), (old, size, old_root) == (1, 1, root) and not proof
+
+
+INCLUSION, CONSISTENCY = list(inclusion_vectors()), list(consistency_vectors())
+# Published as sound, since the two roots are the same. They are no SHA-256 hashes, and so refused here.
+STRICTER = "1 to 1, roots 72652032 and 72652032, proof of 0"
+
+
+def spelt(arguments, sound):
+    """A vector in one line: numbers in decimal, hashes in hex, those of a proof behind one another."""
+    words = [str(each) if isinstance(each, int) else each.hex() for each in arguments[:-1]]
+    return " ".join([*words, ",".join(each.hex() for each in arguments[-1]), "sound" if sound else "refused"])
+
+
+def test_these_are_the_published_vectors():
+    lines = [spelt(arguments, sound) for _, arguments, sound in [*INCLUSION, *CONSISTENCY]]
+    assert (len(INCLUSION), len(CONSISTENCY)) == (98, 98)
+    assert hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() == PUBLISHED
+    assert [sound for name, _, sound in CONSISTENCY if name == STRICTER] == [True]
+
+
+@pytest.mark.parametrize(("arguments", "sound"), [pytest.param(*rest, id=name) for name, *rest in INCLUSION])
+def test_published_inclusion(arguments, sound):
+    if sound:
+        verify_inclusion(*arguments)
+    else:
+        with pytest.raises(ProofError):
+            verify_inclusion(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sound"),
+    [pytest.param(each, sound and name != STRICTER, id=name) for name, each, sound in CONSISTENCY],
+)
+def test_published_consistency(arguments, sound):
+    if sound:
+        verify_consistency(*arguments)
+    else:
+        with pytest.raises(ProofError):
+            verify_consistency(*arguments)
 
 
 def test_roots_of_rfc_6962():

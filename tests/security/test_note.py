@@ -32,6 +32,37 @@ ENOCH_KEY = "EnochRoot+af0cfe78+ATtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"
 ENOCH_LINE = "— EnochRoot rwz+eBzmZa0SO3NbfRGzPCpDckykFXSdeX+MNtCOXm2/5n2tiOHp+vAF1aGrQ5ovTG01oOTGwnWLox33WWd1RvMc+QQ="
 SIGNED = f"{TEXT}\n{PETER_LINE}\n{ENOCH_LINE}\n".encode()
 
+# The notes of those tests (BSD-3-Clause, The Go Authors, 2019; x/mod 0.7.0), the keys that are trusted, and who
+# signed; None for a note that is refused. One verdict of Go's is not ours: a key that is trusted twice is one key here.
+PETER, ENOCH = f"{PETER_LINE}\n".encode(), f"{ENOCH_LINE}\n".encode()
+BOTH = {PETER_KEY: "PeterNeumann", ENOCH_KEY: "EnochRoot"}
+LONGER = {line: line[:60] + b"ABCD" + line[60:] for line in (PETER, ENOCH)}
+GO_OPENS = [
+    pytest.param(TEXT.encode() + after, keys, signed, id=name)
+    for name, after, keys, signed in [
+        ("one of two is trusted", b"\n" + PETER + ENOCH, [PETER_KEY], ["PeterNeumann"]),
+        ("both are trusted", b"\n" + PETER + ENOCH, [*BOTH], ["PeterNeumann", "EnochRoot"]),
+        ("a trusted key did not sign", b"\n" + PETER, [*BOTH], ["PeterNeumann"]),
+        ("each twice, one longer", b"\n" + 2 * PETER + 2 * ENOCH + LONGER[ENOCH], [PETER_KEY], ["PeterNeumann"]),
+        ("101 times", b"\n" + 101 * PETER, [PETER_KEY], None),
+        ("a signature is longer", b"\n" + LONGER[PETER], [PETER_KEY], None),
+        ("no signature", b"", [PETER_KEY], None),
+        ("no signature behind the blank line", b"\n", [PETER_KEY], None),
+        ("no last newline", b"\n" + PETER[:-1], [PETER_KEY], None),
+        ("a name of two words", b"\n" + PETER.replace(b"PeterNeumann", b"Bad Name")[:-1], [PETER_KEY], None),
+        ("a line too many", b"\n" + PETER + b"Unexpected line.\n", [PETER_KEY], None),
+        ("another name", b"\n" + PETER.replace(b"PeterNeumann", b"CarmenSandiego"), [PETER_KEY], None),
+        ("another key id", b"\n" + PETER.replace(b"x08g", b"xxxx"), [PETER_KEY], None),
+    ]
+] + [
+    pytest.param(byte + TEXT.encode() + b"\n" + PETER, [PETER_KEY], None, id=f"begins with {byte.hex()}")
+    for byte in (b"\x01", b"\xff")
+]
+GO_REFUSES_KEYS = [  # too long a key, and an unknown kind of one, each with the key id of what it holds
+    "PeterNeumann+cc469956+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TWBADKEY==",
+    "PeterNeumann+173116ae+ZRpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW",
+]
+
 # A checkpoint of a public log of certificates, signed by its keys (one of a kind unknown here) and by witnesses.
 ARCHE = "— arche2025h1.staging.ct.transparency.dev"
 PUBLIC = f"""arche2025h1.staging.ct.transparency.dev
@@ -74,6 +105,30 @@ def test_keys_and_signatures_are_those_of_go():
     peter, enoch = key_of(PETER_KEY), key_of(ENOCH_KEY)
     assert verify(note, [enoch, peter]) == (Verified(peter, None), Verified(enoch, None))
     assert verify(note, [enoch]) == (Verified(enoch, None),)
+
+
+@pytest.mark.parametrize(("data", "keys", "signed"), GO_OPENS)
+def test_what_go_opens_and_what_not(data, keys, signed):
+    trusted = [key_of(key) for key in keys]
+    if signed is None:
+        with pytest.raises(ProofError):
+            verify(parse(data), trusted)
+    else:
+        note = parse(data)
+        assert note.text == TEXT
+        assert [each.key.name for each in verify(note, trusted)] == signed
+
+
+def test_a_note_that_nobody_trusted_signed_says_so():
+    for trusted in ([], [replace(key_of(PETER_KEY), name="CarmenSandiego")]):
+        with pytest.raises(ProofError, match="none of the keys"):
+            verify(parse(SIGNED), trusted)
+
+
+@pytest.mark.parametrize("key", GO_REFUSES_KEYS)
+def test_keys_that_go_refuses(key):
+    with pytest.raises(LocalError):
+        key_of(key)
 
 
 def test_the_note_of_the_specification():

@@ -1,9 +1,11 @@
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle.errors import RefusedError
 from staddle.security import pairwise
+from staddle.security.labels import framed
 from staddle.security.secagg_fault import Code
 
 CTX = b"c" * 32
@@ -27,9 +29,76 @@ def test_x25519_as_in_rfc_7748_section_6_1():
     assert pairwise.agree(alice, pairwise.public_key(bob), "bob").hex() == shared
 
 
-def test_hkdf_as_in_rfc_5869_appendix_a_1():
-    found = pairwise.derive(bytes([0x0B] * 22), bytes(range(13)), bytes(range(0xF0, 0xFA)))
-    assert found.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
+@pytest.mark.parametrize(
+    ("scalar", "point", "found"),
+    [
+        (
+            "a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4",
+            "e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c",
+            "c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552",
+        ),
+        (  # the point's highest bit is set, and masked
+            "4b66e9d4d1b4673c5ad22691957d6af5c11b6421e0ea01d42ca4169e7918ba0d",
+            "e5210f12786811d3f4b7959d0538ae2c31dbe7106fc03c3efc4cd549c715a493",
+            "95cbde9476e8907d7aade45cb4b873f88b595a68799fa152e6f8f7647aac7957",
+        ),
+    ],
+)
+def test_x25519_as_in_rfc_7748_section_5_2(scalar, point, found):
+    assert pairwise.agree(bytes.fromhex(scalar), bytes.fromhex(point), "bob").hex() == found
+
+
+def test_x25519_a_thousand_times_as_in_rfc_7748_section_5_2():
+    scalar = point = bytes([9, *bytes(31)])
+    for turn in range(1000):
+        scalar, point = pairwise.agree(scalar, point, "bob"), scalar
+        if not turn:
+            assert scalar.hex() == "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079"
+    assert scalar.hex() == "684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51"
+
+
+@pytest.mark.parametrize(
+    ("secret", "salt", "info", "found"),
+    [
+        (
+            bytes([0x0B] * 22),
+            bytes(range(13)),
+            bytes(range(0xF0, 0xFA)),
+            "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf",
+        ),
+        (
+            bytes(range(80)),
+            bytes(range(0x60, 0xB0)),
+            bytes(range(0xB0, 0x100)),
+            "b11e398dc80327a1c8e7f78c596a49344f012eda2d4efad8a050cc4c19afa97c",
+        ),
+        (bytes([0x0B] * 22), b"", b"", "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d"),
+    ],
+)
+def test_hkdf_as_in_rfc_5869_appendix_a_1_to_3(secret, salt, info, found):
+    """The first 32 bytes: those that follow change none of them."""
+    assert pairwise.derive(secret, salt, info).hex() == found
+
+
+def test_the_cipher_is_that_of_rfc_8439_section_2_8_2():
+    plain = (
+        b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, sunscreen would "
+        b"be it."
+    )
+    nonce, more = bytes.fromhex("070000004041424344454647"), bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
+    sealed = bytes.fromhex(
+        "d31a8d34648e60db7b86afbc53ef7ec2a4aded51296e08fea9e2b5a736ee62d63dbea45e8ca9671282fafb69da92728b"
+        "1a71de0a9e060b2905d6a5b67ecd3b3692ddbd7f2d778b8c9803aee328091b58fab324e4fad675945585808b4831d7bc"
+        "3ff4def08e4b7a9de576d26586cec64b61161ae10b594f09e26a7e902ecbd0600691"
+    )
+    cipher = pairwise.ChaCha20Poly1305(bytes(range(0x80, 0xA0)))
+    assert cipher.encrypt(nonce, plain, more) == sealed
+    assert cipher.decrypt(nonce, sealed, more) == plain
+
+
+def test_a_seal_is_that_of_the_docstring():
+    more = framed(b"staddle/secagg/seal/1", CTX, b"a", b"b")
+    assert pairwise.seal(A, CTX, "a", "b", b"share") == ChaCha20Poly1305(A).encrypt(bytes(12), b"share", more)
 
 
 def test_both_sides_agree_and_nobody_else():

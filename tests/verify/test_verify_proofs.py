@@ -65,6 +65,20 @@ def test_what_is_not_quite_a_note(opened, data):
     assert opened(data, [VerifierKey.parse(NOTES.PETER_KEY)]) is None
 
 
+@pytest.mark.parametrize(("data", "keys", "signed"), NOTES.GO_OPENS)
+def test_what_go_opens_and_what_not(opened, data, keys, signed):
+    if signed is None:
+        assert opened(data, [VerifierKey.parse(key) for key in keys]) is None
+    else:
+        assert opened(data, [VerifierKey.parse(key) for key in keys if key.partition("+")[0] in signed]) == NOTES.TEXT
+
+
+@pytest.mark.parametrize("key", NOTES.GO_REFUSES_KEYS)
+def test_keys_that_go_refuses(lone, key):
+    with pytest.raises(lone.FaultError):
+        lone.Key.parse(key)
+
+
 def test_every_flipped_bit_of_a_note_with_both_kinds_of_signature(opened):
     for at in range(len(HEADS.EXAMPLE)):
         for bit in range(8):
@@ -215,6 +229,29 @@ def test_consistency(grown):
             assert not grown(old, old_root, size, root, flipped)
         for other, wrong in TREES.SMALL:
             grown(other, TREES.TREE.root(old), wrong, TREES.TREE.root(size), path)
+
+
+@pytest.mark.parametrize(("name", "arguments", "sound"), TREES.INCLUSION)
+def test_published_inclusion(included, name, arguments, sound):
+    assert bool(included(*arguments)) == sound
+
+
+@pytest.mark.parametrize(("name", "arguments", "sound"), TREES.CONSISTENCY)
+def test_published_consistency(grown, name, arguments, sound):
+    assert bool(grown(*arguments)) == (sound and name != TREES.STRICTER)
+
+
+def test_sizes_below_zero_and_what_is_no_hash(included, grown):
+    one = TREES.LEAVES[0]
+    assert included(one, 0, 1, one, ())
+    assert grown(1, one, 1, one, ())
+    for index, size in ((-1, 1), (-1, 0), (0, -1), (-2, -1)):
+        assert not included(one, index, size, one, ())
+        assert not grown(index, one, size, one, ())
+    for short in (b"", one[:-1], one + b"\0"):
+        assert not included(short, 0, 1, short, ())
+        assert not grown(1, short, 1, short, ())
+        assert not grown(0, merkle.EMPTY_ROOT, 1, short, ())
 
 
 RECORD = bytes.fromhex("2021")
