@@ -12,8 +12,8 @@ of another job, or of a later roster, have nothing of it. Where a silo signed tw
 coordinator showed each to half of the others, their keys differ: then no tag fits and no row opens.
 
 The seeds of a Mix are sealed to prekeys (one_upload.py), to this first one and then to later generations (prekeys.py).
-Silos erase the private halves, all of them by the job's end: what was uploaded is opened by nobody then, whatever other
-key of theirs is taken later (SECURITY.md rules 10 and 11).
+Silos erase the files of the private halves, all of them by the job's end: what was uploaded is opened by nobody then,
+whatever other key of theirs is taken later (SECURITY.md rules 10 and 11).
 """
 
 import hashlib

@@ -16,7 +16,7 @@ recipient needs its own letter alone, and all have the same secret, or know who 
     leaf         framed(recipient, generation, sealed)
 
 The generation says which prekey R is; it is 0 of a key of the roster. Whoever comes to know R's private key opens what
-was sealed to it: there is no forward secrecy before R is erased.
+was sealed to it: there is no forward secrecy while that is kept.
 """
 
 import hashlib

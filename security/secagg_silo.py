@@ -167,7 +167,7 @@ def _advance(state: SiloState, event: Event) -> Step:
             return state, ()
         case ResultTold(sha256, tags) if state.stage in ("signed", "revealed"):
             survivors = tuple(header.silo for header in state.headers)
-            return _wiped(state, "done"), (Finish(sha256, tags, survivors),)
+            return _without_secrets(state, "done"), (Finish(sha256, tags, survivors),)
         case Stopped(why, code):
             return _end(state, code, "", why)
         case _:
@@ -289,7 +289,7 @@ def _reveal(state: SiloState, survivals: tuple[Survival, ...]) -> Step:
             survival.check(state.ctx, sets, state.party.signers)
     kinds = kinds_to_reveal([dealing.dealer for dealing in state.dealings], survivors)
     reveal = make_reveal(state.ctx, state.silo, state.h_u3, kinds, state.held, state.party.sign)
-    return _wiped(state, "revealed"), (SendReveal(reveal),)
+    return _without_secrets(state, "revealed"), (SendReveal(reveal),)
 
 
 def _abandon(state: SiloState) -> Step:
@@ -328,14 +328,14 @@ def _check_size(state: SiloState, members: Sequence[str], name: str, code: Code)
 
 def _seeds(state: SiloState) -> Seeds:
     if state.seeds is None:
-        raise RefusedError(state.silo, Code.ORDER, "has erased the secrets of this attempt")
+        raise RefusedError(state.silo, Code.ORDER, "has dropped the secrets of this attempt")
     return state.seeds
 
 
-def _wiped(state: SiloState, stage: Stage) -> SiloState:
-    """The state without secrets: none is needed any more."""
+def _without_secrets(state: SiloState, stage: Stage) -> SiloState:
+    """The state once no secret is needed any more. They are dropped, not overwritten: Python cannot."""
     return replace(state, stage=stage, seeds=None, held={})
 
 
 def _end(state: SiloState, code: Code, blame: str, why: str) -> Step:
-    return _wiped(state, "ended"), (End(code, blame, why),)
+    return _without_secrets(state, "ended"), (End(code, blame, why),)
