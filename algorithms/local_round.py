@@ -6,7 +6,7 @@ takes the same course; what it does otherwise at each place is private_round.py'
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -25,8 +25,10 @@ from .method import METRICS, Change, Facts, Method, Results, SiloState, Stage, S
 from .streams import stream
 from .taint import Taint, taints_from_text, taints_to_text
 from .training import PLAIN, Modules, Way, evaluate, never, silent, train
+from .traps import Caution, Steps, lengthened, replaced
 
 TAINTS = "staddle.taints"  # in the metadata of a private job's state file
+STEPS = "staddle.steps"  # in that of a silo's state file
 
 
 @dataclass(frozen=True)
@@ -85,16 +87,21 @@ def local_round(
     progress: Callable[[int, int], None] = silent,
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
+    caution: Caution | None = None,
 ) -> Outcome:
     """Run round ``round_`` of silo ``client`` from ``state``; nothing given is changed.
 
     ``way`` is how a plain job trains; a private one takes ``private``, and it alone does. The model is trained on the
     ``device``, records are taken there batch by batch where they are not there; states and gifts stay on the host.
+    With ``caution`` TrapError says what of a delivery may be made to leak (traps.py), before anything is trained.
     """
     check_private(job, private, device)
     check_delivered(job, round_, delivered)
     side = _side(method, job, client, round_, train_data, way, private)
-    state = side.deliver(state, delivered)
+    held, state = state, side.deliver(state, delivered)
+    began = state.parts
+    if caution is not None:
+        caution.check(held.steps, held.parts, began, replaced(delivered), _since(job, client, held, round_))
     modules = to_modules(method, client, state, device)
     correct_delivered = evaluate(method, modules, test_data)
     side.evaluated(modules)
@@ -123,12 +130,20 @@ def local_round(
             raise LocalError(f"round {round_} at silo {client!r}: {error}") from error
         side.trained(stage, given, before)
     trained = side.keep(to_state(modules, state))
+    if caution is not None:
+        trained = replace(trained, steps=lengthened(held.steps, round_, began, trained.parts))
     correct_trained = evaluate(method, modules, test_data)
     side.evaluated(modules)
     report = Report(round_, len(train_data), len(test_data), correct_delivered, correct_trained, loss)
     gifts, taints = side.give(trained)
     seen, of_seen = side.metrics(metrics(report))
     return Outcome(trained, {**gifts, METRICS.name: seen}, report, taints | of_seen, side.spending)
+
+
+def _since(job: Job, client: str, held: SiloState, round_: int) -> int:
+    """How many rounds since the silo's last step the job runs without it, and this one."""
+    since = range(0 if held.steps is None else held.steps.round + 1, round_)
+    return 1 + sum(client not in job.cohort(each) for each in since)
 
 
 def stage_stream(method: Method, job: Job, client: str, round_: int, number: int) -> np.random.Generator:
@@ -333,14 +348,19 @@ def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:
 def state_to_bytes(state: SiloState) -> bytes:
     """One safetensors file with the names of ``SiloState.flat``; a private job's has the taints in its metadata."""
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in state.flat.items()}
-    return bytes(save(tensors, {TAINTS: taints_to_text(state.taints)} if state.taints else None))
+    metadata = {TAINTS: taints_to_text(state.taints)} if state.taints else {}
+    if state.steps is not None:
+        metadata[STEPS] = state.steps.to_text()
+    return bytes(save(tensors, metadata or None))
 
 
 def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
     """Read what ``state_to_bytes`` wrote; ``origin`` names it in errors."""
     try:
         flat = load(data)
-        taints = taints_from_text(metadata_of(data).get(TAINTS, "[]"))
+        metadata = metadata_of(data)
+        taints = taints_from_text(metadata.get(TAINTS, "[]"))
+        steps = Steps.from_text(metadata[STEPS]) if STEPS in metadata else None
     except (SafetensorError, ValueError, KeyError) as error:
         raise LocalError(f"{origin}: not a state file: {error}; restore it from a backup") from error
     parts: dict[str, dict[str, Tensor]] = {}
@@ -354,7 +374,7 @@ def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
             extra[rest] = tensor
         else:
             raise LocalError(f"{origin}: holds a tensor {full_name!r}, which no state has; restore it from a backup")
-    return SiloState(parts, extra, taints)
+    return SiloState(parts, extra, taints, steps)
 
 
 def metadata_of(data: bytes) -> dict[str, str]:

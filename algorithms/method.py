@@ -36,6 +36,7 @@ from ..files import Strict
 from .exchange import Gift, Kind, Part, Sum, Tensors, TensorSpec
 from .streams import Seed
 from .taint import PRIVATE, PUBLIC, Taint
+from .traps import Steps
 
 Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]  # part name → the module, or its functional form under vmap
 Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]  # (parts, x [B, …], y [B], context) → [B]
@@ -116,6 +117,7 @@ class SiloState:
     taints: Mapping[str, Taint] = field(
         default_factory=dict
     )  # by the names of ``flat``, in a private job; the runner's
+    steps: Steps | None = None  # of the silo's training, where it looks at what comes down; the runner's
 
     @property
     def flat(self) -> dict[str, Tensor]:

@@ -21,6 +21,8 @@ WIDTH = 100
 LISTED = 12  # tensors of a rule that its comment names one by one
 KIB = 1024
 FOR_SILOS, ROWS = f"{MASKED} for silos", f"{MASKED} for each silo"  # other ways to leave masked
+MAX_STEP = 3.0  # of federations whose silos have about as many records, honest ones stayed below 2.2
+MAX_PARALLEL = 2  # honest layers have none
 TIMES, TIMES_BLIND = 2, 10  # what a round gives may leave so often in it
 
 WHAT = {  # what each kind is, and what it can tell those who read it
@@ -107,6 +109,16 @@ def _head(jobs: Sequence[Job], limit: str, dataset: str) -> str:
         "[limits]",
         *_comment("Bytes of one round: payload, what a broken upload sends again, and a secure sum's messages."),
         f'max_bytes_per_round = "{limit}"',
+        *_comment(
+            "What comes down may move a part of the model by so many of the longest steps of this silo's own training. "
+            "A model that is made to leak records lies farther away; so may an honest one, where other silos have many "
+            "times more records: raise it then."
+        ),
+        f"max_step = {MAX_STEP}",
+        *_comment(
+            "Rows of a layer that comes down that may be multiples of others; a model that sorts records has many."
+        ),
+        f"max_parallel = {MAX_PARALLEL}",
         "",
         *_comment("Polls, heartbeats and answers of one session."),
         "[control]",

@@ -7,6 +7,9 @@
     [limits]
     max_bytes_per_round = "512MiB"
     max_attempts_per_round = 100    # uploads of one message of a round that are begun, with those that broke off
+    max_step = 3.0                  # how far what comes down may move a part of the model, in the longest step of this
+                                    # silo's own training; left out: any
+    max_parallel = 2                # rows of a layer that comes down that may be multiples of others; left out: any
 
     [control]                       # polls and heartbeats, per session
     max_messages = 100_000
@@ -109,6 +112,8 @@ class Limits(Strict):
 
     max_bytes_per_round: Bytes
     max_attempts_per_round: Annotated[int, Field(strict=True, ge=1)] = 100
+    max_step: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
+    max_parallel: Count | None = None
 
 
 class Control(Strict):

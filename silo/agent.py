@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .. import log
 from ..algorithms.counted import HOLDERS
 from ..algorithms.fit import counts_by_class, withheld_classes
+from ..algorithms.traps import TrapError
 from ..errors import (
     CancelledError,
     ExhaustedError,
@@ -326,7 +327,10 @@ class Agent:
     async def _train(self, admitted: Admitted, asked: Asked, delivered: Delivered) -> Bundle:
         began = time.monotonic()
         train = self._work(admitted).train
-        bundle = await self._trainer.run(train, asked.round, asked.counted, delivered.tensors)
+        try:
+            bundle = await self._trainer.run(train, asked.round, asked.counted, delivered.tensors)
+        except TrapError as error:
+            await self._gate.hold_back(admitted.job, asked.round, "delivery", str(error))
         seconds = round(time.monotonic() - began, 3)
         log.event("round.trained", job=admitted.job.name, round=asked.round, seconds=seconds)
         self._tell_withheld(admitted, delivered)
@@ -343,7 +347,8 @@ class Agent:
     def _work(self, admitted: Admitted) -> Work:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
         private = payer(admitted.job, self._budget, folder)
-        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled, private, self._place)
+        caution = self._policy.caution
+        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled, private, self._place, caution)
 
     @contextlib.asynccontextmanager
     async def _beating(self, job: str, round_: int) -> AsyncIterator[None]:

@@ -401,14 +401,20 @@ class Gate:
             await self._deny(declared.job, declared.digest, round_, decision.reasons)
         return Applied(file=self._policy.digest, rule=decision.rule, decision="allow")
 
-    async def _deny(self, job: str, digest: str, round_: int, reasons: tuple[str, ...]) -> NoReturn:
+    async def hold_back(self, job: Job, round_: int, purpose: str, reason: str) -> NoReturn:
+        """Record that the policy has something against a round, then DeniedError."""
+        await self._deny(job.name, job.digest, round_, (reason,), purpose)
+
+    async def _deny(
+        self, job: str, digest: str, round_: int, reasons: tuple[str, ...], purpose: str = "update"
+    ) -> NoReturn:
         denied = (digest, round_, reasons)
         if denied != self._denied:  # asked again and again, the same answer is recorded once
             await asyncio.to_thread(
                 self._ledger.policy_deny,
                 job=job,
                 round_number=round_,
-                purpose="update",
+                purpose=purpose,
                 policy=self._policy.digest,
                 reasons=reasons,
             )

@@ -14,6 +14,7 @@ from ..algorithms.exchange import Part, fits, laid_out
 from ..algorithms.local_round import final_round, local_round
 from ..algorithms.method import SiloState, initial_state
 from ..algorithms.plain import PLAIN
+from ..algorithms.traps import Caution
 from ..errors import LocalError
 from ..security.fixedpoint import Flat
 from .admission import Admitted
@@ -36,6 +37,7 @@ class Work:
     cancelled: Callable[[], bool]
     private: PrivateSilo | None = None  # what pays for a private job
     place: Place = field(default_factory=Place)
+    caution: Caution = field(default_factory=Caution)
 
     def train(self, round_: int, counted: int, delivered: Delivered) -> Bundle:
         """Train a round and keep what came of it; what it gives."""
@@ -55,6 +57,7 @@ class Work:
             cancelled=self.cancelled,
             private=self.private,
             device=here.device,
+            caution=self.caution,
         )
         parts = {part.name: part for part in job.up(round_)}
         give = laid_out if job.security.required else PLAIN.give  # what the gate hides is given to it whole
