@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,19 @@ def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tupl
         return data.x[where].to(device), data.y[where].to(device)
     index = where.to(data.x.device)
     return data.x.index_select(0, index).to(device), data.y.index_select(0, index).to(device)
+
+
+def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Records x [N, …] and labels y [N] in calls of ``rows`` each, and how many of them are records.
+
+    Zeros fill up the last one.
+    """
+    for start in range(0, len(x), rows):
+        xs, ys = x[start : start + rows], y[start : start + rows]
+        records, lack = len(xs), rows - len(xs)
+        if lack:
+            xs, ys = (torch.cat([t, t.new_zeros(lack, *t.shape[1:])]) for t in (xs, ys))
+        yield xs, ys, records
 
 
 def load_npz(path: Path) -> Dataset:

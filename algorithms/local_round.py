@@ -103,7 +103,8 @@ def local_round(
     if caution is not None:
         caution.check(held.steps, held.parts, began, replaced(delivered), _since(job, client, held, round_))
     modules = to_modules(method, client, state, device)
-    correct_delivered = evaluate(method, modules, test_data)
+    rows = None if private is None else job.private.physical_batch
+    correct_delivered = evaluate(method, modules, test_data, rows)
     side.evaluated(modules)
     side.measure(modules, train_data)
     course, size = job.paced(side.stages(state), round_), job.batch_size
@@ -132,7 +133,7 @@ def local_round(
     trained = side.keep(to_state(modules, state))
     if caution is not None:
         trained = replace(trained, steps=lengthened(held.steps, round_, began, trained.parts))
-    correct_trained = evaluate(method, modules, test_data)
+    correct_trained = evaluate(method, modules, test_data, rows)
     side.evaluated(modules)
     report = Report(round_, len(train_data), len(test_data), correct_delivered, correct_trained, loss)
     gifts, taints = side.give(trained)

@@ -7,7 +7,7 @@
     delta = 1e-5
     clip = 1.0                  # Euclidean norm to which the gradient of a record is cut
     sample_rate = 0.05          # probability with which a step draws each record: ceil(1 / 0.05) steps an epoch
-    physical_batch = 256        # records whose gradients are in memory at a time
+    physical_batch = 32         # records whose gradients are in memory at a time
     sigma = "1.37"              # noise of a step, in clips; left out, it is planned when the job is signed
     histogram_sigma = 10.0      # noise of the counts of records by class, released once
     statistics_clip = 1.0       # norm to which a record's share of what a method measures is cut, such as its features
@@ -44,7 +44,7 @@ TRAINING, WHOLE, STATISTICS, METRICS, HISTOGRAM = "training", "training-whole", 
 
 
 Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
-Clip = Annotated[Real, Field(ge=1e-6, le=1e12)]  # beyond, sums in float32 overflow, or round by more than it
+Clip = Annotated[Real, Field(ge=1e-6, le=1e12)]  # beyond, what float32 has of a gradient overflows or is lost
 
 
 class PrivacyTable(Strict):
@@ -57,8 +57,11 @@ class PrivacyTable(Strict):
     """Norm to which a record's gradient is cut, of all parameters that a step moves together."""
     sample_rate: Annotated[Real, Field(gt=0, le=1)]
     """Probability with which a step draws each record; training.batch_size takes no part in a private job."""
-    physical_batch: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 256
-    """Records whose gradients are in memory at a time; it changes nothing but memory and time."""
+    physical_batch: Annotated[int, Field(strict=True, ge=16, le=32_768)] = 32
+    """Records whose gradients are in memory at a time: rows of each call, of which the last one's may be empty.
+
+    It changes nothing but memory and time; of fewer rows a call is not much faster, and more are not added up exactly.
+    """
     sigma: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,5})(\.[0-9]{1,3})?$")] | None = None
     """Noise of a step in units of ``clip``; planned where a job is signed."""
     histogram_sigma: Sigma = 10.0

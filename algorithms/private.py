@@ -1,4 +1,4 @@
-"""Differentially private local training: DP-SGD by Opacus's optimiser, in the place of ``training.PLAIN``.
+"""Differentially private local training: DP-SGD, in the place of ``training.PLAIN``.
 
 Abadi et al., "Deep learning with differential privacy", 2016. A step draws each record by itself with probability q,
 cuts each drawn record's gradient, of all parameters that the step moves together, to Euclidean norm C, and moves by
@@ -7,11 +7,12 @@ cuts each drawn record's gradient, of all parameters that the step moves togethe
 
 The draw and z come from a cryptographic generator that the caller gives, fresh for each step: no seed of a job reaches
 them. A step that draws nobody is taken too, on noise alone, and a record whose gradient is no number adds nothing. What
-depends on parameters alone, a stage's penalty and the optimiser's rule, comes after the noise. The sum itself is in the
-model's float32, whose rounding no bound reckons with.
+depends on parameters alone, a stage's penalty and the optimiser's rule, comes after the noise. Gradients are in the
+model's float32, cut and added up as integers: clipped_sum.py says why one record so moves the sum by C at most.
 
 Gradients by record come from Opacus's hooks where a stage trains modules that take a batch and whose layers Opacus
-knows, else from ``torch.func`` (PPFL's membership vector has no batch). Both are of the same loss of one record.
+knows, else from ``torch.func`` (PPFL's membership vector has no batch). Both are of the same loss of one record. Calls
+all have ``physical_batch`` rows, so that what one record gives does not depend on how many others are drawn.
 """
 
 import warnings
@@ -24,18 +25,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from opacus.grad_sample.grad_sample_module import GradSampleHooks
-from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from ..errors import LocalError
 from .account import Random
+from .clipped_sum import ClippedSum
+from .data import in_calls
 from .functional import Bound
 from .method import Stage
 from .training import Modules, Step, apply, parameters_of
 
-Gradients: TypeAlias = Callable[[Tensor, Tensor], float]  # fills grad_sample of all parameters, and gives Σ losses
+Gradients: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]  # losses [B]; by parameter [B, …]
 
 LARGEST_LOSS = torch.finfo(torch.float32).max
 
@@ -49,7 +51,7 @@ class Mechanism:
     whole_sigma: float  # σ of a step on all records
     q: float
     divisor: float  # D
-    physical_batch: int  # records whose gradients are in memory at a time
+    physical_batch: int  # rows of a call: records whose gradients are in memory at a time
 
     @property
     def steps(self) -> int:
@@ -90,18 +92,19 @@ class Private:
         if stage.full_batch:
             how = replace(how, sigma=how.whole_sigma, divisor=how.divisor / how.q)
         parameters = [p for part in stage.trains for p in modules[part].parameters()]
-        optimiser = _Optimiser(_Rule(parameters, modules, stage), how, self._normal)
         gradients = self._by_hooks(modules, stage) if _hookable(modules, stage) else _by_function(modules, stage)
+        shapes, rule = [p.shape for p in parameters], _Rule(parameters, modules, stage)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
-            total, pieces = 0.0, max(ceil(len(x) / how.physical_batch), 1)
-            for number, (xs, ys) in enumerate(zip(x.chunk(pieces), y.chunk(pieces), strict=True), start=1):
-                optimiser.zero_grad()
-                total += gradients(xs, ys) if len(xs) else 0.0
-                _fill(parameters, len(xs))
-                _drop_unbounded(parameters)
-                optimiser.signal_skip_step(number < pieces)
-                optimiser.step()
+            if self._random is None:
+                raise LocalError("a private step without records of its own; this is a bug in Staddle")
+            moved, total = ClippedSum(shapes, how.clip, how.sigma), 0.0
+            for xs, ys, records in in_calls(x, y, how.physical_batch):
+                losses, found = gradients(xs, ys)
+                moved.add([gradient[:records] for gradient in found])
+                total += _total(losses[:records])
+            noisy = moved.noisy(self._random)
+            rule([(each / how.divisor).to(p.dtype) for each, p in zip(noisy, parameters, strict=True)])
             return torch.tensor(total / how.divisor, dtype=torch.float64)
 
         return step
@@ -113,59 +116,33 @@ class Private:
             for hooks in hooked:
                 hooks.cleanup()
 
-        def gradients(x: Tensor, y: Tensor) -> float:
+        parameters = [p for part in stage.trains for p in modules[part].parameters()]
+
+        def gradients(x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
             losses = stage.loss(modules, x, y, stage.context)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Full backward hook is firing")  # the first layer's input is data
                 torch.autograd.backward(losses.sum())
-            return _total(losses)
+            found = [_taken(p, len(x)) for p in parameters]
+            return losses.detach(), found
 
         self._release = release
         return gradients
 
-    def _normal(self, like: Tensor) -> Tensor:
-        if self._random is None:
-            raise LocalError("a private step without records of its own; this is a bug in Staddle")
-        return torch.from_numpy(self._random.normal(like.numel())).reshape(like.shape)
 
-
-class _Rule(torch.optim.Optimizer):
+class _Rule:
     """The job's own optimiser and the stage's penalty, on gradients that are noisy already."""
 
     def __init__(self, parameters: list[nn.Parameter], modules: Modules, stage: Stage) -> None:
-        super().__init__(parameters, {})
         self._parameters, self._modules, self._stage = parameters, modules, stage
         self._velocity: list[Tensor] = []
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
+    def __call__(self, gradients: list[Tensor]) -> None:
         if self._stage.penalty is not None:
             penalty = self._stage.penalty(parameters_of(self._modules), self._stage.context)
             added = torch.autograd.grad(penalty, self._parameters, materialize_grads=True)
             gradients = [one + other for one, other in zip(gradients, added, strict=True)]
         apply(self._parameters, gradients, self._velocity, self._stage.optimiser)
-
-
-class _Optimiser(DPOptimizer):  # type: ignore[misc]
-    """Opacus's, with noise that no seed makes again."""
-
-    def __init__(self, rule: _Rule, how: Mechanism, normal: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(
-            rule, noise_multiplier=how.sigma, max_grad_norm=how.clip, expected_batch_size=1, loss_reduction="sum"
-        )
-        self._normal, self._divisor = normal, how.divisor
-
-    def add_noise(self) -> None:
-        """Σ of the cut gradients plus noise, by the divisor.
-
-        Noise is added in float64 and the sum rounded once: what float32 lacks of noise would tell what it is added to.
-        """
-        for p in self.params:
-            total = p.summed_grad
-            if self.noise_multiplier:
-                noise = self._normal(total).mul_(self.noise_multiplier * self.max_grad_norm)
-                total = noise.add_(total).to(total.dtype)
-            p.grad = (total / self._divisor).view_as(p)
 
 
 def check(part: str, module: nn.Module) -> None:
@@ -197,12 +174,9 @@ def _by_function(modules: Modules, stage: Stage) -> Gradients:
 
     each = vmap(grad(loss, has_aux=True), in_dims=(None, 0, 0))
 
-    def gradients(x: Tensor, y: Tensor) -> float:
+    def gradients(x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         found, losses = each(values, x, y)
-        for part, named in parameters.items():
-            for name, p in named.items():
-                p.grad_sample = found[part][name].detach()  # type: ignore[attr-defined]
-        return _total(losses)
+        return losses, [found[part][name] for part, named in parameters.items() for name in named]
 
     return gradients
 
@@ -213,17 +187,8 @@ def _total(losses: Tensor) -> float:
     return float(known.clamp(-LARGEST_LOSS, LARGEST_LOSS).sum())
 
 
-def _fill(parameters: list[nn.Parameter], records: int) -> None:
-    """A parameter that no record reached has gradients of 0."""
-    for p in parameters:
-        if getattr(p, "grad_sample", None) is None:
-            p.grad_sample = torch.zeros(records, *p.shape, dtype=p.dtype)  # type: ignore[attr-defined]
-
-
-def _drop_unbounded(parameters: list[nn.Parameter]) -> None:
-    """A record whose gradient is no number adds nothing: it would end the training, and so be seen."""
-    samples: list[Tensor] = [p.grad_sample for p in parameters]  # type: ignore[attr-defined]
-    bounded = torch.stack([gradient.unsqueeze(-1).flatten(1).sum(1) for gradient in samples]).sum(0).isfinite()  # [B]
-    if not bounded.all():
-        for gradient in samples:
-            gradient[~bounded] = 0
+def _taken(p: nn.Parameter, rows: int) -> Tensor:
+    """What Opacus's hooks left at a parameter, taken away; 0 where no record reached it."""
+    found: Tensor | None = getattr(p, "grad_sample", None)
+    p.grad = p.grad_sample = None  # type: ignore[attr-defined]
+    return torch.zeros((), dtype=p.dtype).expand(rows, *p.shape) if found is None else found

@@ -23,7 +23,8 @@ from torch.func import vmap
 from ..errors import LocalError
 from .account import Account, Counts, PrivateSilo, Random
 from .clear_round import GiftTaints
-from .data import Dataset
+from .clipped_sum import ClippedSum
+from .data import Dataset, in_calls
 from .exchange import WEIGHT, Gift, Tensors
 from .job import Job
 from .method import METRICS as SEEN
@@ -34,6 +35,7 @@ from .privacy import (
     STATISTICS,
     TRAINING,
     WHOLE,
+    PrivacyTable,
     histogram_spend,
     round_spends,
     signed_sigma,
@@ -146,9 +148,7 @@ class PrivateRound:
         if not self._effort.measures:
             return
         self._take(STATISTICS)
-        clip = self._table.statistics_clip
-        sums = clipped_sums(self._method, modules, data, clip, self._table.physical_batch)
-        noisy = with_noise(sums, clip * self._table.statistics_sigma, self._fresh())
+        noisy = noisy_measure(self._method, modules, data, self._table, self._fresh())
         self.facts, self._measured = replace(self.facts, measured=noisy), worst((self._of(modules), self._paid))
 
     def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
@@ -278,10 +278,12 @@ def _seen(metrics: Gift, taint: Taint) -> GiftTaints:
 
 
 @torch.no_grad()
-def clipped_sums(method: Method, modules: Modules, data: Dataset, clip: float, physical: int) -> dict[str, Tensor]:
-    """What ``measure`` adds up, in float64, of which each record adds at most ``clip`` in all tensors together.
+def noisy_measure(
+    method: Method, modules: Modules, data: Dataset, table: PrivacyTable, random: Random
+) -> dict[str, Tensor]:
+    """What ``measure`` adds up, in float64, each record's share cut to ``statistics_clip`` in all tensors together.
 
-    A record whose share is no number adds nothing.
+    With noise. A record whose share is no number adds nothing.
     """
     for module in modules.values():
         module.eval()
@@ -289,21 +291,18 @@ def clipped_sums(method: Method, modules: Modules, data: Dataset, clip: float, p
     def share(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {name: value.double() for name, value in method.measure(modules, x[None], y[None]).items()}
 
-    sums: dict[str, Tensor] = {}
-    for start in range(0, len(data), physical):
-        chunk = slice(start, start + physical)
+    names: tuple[str, ...] = ()
+    sums = ClippedSum((), table.statistics_clip, table.statistics_sigma)
+    for x, y, records in in_calls(data.x, data.y, table.physical_batch):
         try:
-            shares = vmap(share)(data.x[chunk], data.y[chunk])  # each [B, …]
+            shares = vmap(share)(x, y)  # each [B, …]
         except RuntimeError as error:
             raise LocalError(f"method {method.name!r} cannot measure record by record: {error}") from error
-        squares = sum(value.square().unsqueeze(-1).flatten(1).sum(1) for value in shares.values())
-        norm = torch.as_tensor(squares).sqrt()  # [B]
-        factor = torch.where(norm.isfinite(), (clip / norm).clamp(max=1), 0)
-        for name, value in shares.items():
-            cut = torch.where(norm.isfinite().reshape(-1, *(1,) * (value.ndim - 1)), value, 0)
-            added = torch.einsum("b,b...->...", factor, cut)
-            sums[name] = sums[name] + added if name in sums else added
-    return sums
+        if not names:
+            names, shapes = tuple(shares), [value.shape[1:] for value in shares.values()]
+            sums = ClippedSum(shapes, table.statistics_clip, table.statistics_sigma)
+        sums.add([shares[name][:records] for name in names])
+    return dict(zip(names, sums.noisy(random), strict=True))
 
 
 def with_noise(tensors: Tensors, scale: float, random: Random) -> dict[str, Tensor]:

@@ -7,10 +7,10 @@ at a time, in three ways that take turns, step by step, in one process:
 - *bare Opacus*: module and optimiser as ``PrivacyEngine.make_private`` gives them, with noise of torch's generator;
 - *private*: the step of a private job, with noise that no seed makes again.
 
-CPU milliseconds of the process, least and median of the repeats; what of them is noise, clipping, the guard against
-gradients that are no numbers, and the optimiser's own rule (the rest is the loss and the gradients by record); ratios
-of the least. Then by how much the resident set grows at its peak while a step is taken, in a fresh process that holds
-the model already and has taken a step before.
+CPU milliseconds of the process, least and median of the repeats; what of them is noise, cutting and adding up, and the
+optimiser's own rule (the rest is the loss and the gradients by record); ratios of the least. Then by how much the
+resident set grows at its peak while a step is taken, in a fresh process that holds the model already and has taken a
+step before.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from staddle.algorithms import private, training
+from staddle.algorithms.clipped_sum import ClippedSum
 from staddle.algorithms.method import Optimiser, Stage
 from staddle.algorithms.models import ModelOptions, build
 from staddle.algorithms.private import Mechanism, Private
@@ -40,10 +41,9 @@ from staddle.security.noise import Randomness
 SIGMA, CLIP, LR, MOMENTUM = 1.0, 1.0, 0.05, 0.9
 CLASSES = 10
 PARTS = {  # what is measured within a step, and where it is called
-    "noise": ((DPOptimizer, "add_noise"), (private._Optimiser, "add_noise")),  # noqa: SLF001 what is measured
-    "clip": ((DPOptimizer, "clip_and_accumulate"),),
-    "guard": ((private, "_drop_unbounded"),),
-    "rule": ((torch.optim.SGD, "step"), (private._Rule, "step"), (training, "apply")),  # noqa: SLF001 likewise
+    "noise": ((DPOptimizer, "add_noise"), (ClippedSum, "noisy")),
+    "clip": ((DPOptimizer, "clip_and_accumulate"), (ClippedSum, "add")),
+    "rule": ((torch.optim.SGD, "step"), (private._Rule, "__call__"), (training, "apply")),  # noqa: SLF001 what is measured
 }
 
 OneStep = Callable[[Tensor, Tensor], None]

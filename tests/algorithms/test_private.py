@@ -1,13 +1,14 @@
 """Private steps against plain ones, by hand, and record by record; what bounds a record's influence holds exactly."""
 
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import isfinite
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from staddle.algorithms.clipped_sum import ClippedSum
 from staddle.algorithms.local_round import facts_of, handed, to_modules
 from staddle.algorithms.method import Optimiser, Stage, initial_state
 from staddle.algorithms.private import Mechanism, Private, check
@@ -32,6 +33,8 @@ METHODS = {
     "ppfl": {"models": 2, "lam": 0},
     "ppfl-ppfl2": {"models": 2, "lam": 0, "variant": "ppfl2"},
 }
+CLIP = 32.0  # above the gradients of these tests
+GRID = 1e-8  # by which fixed point, in steps of CLIP / 2^38, is off in a few steps
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def uncharged(whole):
 
 
 def private(draws=(), fresh=None, charge=uncharged, **fields):
-    how = {"clip": inf, "sigma": 0.0, "whole_sigma": 0.0, "q": 1.0, "divisor": 8.0, "physical_batch": 100, **fields}
+    how = {"clip": CLIP, "sigma": 0.0, "whole_sigma": 0.0, "q": 1.0, "divisor": 8.0, "physical_batch": 16, **fields}
     return Private(Mechanism(**how), fresh or Fixed(draws), charge)
 
 
@@ -111,7 +114,7 @@ def values(modules, parts=None):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_noise_and_clip_it_is_plain_training(make_job, make_data, name):
-    """SECURITY.md rule 26: within 1e-12 in float64 on the same batches."""
+    """SECURITY.md rule 26: within 1e-8 in float64 on the same batches: what is added up is in fixed point."""
     torch.manual_seed(0)
     stages, modules, data = stages_of(make_job, make_data, name)
     torch.manual_seed(0)
@@ -121,7 +124,7 @@ def test_without_noise_and_clip_it_is_plain_training(make_job, make_data, name):
         train(handed(modules, stage), stage, data, len(data), rng(), PLAIN)
         train(handed(others, stage), stage, data, 1, rng(), way)
     assert (values(modules) - before).abs().max() > 1e-4
-    assert (values(modules) - values(others)).abs().max() < 1e-12
+    assert (values(modules) - values(others)).abs().max() < GRID
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -138,7 +141,7 @@ def test_no_record_moves_more_than_the_clip(make_job, make_data, name):
         train(handed(modules, stage), stage, data, 1, rng(), private([whole], clip=clip))
         train(handed(others, stage), stage, data, 1, rng(), private([less], clip=clip))
         moved.append(float((values(modules) - values(others)).norm()))
-    assert max(moved) <= clip / 8 * (1 + 1e-6)
+    assert max(moved) <= clip / 8 * (1 + 1e-9)  # what the difference of two models is off
     assert max(moved) > 0.99 * clip / 8  # the bound is reached, over all trained parts together
 
 
@@ -171,14 +174,58 @@ def clipped_by_hand(parts, data, clip):
     return torch.cat([t.reshape(-1) for t in total])
 
 
-@pytest.mark.parametrize("physical", [1, 3, 7, 100])
+@pytest.mark.parametrize("physical", [1, 3, 7, 16])
 def test_clipped_sums_are_those_by_hand_however_few_records_fit_into_memory(physical):
     parts, data = linear(), records(7)
     expected = clipped_by_hand(parts, data, 0.3)
     before = values(parts)
     stage = replace(BOTH, optimiser=Optimiser(1.0))
     train(parts, stage, data, 1, rng(), private(clip=0.3, physical_batch=physical))
-    assert torch.allclose((before - values(parts)) * 8, expected, atol=1e-6, rtol=1e-5)  # Opacus adds 1e-6 to a norm
+    assert torch.allclose((before - values(parts)) * 8, expected, atol=1e-9, rtol=2e-6)
+
+
+def test_no_choice_of_the_other_records_lets_one_move_more_than_the_clip():
+    """In float32, one by one, these leave the sum at 257, or take it from 256 down by twice what they are.
+
+    tests/algorithms/test_clipped_sum.py has them with 23,553 records, and 8 clips.
+    """
+    x = torch.tensor([[1.0]] * 257 + [[-(2.0**-17) * (1 + 2.0**-20)]] * 512)
+    adding = x.flatten().numpy()
+    assert np.add.accumulate(adding)[-1] - np.add.accumulate(adding[1:])[-1] == 1 + 2**-7
+    stage, ends = Stage(("linear",), 1, lambda parts, x, *_: parts["linear"](x)[:, 0], Optimiser(1.0)), []
+    for drawn in (range(769), range(1, 769)):
+        parts = {"linear": nn.Linear(1, 1, bias=False)}
+        parts["linear"].weight.data.zero_()  # its gradient is the record
+        data = Records(x, torch.zeros(769, dtype=torch.int64))
+        train(parts, stage, data, 1, rng(), private([list(drawn)], clip=1.0, divisor=1.0, physical_batch=1))
+        ends.append(parts["linear"].weight.item())
+    assert ends[1] - ends[0] == pytest.approx(1, abs=2**-14)  # float32's steps there: the release is rounded to them
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_what_a_record_gives_has_the_same_bits_however_many_are_drawn(make_job, make_data, monkeypatch, functional):
+    """Matrix products round otherwise in calls of one, two and four records, and a model may make much of that."""
+    seen, real = [], ClippedSum.add
+
+    def add(self, shares):
+        seen.append([share.clone() for share in shares])
+        real(self, shares)
+
+    monkeypatch.setattr(ClippedSum, "add", add)
+    job, data = make_job("fedavg"), make_data(40)
+    method = job.method()
+    state = initial_state(method, "a")
+    first = []
+    for drawn in ([0], [0, 1], [0, 1, 2], [*range(5)], [*range(7, 12), 0], [*range(16, 35), 0]):
+        seen.clear()
+        modules, (stage,) = to_modules(method, "a", state), method.stages(state, facts_of(job, "a", 1, data))
+        modules["extractor"].functional = functional
+        train(modules, stage, data, 1, rng(), private([drawn]))
+        place = drawn.index(0)
+        first.append(torch.cat([share[place % 16].reshape(-1) for share in seen[place // 16]]))
+    assert first[0].any()
+    assert first[0].dtype == torch.float32
+    assert all(torch.equal(one, first[0]) for one in first)
 
 
 @pytest.mark.parametrize("functional", [False, True])
@@ -192,7 +239,7 @@ def test_a_record_whose_gradient_is_no_number_adds_nothing(functional, value):
     data.x[2] = value
     loss = train(other, stage, data, 1, rng(), private([[0, 1, 2, 3, 4], [5, 6, 2]], q=0.5, clip=0.3))
     assert isfinite(loss)
-    assert (values(one) - values(other)).abs().max() < 1e-12
+    assert (values(one) - values(other)).abs().max() < GRID
 
 
 @pytest.mark.parametrize("functional", [False, True])
@@ -226,7 +273,7 @@ def test_hooks_and_functions_give_the_same(monkeypatch):
     train(one, BOTH, records(9), 1, rng(), private(clip=0.3))
     other["extractor"].functional = True
     train(other, BOTH, records(9), 1, rng(), private(clip=0.3))
-    assert (values(one) - values(other)).abs().max() < 1e-12
+    assert (values(one) - values(other)).abs().max() < GRID
 
 
 def test_noise_has_the_size_that_is_said_and_is_fresh_for_each_step():
@@ -279,7 +326,7 @@ def test_a_stage_over_all_records_draws_all_and_says_so():
     train(parts, stage, records(8), 1, rng(), private(q=0.5, divisor=4.0, charge=charged.append))
     train(others, stage, records(8), 8, rng(), PLAIN)
     assert charged == [True] * 3
-    assert (values(parts) - values(others)).abs().max() < 1e-12
+    assert (values(parts) - values(others)).abs().max() < GRID
 
 
 def test_a_stage_over_all_records_has_noise_of_its_own():
@@ -301,7 +348,7 @@ def test_penalties_come_after_the_noise():
     one, other = linear(), linear()
     train(one, stage, records(8), 8, rng(), PLAIN)
     train(other, stage, records(8), 8, rng(), private())
-    assert (values(one) - values(other)).abs().max() < 1e-12
+    assert (values(one) - values(other)).abs().max() < GRID
     alone = linear()
     train(alone, stage, records(8), 8, rng(), private(clip=1e-12))  # of the records next to nothing is left
     assert (values(alone, ["classifier"]) - values(linear(), ["classifier"])).abs().max() > 0.01
@@ -314,7 +361,7 @@ def test_hooks_of_a_stage_are_gone_in_the_next():
     others = linear()
     for trains in (("extractor",), ("classifier",), ("extractor", "classifier")):
         train(others, replace(BOTH, trains=trains), records(8), 8, rng(), PLAIN)
-    assert (values(parts) - values(others)).abs().max() < 1e-12
+    assert (values(parts) - values(others)).abs().max() < GRID
 
 
 def test_normalisation_over_a_batch_is_refused():
