@@ -111,6 +111,12 @@ def method_class(name: str, origin: str = "method") -> type[Method]:
     return _installed(found[0], origin)
 
 
+def package_of(name: str) -> str:
+    """The package, with its version, that a method comes from; empty where it is Staddle's own."""
+    found = [] if name in METHODS else [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    return _package(found[0]) if found else ""
+
+
 def _installed(entry: EntryPoint, origin: str) -> type[Method]:
     where = f"{origin}: method {entry.name!r}, which is {entry.value!r} of package {_package(entry)}"
     try:

@@ -162,7 +162,7 @@ class Stage:
     reads that must stay too, or the round is held back.
 
     With ``coupled`` the loss of a record depends on the other records of its batch, or on their number; that of batch
-    norm need not be said.
+    norm need not be said. A private job has no such stage.
     """
 
     trains: tuple[str, ...]

@@ -93,11 +93,16 @@ class Private:
             how = replace(how, sigma=how.whole_sigma, divisor=how.divisor / how.q)
         parameters = [p for part in stage.trains for p in modules[part].parameters()]
         gradients = self._by_hooks(modules, stage) if _hookable(modules, stage) else _by_function(modules, stage)
+        apart = False  # looked at in the first step, which knows the form of a record
         shapes, rule = [p.shape for p in parameters], _Rule(parameters, modules, stage)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
+            nonlocal apart
             if self._random is None:
                 raise LocalError("a private step without records of its own; this is a bug in Staddle")
+            if not apart:
+                check_apart(modules, stage, x)
+                apart = True
             moved, total = ClippedSum(shapes, how.clip, how.sigma), 0.0
             for xs, ys, records in in_calls(x, y, how.physical_batch):
                 losses, found = gradients(xs, ys)
@@ -119,12 +124,13 @@ class Private:
         parameters = [p for part in stage.trains for p in modules[part].parameters()]
 
         def gradients(x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+            for p in parameters:
+                p.grad = p.grad_sample = None  # type: ignore[attr-defined]
             losses = stage.loss(modules, x, y, stage.context)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Full backward hook is firing")  # the first layer's input is data
                 torch.autograd.backward(losses.sum())
-            found = [_taken(p, len(x)) for p in parameters]
-            return losses.detach(), found
+            return losses.detach(), [_given(p, len(x)) for p in parameters]
 
         self._release = release
         return gradients
@@ -151,6 +157,27 @@ def check(part: str, module: nn.Module) -> None:
         raise LocalError(
             f"part {part!r} cannot be trained with differential privacy: {faults[0]}; choose a model with "
             'norm = "group", or without normalisation'
+        )
+
+
+@torch.no_grad()
+def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
+    """LocalError where a record's loss depends on another one of its batch, and the stage does not say so.
+
+    Looked at with two made-up records of the form of ``like`` [B, …], never with a silo's: it finds what couples all
+    records, such as their mean, in code that means well.
+    """
+    pair = torch.linspace(-1, 1, 2 * like.shape[1:].numel(), dtype=like.dtype)
+    pair, labels = pair.reshape(2, *like.shape[1:]), torch.zeros(2, dtype=torch.int64)
+    alone = []
+    for other in (pair, torch.stack([pair[0], -2 * pair[1]])):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            alone.append(stage.loss(modules, other, labels, stage.context)[0].nan_to_num())
+    if not torch.equal(*alone):
+        raise LocalError(
+            f"in a stage that trains {', '.join(stage.trains)} the loss of a record depends on another one of its "
+            "batch; so one moves the gradients of others, which no clip bounds: no private job can train so"
         )
 
 
@@ -187,8 +214,7 @@ def _total(losses: Tensor) -> float:
     return float(known.clamp(-LARGEST_LOSS, LARGEST_LOSS).sum())
 
 
-def _taken(p: nn.Parameter, rows: int) -> Tensor:
-    """What Opacus's hooks left at a parameter, taken away; 0 where no record reached it."""
+def _given(p: nn.Parameter, rows: int) -> Tensor:
+    """What Opacus's hooks left at a parameter; 0 where no record reached it."""
     found: Tensor | None = getattr(p, "grad_sample", None)
-    p.grad = p.grad_sample = None  # type: ignore[attr-defined]
     return torch.zeros((), dtype=p.dtype).expand(rows, *p.shape) if found is None else found

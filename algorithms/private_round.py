@@ -168,6 +168,11 @@ class PrivateRound:
                 f"method {self._method.name!r} surveys records or changes the model between two stages, for which no "
                 "private job pays; its private_fault should say so: this is a bug in the method"
             )
+        if any(stage.coupled for stage in stages):
+            raise LocalError(
+                f"method {self._method.name!r} trains a stage that is coupled: there a record moves the gradients of "
+                "others, which no clip bounds; its private_fault should say so: this is a bug in the method"
+            )
         noisy = [stage for stage in stages if not stage.noiseless]
         epochs = sum(stage.epochs for stage in noisy if not stage.full_batch)
         whole = sum(stage.epochs for stage in noisy if stage.full_batch)

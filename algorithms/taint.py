@@ -6,9 +6,15 @@ Only a mechanism that adds noise and is paid for (privacy.py) makes what is DP o
 ``Tracker`` follows a method's own code, ``deliver`` and ``give``: every call of torch inside it is seen, and what comes
 of it has the worst taint of what went in. Taints lie by storage, so a view has that of its tensor, and a tensor that is
 written to, whole or in part, takes over that of what was written. A value that leaves torch, as a number, a list, an
-array or by the length of what was selected, is followed no further: one in which records show is refused, and all that
-comes of the same call of the method has the taint of the others. A tensor that was never seen is a constant of the
-method, which so must hold no tensor of a silo from one call to the next.
+array, by the length of what was selected or because a call failed, is followed no further: one in which records show is
+refused, and all that comes of the same call of the method has the taint of the others. What was refused stays refused,
+whatever the method catches. A tensor that was never seen is a constant of the method, which so must hold no tensor of a
+silo from one call to the next.
+
+This is against mistakes, not against a method that means to leak: code that runs in this process reaches all of its
+memory, and Python closes no way for good. Calls are not seen in another thread, in what ``torch.jit`` compiled, through
+``to_dlpack``, or where torch's overriding is switched off (``DisableTorchFunction``). So methods are trusted code. Of
+one that is not of Staddle's own catalog a silo is told so when it admits a private job (silo/private_jobs.py).
 """
 
 import json
@@ -68,6 +74,13 @@ class Tracker(TorchFunctionMode):
         super().__init__()
         self._taints: dict[int, tuple[StorageWeakRef, Taint]] = {}  # held weakly, an address is not used again
         self._told = PUBLIC
+        self._refused: LocalError | None = None
+
+    def __exit__(self, *raised: object) -> None:
+        """What was refused inside is refused here, if the method went on all the same."""
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        if self._refused is not None and raised[0] is None:
+            raise self._refused
 
     def enter(self, tensor: Tensor, taint: Taint) -> Tensor:
         """A tensor, with its taint, as a method may have it: a copy where another one lies in the same memory."""
@@ -89,19 +102,31 @@ class Tracker(TorchFunctionMode):
         versions = [tensor._version for tensor in given]  # noqa: SLF001 - torch has no other name
         taint = worst(map(self._own, given))
         name = getattr(func, "__name__", "")
-        result = func(*args, **kwargs)
+        failed = True
+        try:
+            result = func(*args, **kwargs)
+            failed = False
+        finally:
+            if failed:
+                self._tell(taint, f"{name}, which fails")
         made = list(_tensors((result,)))
         written = (one for one, before in zip(given, versions, strict=True) if one._version != before)  # noqa: SLF001
         for tensor in (*made, *written):
             self._add(tensor, taint)
         if _tells(name, args, kwargs) or not (made or result is None or name in DESCRIBES):
-            if taint.private:
-                raise LocalError(
-                    f"the method takes a value out of a tensor in which records show unprotected ({name}), and what it "
-                    "does by it would show them too; compute with tensors, or train that part with noise"
-                )
-            self._told = worst((self._told, taint))
+            self._tell(taint, name)
+            if self._refused is not None:
+                raise self._refused
         return result
+
+    def _tell(self, taint: Taint, name: str) -> None:
+        """A value of tensors of this taint is known outside."""
+        self._told = worst((self._told, taint))
+        if taint.private and self._refused is None:
+            self._refused = LocalError(
+                f"the method takes a value out of a tensor in which records show unprotected ({name}), and what it "
+                "does by it would show them too; compute with tensors, or train that part with noise"
+            )
 
     def _own(self, tensor: Tensor) -> Taint:
         found = self._taints.get(self._key(tensor))

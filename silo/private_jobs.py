@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ..algorithms.account import PrivateSilo
+from ..algorithms.catalog import package_of
 from ..algorithms.job import Job
 from ..algorithms.privacy import decimal, job_spends, signed_sigma, spends_by_sigma
 from ..errors import LocalError
@@ -83,17 +84,24 @@ def payer(job: Job, budget: "DatasetBudget | None", folder: JobFolder) -> Privat
 
 
 def advice(job: Job, records: int) -> Iterator[str]:
-    """What speaks against a private job on so many training records; for this silo's log alone."""
+    """What this silo's own people should know of a private job on so many training records; for its log alone."""
     table = job.privacy
     if table is None:
         return
-    # (1) Steps draw records.
+    # (1) We know who vouches for the code: it could get around all that follows what it computes (taint.py).
+    if package := package_of(job.method_name):
+        yield (
+            f"method {job.method_name!r} is code of {package}, which is installed here and is not part of Staddle: its "
+            "taints are followed to find mistakes, not to hold back code that means to leak, so the promise is as good "
+            "as that code; read it, or decline the job (docs/privacy.md)"
+        )
+    # (2) Steps draw records.
     if (expected := table.sample_rate * records) < 1:
         yield (
             f"a step draws {expected:.2g} of this silo's {records} training records on average, so most are noise "
             "alone; ask for a job with a higher privacy.sample_rate"
         )
-    # (2) A chance of delta for each of them is none to count on.
+    # (3) A chance of delta for each of them is none to count on.
     if table.delta * records >= 1:
         yield (
             f"delta = {decimal(table.delta)} is no less than 1 / {records}, one in this silo's training records: with "

@@ -11,7 +11,7 @@ from torch import nn
 from staddle.algorithms.clipped_sum import ClippedSum
 from staddle.algorithms.local_round import facts_of, handed, to_modules
 from staddle.algorithms.method import Optimiser, Stage, initial_state
-from staddle.algorithms.private import Mechanism, Private, check
+from staddle.algorithms.private import Mechanism, Private, check, check_apart
 from staddle.algorithms.streams import stream
 from staddle.algorithms.training import PLAIN, train
 from staddle.errors import LocalError
@@ -368,3 +368,30 @@ def test_normalisation_over_a_batch_is_refused():
     with pytest.raises(LocalError, match=r"part 'extractor' cannot be trained with differential privacy.*group"):
         check("extractor", nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)))
     check("extractor", nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)))
+
+
+COUPLED = {
+    "mean": lambda losses, _: losses / losses.mean(),
+    "features": lambda losses, x: losses + (x - x.mean(0)).square().sum(1),
+    "sorted": lambda losses, _: losses * losses.argsort(descending=True),
+    "number": lambda losses, x: losses + x.detach().sum().item(),
+}
+
+
+@pytest.mark.parametrize("couple", COUPLED.values(), ids=COUPLED)
+def test_a_loss_that_couples_records_and_does_not_say_so_is_refused(couple):
+    parts = linear()
+    before = values(parts)
+    stage = replace(BOTH, loss=lambda *given: couple(cross_entropy(*given), given[1]))
+    with pytest.raises(LocalError, match="extractor, classifier the loss of a record depends on another one of its"):
+        train(parts, stage, records(8), 8, rng(), private())
+    assert torch.equal(values(parts), before)
+
+
+def test_chance_within_a_record_couples_nothing():
+    """Dropout, which draws anew in each call."""
+    parts = linear()
+    parts["extractor"] = nn.Sequential(parts["extractor"], nn.Dropout(0.5))
+    state = torch.random.get_rng_state()
+    check_apart({part: module.train() for part, module in parts.items()}, BOTH, records(1).x)
+    assert torch.equal(torch.random.get_rng_state(), state)

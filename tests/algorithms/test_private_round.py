@@ -745,6 +745,20 @@ def test_a_method_that_takes_more_than_it_says_is_refused_before_it_trains(make_
     assert not account.spendings[-1].taken
 
 
+def test_a_coupled_stage_is_refused_before_it_trains(make_private, make_data):
+    class Coupled(FedPer):
+        def stages(self, state, facts):
+            return tuple(replace(stage, coupled=True) for stage in super().stages(state, facts))
+
+    job = make_private("fedper")
+    account = MemoryAccount(job)
+    method, state = Coupled(job.setting()), initial_state(job.method(), "a", public=())
+    private = silo_of(job, account=account)
+    with pytest.raises(LocalError, match=r"'fedper' trains a stage that is coupled: there a record moves"):
+        local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private)
+    assert not account.spendings[-1].taken
+
+
 def test_an_account_holds_a_job_to_what_it_planned(make_private, make_data):
     job = make_private("fedavg", rounds=20)  # and one more for what a crash interrupts
     method, account = job.method(), MemoryAccount(job)

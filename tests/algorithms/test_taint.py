@@ -1,5 +1,6 @@
 """Taints follow tensors through torch; what records show in cannot be taken out of it unseen."""
 
+import contextlib
 import copy
 from types import SimpleNamespace
 
@@ -136,6 +137,9 @@ READS = {
     "repeat": lambda t: torch.ones(6).repeat_interleave(t.long()).shape,
     "sorted": sorted,
     "apply": lambda t: torch.clone(t).apply_(lambda value: value),
+    "hook": lambda t: torch.clone(t).requires_grad_().register_hook(print),
+    "dlpack": np.from_dlpack,
+    "from dlpack": torch.from_dlpack,
     "backward": lambda t: (torch.ones(6, requires_grad=True) * t).sum().backward(),
 }
 
@@ -144,6 +148,40 @@ READS = {
 def test_a_value_in_which_records_show_is_not_taken_out(read):
     with pytest.raises(LocalError, match="takes a value out of a tensor in which records show unprotected"):
         tracked(lambda t: read(t.p))
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_method_that_catches_the_refusal_is_refused_all_the_same(read):
+    def compute(t):
+        with contextlib.suppress(Exception):
+            read(t.p)
+        return torch.ones(2)
+
+    with pytest.raises(LocalError, match="takes a value out of a tensor in which records show unprotected"):
+        tracked(compute)
+
+
+def fails(t):
+    """One thing where a matrix is positive definite, another where it is not."""
+    try:
+        torch.linalg.cholesky(t[:4].reshape(2, 2))
+    except RuntimeError:
+        return torch.ones(1)
+    return torch.zeros(1)
+
+
+def test_whether_a_call_fails_is_a_value():
+    with pytest.raises(LocalError, match=r"records show unprotected \(linalg_cholesky, which fails\)"):
+        tracked(lambda t: fails(t.p))
+    made, tracker = tracked(lambda t: fails(t.d))
+    assert tracker.of(made) == paid(3)
+    made, tracker = tracked(lambda t: fails(t.q))
+    assert tracker.of(made) == PUBLIC
+
+
+def test_what_fails_by_mistake_says_what_it_was():
+    with pytest.raises(RuntimeError, match="shape"):
+        tracked(lambda t: t.p.reshape(5))
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)

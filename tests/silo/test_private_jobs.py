@@ -1,10 +1,12 @@
 """What a silo's own people are told of a private job; what it answers to others is in test_admission.py."""
 
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 
 import pytest
 from private_jobs import private_job
 
+from staddle.algorithms import catalog
 from staddle.silo.private_jobs import advice
 
 
@@ -23,3 +25,13 @@ def test_advice_is_on_steps_without_records_and_on_a_large_delta(made, records, 
     assert len(found) == len(said)
     assert all(text.startswith(begin) for text, begin in zip(found, said, strict=True))
     assert list(advice(replace(job, privacy=None), records)) == []
+
+
+def test_a_method_of_another_package_is_said_to_be_trusted(made, monkeypatch):
+    """Nothing in Python holds back code that means to leak; so whoever admits the job is told whose it is."""
+    job = private_job(made)
+    entry = EntryPoint("softper", "softper:SoftPer", catalog.GROUP)
+    monkeypatch.setattr(catalog, "entry_points", lambda **_: [entry])
+    (said,) = advice(replace(job, method_name="softper"), 1000)
+    assert said.startswith("method 'softper' is code of unknown, which is installed here and is not part of Staddle")
+    assert list(advice(job, 1000)) == []
