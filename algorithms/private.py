@@ -172,7 +172,6 @@ def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
     alone = []
     for other in (pair, torch.stack([pair[0], -2 * pair[1]])):
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
             alone.append(stage.loss(modules, other, labels, stage.context)[0].nan_to_num())
     if not torch.equal(*alone):
         raise LocalError(

@@ -1,0 +1,72 @@
+"""The table of docs/privacy.md names the methods that a private job may have, and no other."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from staddle.algorithms.catalog import METHODS, configure, method_options
+from staddle.algorithms.job import Job, JobFile
+
+PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
+EPOCHS = 7  # which no option's default is
+MODELS = {"fedaims": "convnet-digits"}  # the others train any
+
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="docs are not beside the tests")
+
+
+def rows():
+    """By method, the option that the table asks for, and how many steps a round it says."""
+    text = PAGE.read_text(encoding="utf-8")
+    lines = text.partition("\n## What each method trains and releases\n")[2].partition("\n## ")[0].splitlines()
+    found = {}
+    for first, *cells in (line.strip("| ").split(" | ") for line in lines if line.startswith("| `")):
+        name, asked = re.fullmatch(r"`([a-z-]+)`(?:, with `(\w+ = \w+)`)?", first).groups()
+        assert name not in found
+        found[name] = (asked, cells)
+    return found
+
+
+def method(name, options):
+    document = {
+        "version": 1,
+        "name": "page",
+        "seed": 1,
+        "rounds": 3,
+        "silos": ["a", "b", "c", "d", "e"],
+        "participation": 0.6 if name == "fedsimsup" else 1.0,  # which exchanges nothing where none is away
+        "min_cohort": 3,
+        "method": {"name": "local"},
+        "model": {"name": MODELS.get(name, "cnn-digits"), "classes": 3, "norm": "group"},
+        "training": {"epochs": EPOCHS, "batch_size": 8, "lr": 0.1},
+    }
+    setting = Job.from_file(JobFile.model_validate(document), "page").setting()
+    return configure(name, method_options(name, options), setting)
+
+
+def options(asked):
+    key, _, value = (asked or "").partition(" = ")
+    return {key: float(value)} if key else {}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_table_has_the_methods_that_accept_privacy_and_no_other(name):
+    asked, _ = rows().get(name, (None, []))
+    fault = method(name, options(asked)).private_fault
+    assert bool(fault) == (name not in rows()), fault
+    if asked:
+        assert method(name, {}).private_fault, "it is accepted without that option, too"
+
+
+def test_every_row_is_a_method_and_has_all_columns():
+    assert rows().keys() <= METHODS.keys()
+    assert len(rows()) == 21
+    assert {len(cells) for _, cells in rows().values()} == {3}
+
+
+@pytest.mark.parametrize("name", rows() if PAGE.exists() else ())
+def test_a_method_that_takes_more_or_less_than_the_jobs_epochs_says_so(name):
+    asked, (_, steps, _) = rows()[name]
+    made = method(name, options(asked))
+    efforts = {made.effort(round_) for round_ in range(made.setting.rounds + made.tunes)}
+    assert ({(effort.epochs, effort.whole) for effort in efforts} == {(EPOCHS, 0)}) == (steps == "`epochs` epochs")
