@@ -39,7 +39,9 @@ class ProtocolMessage(Strict):
 
 
 class SumEnd(Strict):
-    """An attempt ended without a sum; ``blame`` is empty where nobody is at fault.
+    """An attempt ended without a sum; ``blame`` says what is known, and is empty where nobody is at fault.
+
+    A silo by its id, ``coordinator``, or ``coordinator or a silo of the cohort`` where none can tell (secagg_fault.py).
 
     ``{"blame":"coordinator","code":"SURVIVORS","ctx":"5c1f…","job":"lung-3","job_digest":"ab12…","round":17,
     "type":"secagg.end","why":"…"}``

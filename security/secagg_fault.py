@@ -30,7 +30,9 @@ class Code(StrEnum):
     STOPPED = "STOPPED"  # asked to stop
 
 
-COORDINATOR = "coordinator"  # whom a silo blames for what only the coordinator can have done
+# Whom a silo blames, besides a silo by its id:
+COORDINATOR = "coordinator"  # for what only the coordinator can have done
+COORDINATOR_OR_SILO = "coordinator or a silo of the cohort"  # for what either can have done, and nobody can tell which
 
 
 def check(holds: bool, peer: str, code: Code, why: str) -> None:

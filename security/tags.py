@@ -13,7 +13,8 @@ vectors may be of several rounds, so α has the context that they share, and eac
 A sum that was shifted in any word, or that wrapped around 2^b, passes with probability 2^-63. No shift is a multiple of
 p: an honest |Q| is below 2^63 - 59, so it differs from every signed word by less than p (with ring 64 and a smaller p,
 such as 2^61 - 1, words shifted by p would pass). The pads hide what T_j would tell of q_j; coordinator and one silo
-together can take them off, and can forge tags.
+together can take them off, and can forge tags. A silo that sends a false tag spoils the sum for all, and what they see
+is the same as if the coordinator had altered a word: nobody can tell which.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from .fixedpoint import SIGNED, Floats, Words
 from .labels import SECAGG_PAD, SECAGG_TAG, framed
 from .masks import PIECE, Keystream
 from .pairwise import derive
-from .secagg_fault import COORDINATOR, Code, check
+from .secagg_fault import COORDINATOR, COORDINATOR_OR_SILO, Code, check
 
 PRIME = 2**64 - 59  # the largest below 2^64
 TAG_BYTES = 8
@@ -90,7 +91,8 @@ class Tagger:
 
     def _compare(self, group: int, tag: int, pads: Sequence[tuple[int, int]]) -> None:
         found = (tag - sum(pad * weight for pad, weight in pads)) % PRIME
-        check(found == self.sums[group], COORDINATOR, Code.SUM, f"brings a sum of group {group} that was altered")
+        why = f"brings a sum of group {group} that was altered, or of which a silo falsified its tag"
+        check(found == self.sums[group], COORDINATOR_OR_SILO, Code.SUM, why)
 
     def _pads(self, group_key: bytes, ctx: bytes, silo: str) -> list[int]:
         """Uniform mod p but for 2^-64, one a group."""

@@ -136,7 +136,7 @@ def of_sum(name, /, **changes):
     record = {"type": name, "job": "j1", "job_digest": HASH, "round": 3, "ctx": HASH}
     fields = {
         "egress.protocol": {"kind": "keys", "rpc": "/x", "recipient": PEER, "message": {"bytes": 9, "sha256": HASH}},
-        "secagg.end": {"code": "SHARES", "blame": "hospital-b", "why": "no"},
+        "secagg.end": {"code": "SHARES", "blame": "coordinator or a silo of the cohort", "why": "no"},
         "secagg.sum": {"survivors": ["hospital-a", "hospital-b"], "sha256": HASH},
     }
     return {**record, **fields[name], **changes}

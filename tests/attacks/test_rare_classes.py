@@ -20,6 +20,7 @@ from staddle.algorithms.simulation import simulate
 from staddle.errors import LocalError, PeerError, RefusedError
 from staddle.proto.blind import bounds, simulated
 from staddle.security.blind_sum import Quantised
+from staddle.security.secagg_fault import COORDINATOR_OR_SILO
 from staddle.security.tags import PRIME, Tagger
 
 VICTIM = SILOS[4]
@@ -158,9 +159,9 @@ def test_holders_that_were_altered_are_refused_with_blame(recipient, tagged, job
     made = Counted(tagged, job, 0)
     with pytest.raises(RefusedError, match="brings a sum of group 0 that was altered") as caught:
         recipient.take(job, 1, delivery(job, 1, [made.down(HOLDERS, words=raised(made))]))
-    assert (caught.value.peer, caught.value.code) == ("coordinator", "SUM")
+    assert (caught.value.peer, caught.value.code) == (COORDINATOR_OR_SILO, "SUM")
     (ended,) = recipient.recorded("secagg.end")
-    assert (ended["code"], ended["blame"], ended["round"]) == ("SUM", "coordinator", 0)
+    assert (ended["code"], ended["blame"], ended["round"]) == ("SUM", COORDINATOR_OR_SILO, 0)
 
 
 def test_holders_as_tensors_are_refused(recipient, job):

@@ -16,6 +16,7 @@ from staddle.security.labels import framed
 from staddle.security.masked_sum import Given, masked_chunks
 from staddle.security.pairwise import public_key
 from staddle.security.round_spec import Terms, specify
+from staddle.security.secagg_fault import COORDINATOR_OR_SILO
 from staddle.security.tags import PRIME, Tagger, decoded
 
 
@@ -54,7 +55,7 @@ def test_every_other_set_of_survivors_is_refused():
     for survivors in others:
         with pytest.raises(RefusedError) as caught:
             made.open(survivors=survivors)
-        assert (caught.value.peer, caught.value.code) == ("coordinator", "SUM")
+        assert (caught.value.peer, caught.value.code) == (COORDINATOR_OR_SILO, "SUM")
 
 
 def test_pads_of_another_recipient_or_attempt_do_not_come_off():

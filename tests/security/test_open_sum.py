@@ -12,6 +12,7 @@ from staddle.security.labels import SECAGG_SPEC
 from staddle.security.masked_sum import Accumulator, Given, check_given, masked_chunks
 from staddle.security.open_sum import Claim, check_claim, group_bytes, open_group, tag_of
 from staddle.security.round_spec import Terms, specify
+from staddle.security.secagg_fault import COORDINATOR_OR_SILO
 from staddle.security.silo_pads import silo_pads
 
 SILOS = names(4)
@@ -105,7 +106,7 @@ def test_any_word_changed_in_any_way_is_noticed(made, index, data):
     words[place : place + 1] += words.dtype.type(data.draw(st.integers(1, 2**ring - 1)))
     with pytest.raises(RefusedError, match=f"group {index} that was altered") as caught:
         open_group(made.spec, index, made.claim(index), GROUP_KEY, words)
-    assert (caught.value.peer, caught.value.code) == ("coordinator", "SUM")
+    assert (caught.value.peer, caught.value.code) == (COORDINATOR_OR_SILO, "SUM")
 
 
 @pytest.mark.parametrize("modulus", [tags.PRIME, 2**61 - 1, 2**32, 2**63])

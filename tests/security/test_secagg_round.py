@@ -17,6 +17,7 @@ from staddle.security import fixedpoint, masked_sum
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo_events as s
 from staddle.security.round_spec import Terms, specify
+from staddle.security.secagg_fault import COORDINATOR_OR_SILO
 from staddle.security.secagg_messages import make_header
 from staddle.security.tags import Tagger
 
@@ -253,7 +254,7 @@ def test_silos_check_the_tags_of_a_tagged_sum():
         if shift:
             with pytest.raises(RefusedError) as caught:
                 tagger.check(finish.tags, GROUP_KEY, run.state.ctx, finish.survivors)
-            assert (caught.value.peer, caught.value.code) == ("coordinator", "SUM")
+            assert (caught.value.peer, caught.value.code) == (COORDINATOR_OR_SILO, "SUM")
         else:
             tagger.check(finish.tags, GROUP_KEY, run.state.ctx, finish.survivors)
 

@@ -16,6 +16,7 @@ from staddle.proto.wire import tensor_bytes
 from staddle.security.ledger import Ledger
 from staddle.security.records import Peer
 from staddle.security.round_spec import Terms
+from staddle.security.secagg_fault import COORDINATOR_OR_SILO
 from staddle.silo import delivery, mix_memory, rows
 from staddle.silo.outgoing_hidden import flat
 
@@ -398,11 +399,11 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_row_that_breaks_a_rule_is_refused_and_the_coordinator_is_named(recipient, name):
+def test_a_row_that_breaks_a_rule_is_refused_and_who_can_have_done_it_is_named(recipient, name):
     change, code, said = HOSTILE[name]
     made = recipient.coordinator
     peer, found, why = refusal(recipient, made.delivery(1, [change(made)]))
-    assert (peer, found) == ("coordinator", code), why
+    assert (peer, found) == (COORDINATOR_OR_SILO if said == "was altered" else "coordinator", code), why
     assert said in why
 
 
@@ -556,7 +557,7 @@ def test_a_silo_with_a_stricter_policy_opens_less(keyed, givers, tmp_path, terms
 def test_a_row_under_another_key_does_not_open(keyed, givers, tmp_path):
     other = Recipient(keyed, givers["rows"], tmp_path, key=b"another".ljust(32))
     made = other.coordinator
-    assert refusal(other, made.delivery(1, [made.row(ME, even(versions(0)))]))[:2] == ("coordinator", "SUM")
+    assert refusal(other, made.delivery(1, [made.row(ME, even(versions(0)))]))[:2] == (COORDINATOR_OR_SILO, "SUM")
     other.ledger.close()
 
 
