@@ -10,16 +10,21 @@ sum. No tensor, file or clock here; uploads are spooled and folded by the shell.
     shares     all of U1 dealt or failed, or the deadline              masked   (U2 is), else ended
     masked     all of U2 uploaded or failed, or the deadline           survivors (U3 is), else ended
     survivors  t survivors signed                                      reveal;  ended at the deadline
-    reveal     t survivors revealed                                    opening; ended at the deadline
+    reveal     t survivors revealed shares that join                   opening; ended at the deadline
     opening    the sum is open                                         done;    ended if canaries do not come out
 
 A message that does not hold is refused, and its sender drops out; a late one, or a second one, is refused and changes
 nothing. Once U2 is told, masked bytes may be on their way: an attempt that ends after that asks for abandon notes, and
 another may follow when ``notes_missing`` is 0.
+
+A share that is none of its dealer's polynomial fits its commitment all the same. Where the first t shares do not join
+to what the dealer committed to, the other survivors' are awaited and other t of them are tried: one wrong share ends no
+sum while t + 1 survivors reveal. A dealer of whose shares no t that were tried join ends it, and is named.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, combinations, islice
 from typing import Literal, TypeAlias
 
 from ..errors import RefusedError
@@ -62,6 +67,7 @@ from .tags import combine
 
 Stage: TypeAlias = Literal["keys", "shares", "masked", "survivors", "reveal", "opening", "done", "ended"]
 
+MOST_SUBSETS = 300  # of t shares, tried for one dealer: half a second among 100 silos
 WATCHED: tuple[Stage, ...] = ("keys", "shares", "masked", "survivors", "reveal")  # a deadline closes them
 
 
@@ -197,7 +203,10 @@ def _answered(state: CoordinatorState, stage: Stage) -> Mapping[str, object]:
 
 
 def _close_if_complete(state: CoordinatorState) -> Step:
-    """Close a stage once nobody is awaited; the last two once t have answered, or too few are left."""
+    """Close a stage once nobody is awaited; the last two once t have answered, or too few are left.
+
+    What t revealed may not join; then the others are awaited, too.
+    """
     expected = {"keys": state.spec.cohort, "shares": state.u1, "masked": state.u2}.get(state.stage)
     answered = _answered(state, state.stage)
     if expected is not None:
@@ -205,6 +214,8 @@ def _close_if_complete(state: CoordinatorState) -> Step:
         return (state, ()) if open_ else _close(state)
     if state.stage in ("survivors", "reveal"):
         possible = [silo for silo in state.u3 if silo in answered or silo not in state.failed]
+        if len(answered) >= state.spec.threshold and state.stage == "reveal":
+            return _open(state, awaited=len(answered) < len(possible))
         done = len(answered) >= state.spec.threshold or len(possible) < state.spec.threshold
         return _close(state) if done else (state, ())
     return state, ()
@@ -230,7 +241,7 @@ def _close(state: CoordinatorState) -> Step:
         case "survivors":
             return replace(state, stage="reveal"), (TellNotes(members, _enough(state)), Watch("reveal"))
         case "reveal":
-            return _open(state)
+            return _open(state, awaited=False)
         case _:
             return state, ()
 
@@ -274,20 +285,19 @@ def _enough(state: CoordinatorState) -> tuple[Survival, ...]:
     return tuple(state.survivals[silo] for silo in sorted(state.survivals))[: state.spec.threshold]
 
 
-def _open(state: CoordinatorState) -> Step:
-    """Join t shares of each member of U2.
+def _open(state: CoordinatorState, awaited: bool) -> Step:
+    """Join t shares of each member of U2; where none of them join, wait while more reveals are ``awaited``, else end.
 
     Left on the sum are the survivors' masks to themselves, and those that they share with the lost.
     """
     spec, ctx = state.spec, state.ctx
-    holders = sorted(state.reveals)[: spec.threshold]
-    numbers = [spec.holder(silo) for silo in holders]
-    weights = dict(zip(numbers, weights_at_zero(numbers), strict=True))
-    revealed = {holder: {each.dealer: each.held for each in state.reveals[holder].shares} for holder in holders}
+    weights: dict[tuple[str, ...], dict[int, int]] = {}
     terms: list[Term] = []
     for dealer, kind in kinds_to_reveal(state.u2, state.u3).items():
-        secret = join({spec.holder(holder): revealed[holder][dealer].share for holder in holders}, weights)
-        if secret is None or not _is_secret(state, dealer, kind, secret):
+        secret = _joined(state, dealer, kind, weights)
+        if secret is None and awaited:
+            return state, ()
+        if secret is None:
             return _end(state, Code.SHARES, dealer, f"{dealer!r} dealt shares of something else than it committed to")
         if kind == SELF:
             terms.append(Term(self_key(secret, ctx, dealer, spec.prg, state.h_u2)))
@@ -296,6 +306,37 @@ def _open(state: CoordinatorState) -> Step:
             shared = agree(secret, state.bundles[survivor].mask, survivor)
             terms.append(pair_term(survivor, dealer, pair_key(shared, ctx, survivor, dealer, spec.prg, state.h_u2)))
     return replace(state, stage="opening"), (Open(tuple(terms), state.u3, _tags(state)),)
+
+
+def _joined(
+    state: CoordinatorState, dealer: str, kind: bytes, weights: dict[tuple[str, ...], dict[int, int]]
+) -> bytes | None:
+    """The secret that a dealer committed to, of t revealed shares that join to it; None if no t that were tried do.
+
+    ``weights``, by holders, are those made so far: of an honest dealer the first t join, so there is one set for all.
+    """
+    spec = state.spec
+    shares = {
+        holder: each.held.share
+        for holder in state.reveals
+        for each in state.reveals[holder].shares
+        if each.dealer == dealer
+    }
+    for holders in islice(_subsets(sorted(shares), spec.threshold), MOST_SUBSETS):
+        if holders not in weights:
+            numbers = [spec.holder(holder) for holder in holders]
+            weights[holders] = dict(zip(numbers, weights_at_zero(numbers), strict=True))
+        secret = join({spec.holder(holder): shares[holder] for holder in holders}, weights[holders])
+        if secret is not None and _is_secret(state, dealer, kind, secret):
+            return secret
+    return None
+
+
+def _subsets(holders: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+    """First those that stand side by side, around the end: of more than ``size`` holders each is left out of one."""
+    around = [*holders, *holders]
+    windows = dict.fromkeys(tuple(sorted(around[at : at + size])) for at in range(len(holders)))
+    return chain(windows, combinations(holders, size))
 
 
 def _tags(state: CoordinatorState) -> bytes:

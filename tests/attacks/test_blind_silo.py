@@ -9,6 +9,7 @@ import os
 from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import grpc
 import numpy as np
@@ -28,7 +29,7 @@ from staddle.proto.secure_told import SignedSpec, told_from_wire
 from staddle.security import roster as rosters
 from staddle.security import secagg_silo as machine
 from staddle.security import secagg_silo_events as s
-from staddle.security.dealing import make_bundle
+from staddle.security.dealing import deal, make_bundle
 from staddle.security.identity import load_keys
 from staddle.security.labels import SECAGG_DEALING
 from staddle.security.masked_sum import Given as Values
@@ -38,6 +39,7 @@ from staddle.security.round_spec import Terms
 from staddle.security.secagg_fault import Code
 from staddle.security.secagg_memory import Memory
 from staddle.security.secagg_messages import make_header
+from staddle.security.shamir import split
 from staddle.security.signers import Signers
 
 SILOS = ("north", "east", "south", "west")  # the first is the bad one
@@ -377,6 +379,30 @@ def test_masked_words_that_are_not_awaited_are_refused(serving, at, frames, code
 
     assert play(serving, harm, at, HURRIED if frames is twice else PATIENT) == survivors  # it owes its header
     assert serving.spools() == []
+
+
+@pytest.mark.parametrize("victim", OTHERS)
+def test_one_share_that_does_not_join_ends_no_sum(serving, victim):
+    """It fits its commitment, so its holder cannot see it. Before: the round's sum was never opened, the job failed."""
+
+    def wrong(secret, threshold, holders, draw):
+        shares = split(secret, threshold, holders, draw)
+        number = sorted(SILOS).index(victim) + 1
+        return {**shares, number: bytes(33)}
+
+    async def harm(bad, effect):
+        state, sign = bad.state, bad.party.sign
+        holders = {member: state.spec.holder(member) for member in state.spec.cohort}
+        with patch("staddle.security.dealing.split", wrong):
+            dealing, portions, kept = deal(
+                state.ctx, state.h_u1, state.bundles, bad.silo, state.seeds, state.spec.threshold, holders, sign
+            )
+        bad.state = replace(state, dealing=dealing, held={bad.silo: kept})
+        object.__setattr__(effect, "dealing", dealing)  # it is sent in the place of the honest one
+        object.__setattr__(effect, "portions", portions)
+        return True
+
+    assert play(serving, harm, s.SendShares) == EVERYBODY
 
 
 def test_shares_that_do_not_open_cost_who_got_them_the_sum_and_nobody_else(serving):

@@ -2,13 +2,14 @@
 
 import hashlib
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from secure_sums import Run, attempt, frame, group, names, ones, signer, signers
 
 from staddle.errors import LocalError, RefusedError
-from staddle.security import masked_sum, secagg_silo
+from staddle.security import masked_sum, secagg_silo, shamir
 from staddle.security import secagg_coordinator as machine
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo_events as s
@@ -254,6 +255,48 @@ def test_a_dealer_of_shares_of_something_else_is_named(which):
     run.finish()
     assert run.opened is None
     assert (run.ends["coordinator"].code, run.ends["coordinator"].blame) == ("SHARES", LIAR)
+
+
+def wrongly_dealt(run, holders):
+    """In the place of what LIAR deals: shares for these that are none of its polynomial, and fit their commitments."""
+
+    def split(secret, threshold, numbers, draw):
+        wrong = {FIVE.index(holder) + 1: bytes(33) for holder in holders}
+        return {**shamir.split(secret, threshold, numbers, draw), **wrong}
+
+    def alter(silo, effect):
+        if silo != LIAR or not isinstance(effect, s.SendShares):
+            return effect
+        state, event = run.before[LIAR, "KeysTold"]
+        numbers = {member: state.spec.holder(member) for member in FIVE}
+        with patch("staddle.security.dealing.split", split):
+            dealing, portions, kept = deal(
+                state.ctx, effect.dealing.h_u1, event.bundles, LIAR, state.seeds, 4, numbers, signer(LIAR)
+            )
+        run.silos[LIAR] = replace(run.silos[LIAR], dealing=dealing, held={LIAR: kept})
+        return s.SendShares(dealing, portions)
+
+    run.alter = alter
+    return run.finish()
+
+
+@pytest.mark.parametrize("holder", FIVE)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_one_wrong_share_ends_no_sum(holder, seed):
+    run = wrongly_dealt(Run(attempt(5), ones(FIVE), seed=seed), [holder])
+    assert run.opened[0].total[0] == 15 / 16
+    assert run.ends == {}
+
+
+def test_where_no_other_shares_come_a_wrong_one_ends_the_sum_and_its_dealer_is_named():
+    holder = next(silo for silo in FIVE if silo != LIAR)
+    silent = next(silo for silo in FIVE if silo not in (LIAR, holder))
+    for run in (
+        wrongly_dealt(Run(attempt(5), ones(FIVE), drops={silent: "SendReveal"}), [holder]),
+        wrongly_dealt(Run(attempt(5), ones(FIVE)), [silo for silo in FIVE if silo != LIAR]),
+    ):
+        assert run.opened is None
+        assert (run.ends["coordinator"].code, run.ends["coordinator"].blame) == ("SHARES", LIAR)
 
 
 def test_garbage_in_a_masked_upload_is_noticed_by_its_canaries():
