@@ -109,7 +109,7 @@ class Planning:
         if why := fault(recipient, own, shares, memory, self._terms):
             log.event("row.withheld", job=self._job.name, part=part, silo=recipient, why=why)
             return None
-        return planned, memory.opened(row, self._terms.min_cohort)
+        return planned, memory.opened(row, self._terms)
 
     def news(self, part: str, recipient: str, memory: RowMemory) -> Memories:
         """What is to be remembered, unless it is known: of a row that is made again nothing."""

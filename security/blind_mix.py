@@ -62,7 +62,7 @@ class Rows:
         memory = self._memories.get((part.name, recipient), RowMemory())
         if row.digest() != memory.last and fault(recipient, own, shares, memory, self._terms):
             return None
-        self._memories[part.name, recipient] = memory.opened(row, self._terms.min_cohort)
+        self._memories[part.name, recipient] = memory.opened(row, self._terms)
         summed = {**row.sent(), **({recipient: own} if own else {})}
         return {spec.name: _row(self._group(part), spec, summed, read) for spec in part.tensors}
 

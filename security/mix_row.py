@@ -1,4 +1,4 @@
-"""What a recipient checks before it opens a row of a one-upload ``Mix``: nobody else can (SECURITY.md rules 4, 5, 10).
+"""What a recipient checks before it opens a row of a one-upload ``Mix``: nobody else can (SECURITY.md 4, 5, 10, 39).
 
 The coordinator signs each row, so that one which breaks a rule names who made it. Canonical JSON, here broken and cut::
 
@@ -21,7 +21,7 @@ from .identity import Hex32, Id
 from .labels import MIX_ROW, framed
 from .mix_line import Line, Number, Version
 from .one_upload import Upload
-from .round_spec import MOST_SILOS, Terms, seen_fault
+from .round_spec import MOST_SILOS, SLACK_BITS, Terms, seen_fault
 from .secagg_fault import COORDINATOR, Code, check
 from .signers import Sign, Signers
 
@@ -74,23 +74,32 @@ class RowMemory(Strict):
     last: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     newest: dict[Id, Number] = Field(default_factory=dict)
 
-    def opened(self, row: Row, min_cohort: int) -> Self:
+    def opened(self, row: Row, terms: Terms) -> Self:
         """Memory of opening a row, the same one again included; RefusedError if that would show too much (rule 4)."""
         if row.digest() == self.last:
             return self
-        why = self.fault(row.shares, min_cohort)
+        why = self.fault(row.shares, terms)
         check(not why, COORDINATOR, Code.POLICY, f"brings another row: {why}")
         return type(self)(last=row.digest(), newest={**self.newest, **_numbers(row.shares)})
 
-    def fault(self, shares: Sequence[Share], min_cohort: int) -> str:
-        """Why one row more, of these shares, would show too much; empty if it would not."""
+    def fault(self, shares: Sequence[Share], terms: Terms) -> str:
+        """Why one row more, of these shares, would show too much; empty if it would not.
+
+        Of what no row had before there is enough, spread by itself as a whole row is, and it carries at least half of
+        what the others weigh: beside new uploads at next to nothing, old ones would be an equation over few silos.
+        """
         numbers = _numbers(shares)
         back = sorted(silo for silo, number in numbers.items() if number < self.newest.get(silo, 0))
         if back:
             return f"it has older uploads of {', '.join(back)} than were mixed before"
-        fresh = [silo for silo, number in numbers.items() if number > self.newest.get(silo, -1)]
-        if len(fresh) < min_cohort:
-            return f"it has new uploads of {len(fresh)} silos, fewer than min_cohort {min_cohort}"
+        fresh = [share for share in shares if share.version.number > self.newest.get(share.version.silo, -1)]
+        if len(fresh) < terms.min_cohort:
+            return f"it has new uploads of {len(fresh)} silos, fewer than min_cohort {terms.min_cohort}"
+        if why := _spread_fault(fresh, terms):
+            return f"of its new uploads alone: {why}"
+        new, total = sum(share.weight for share in fresh), sum(share.weight for share in shares)
+        if 2 * new + (total >> SLACK_BITS) < total:
+            return f"its new uploads weigh {new} of the {total} of all, less than half"
         return ""
 
 
@@ -102,7 +111,7 @@ def fault(recipient: str, own_weight: int, shares: Sequence[Share], memory: RowM
     named = [share.version.silo for share in shares]
     if len(set(named)) != len(named) or recipient in named:
         return f"mixes {', '.join(named)}, who are not distinct silos beside {recipient!r}"
-    return _sum_fault(own_weight, shares) or _spread_fault(shares, terms) or memory.fault(shares, terms.min_cohort)
+    return _sum_fault(own_weight, shares) or _spread_fault(shares, terms) or memory.fault(shares, terms)
 
 
 def _sum_fault(own_weight: int, shares: Sequence[Share]) -> str:
@@ -183,8 +192,8 @@ def admit(
     # (6) Enough of those mixed are honest, and none outweighs the others (rules 5 and 6).
     why = _spread_fault(row.shares, terms)
     check(not why, COORDINATOR, Code.POLICY, why)
-    # (7) With what was opened before it shows no more than sums over enough silos (rule 4).
-    return row, memory.opened(row, terms.min_cohort)
+    # (7) With what was opened before it shows no more than sums over enough silos (rules 4 and 39).
+    return row, memory.opened(row, terms)
 
 
 def check_uploads(row: Row, uploads: Sequence[Upload]) -> None:

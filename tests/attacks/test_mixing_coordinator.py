@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hostile import SILO, Hostile, offer, play, records, round_of
+from hostile_sums import Blind
 from keyed_jobs import WHOLE, Coordinator, even, first_prekey, job_keys
 from recording_gate import Made
 
@@ -18,11 +20,11 @@ from staddle.security.identity import load_keys
 from staddle.security.prekeys import Known
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
-from staddle.silo import group_keys
+from staddle.silo import group_keys, rows
 from staddle.silo.prekeys import OWN, PrekeyFiles
 from staddle.silo.rows import expected_rows
 
-OTHERS = ("east", "middle", "south", "west")
+OTHERS = ("east", "middle", "outer", "south", "west")
 SILOS = (SILO, *OTHERS)
 
 
@@ -73,6 +75,47 @@ def versions(number, silos=OTHERS):
     return [(silo, number) for silo in silos]
 
 
+# Old uploads that are weighed again, beside new ones at next to nothing.
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The rows that the real silo opened, in turn, each in one vector."""
+    found, real = [], rows.Rows.delivered
+
+    def delivered(self):
+        made = real(self)
+        found.extend(vector(part) for part in made.values())
+        return made
+
+    monkeypatch.setattr(rows.Rows, "delivered", delivered)
+    return found
+
+
+def vector(tensors):
+    return torch.cat([value.double().reshape(-1) for value in tensors.values()])
+
+
+def test_a_row_of_old_uploads_does_not_give_a_single_silos_part(world, tmp_path, opened):
+    """First the mean of three, then that of two of them once more, and three new uploads at 2^-32 each.
+
+    Before: the third is found to 8e-9.
+    """
+    mixing, old, new = world.mixing, OTHERS[:2], OTHERS[2:]
+    first = even(versions(0, (*old, new[0])))
+    again = {**dict.fromkeys(versions(1, new), 1), **even(versions(0, old), len(new))}
+    frames = [mixing.delivery(n, [mixing.row(SILO, each)]) for n, each in ((1, first), (2, again))]
+    hostile = Blind(world, [offer(world), round_of(world, 1), round_of(world, 2)], {1: [], 2: []})
+    hostile.script["fetch"] = [lambda: frames[0], lambda: frames[1]]
+    play(hostile, tmp_path)
+    assert (opened[0] - vector(mixing.wanted(first))).abs().max() < 1e-6
+    if len(opened) > 1:
+        found, true = 3 * opened[0] - 2 * opened[1], vector(mixing.values(new[0], 0))
+        error, cosine = float((found - true).abs().max()), float(torch.cosine_similarity(found, true, 0))
+        pytest.fail(f"two rows were opened: the part of {new[0]} is off by {error:.1e}, cosine {cosine:.4f}")
+    assert hostile.answers[-1] == ("FAILED", 2, "POLICY")
+
+
 def shifted(words):
     return bytes([words[0] ^ 1]) + words[1:]
 
@@ -83,7 +126,7 @@ def halved(words):
 
 ATTACKS = {
     "a shifted word": (lambda m: [m.row(SILO, even(versions(0)), words=shifted)], "DELIVERY"),
-    "weights that do not add up": (lambda m: [m.row(SILO, dict.fromkeys(versions(0), WHOLE // 5))], "DELIVERY"),
+    "weights that do not add up": (lambda m: [m.row(SILO, dict.fromkeys(versions(0), WHOLE // 6))], "DELIVERY"),
     "too few silos": (lambda m: [m.row(SILO, even(versions(0, OTHERS[:2])))], "POLICY"),
     "the row of another": (lambda m: [m.row(OTHERS[0], even(versions(0, (*OTHERS[1:], SILO))))], "DELIVERY"),
     "two rows": (lambda m: [m.row(SILO, even(versions(number))) for number in range(2)], "DELIVERY"),

@@ -169,6 +169,45 @@ def test_7_a_new_row_needs_new_uploads_of_min_cohort_silos():
     admit(row(THIRD, numbers={FOUR[1]: 1, FOUR[2]: 1}), memory=memory, terms=Terms(min_cohort=2))
 
 
+SEVEN = names(7)
+OLD, NEW = SEVEN[1:4], SEVEN[4:]  # of six others: who is mixed again, and who gave anew
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ([2, 2, 0, 1e-6, 1e-6, 1e-6], "less than half"),
+        ([1.01, 1.01, 1.01, 1, 1, 1], "less than half"),
+        ([0, 1, 1, 3, 0.9, 0.9], "of its new uploads alone: weights of the row: one silo has"),
+        ([1, 1, 1, 1, 1, 1], ""),
+        ([1, 1, 0, 1, 1, 1], ""),
+        ([1, 1, 1, 2, 1, 1], ""),
+    ],
+)
+@pytest.mark.parametrize("own", [0, 50])
+def test_7_new_uploads_are_spread_by_themselves_and_carry_half(weights, said, own):
+    """Old ones and new ones each; what the recipient weighs itself is no cover, nor is it counted against a row."""
+    _, memory = admit(row([0, *[1] * 6], recipient=SEVEN[0], silos=SEVEN), silos=SEVEN)
+    made = row([own * sum(weights), *weights], SEVEN[0], dict.fromkeys(NEW, 1), silos=SEVEN)
+    assert said in asked(made, memory)
+    assert bool(asked(made, memory)) == bool(said)
+    if said:
+        code, why = fault(made, memory=memory, silos=SEVEN)
+        assert (code, said in why) == ("POLICY", True)
+    else:
+        assert admit(made, memory=memory, silos=SEVEN)[1].newest == {**dict.fromkeys(OLD, 0), **dict.fromkeys(NEW, 1)}
+
+
+def test_7_enough_of_those_who_gave_anew_are_honest():
+    _, memory = admit(row([0, *[1] * 6], recipient=SEVEN[0], silos=SEVEN), silos=SEVEN)
+    made = row([0, *[1] * 6], SEVEN[0], dict.fromkeys(NEW, 1), silos=SEVEN)
+    admit(made, memory=memory, terms=Terms(min_honest=3), silos=SEVEN)
+    assert (
+        "of its new uploads alone: of 4 silos in the row 3 are sure"
+        in fault(made, memory=memory, terms=Terms(min_honest=4), silos=SEVEN)[1]
+    )
+
+
 def test_7_rows_never_have_two_equations_in_few_new_unknowns():
     """Over random offers, each admitted row brings min_cohort uploads that are in no row before it."""
     random, memory, seen, admitted = np.random.default_rng(0), m.RowMemory(), set(), 0
