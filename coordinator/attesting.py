@@ -4,6 +4,7 @@
 
     silo A   Hello(challenge)                   ask
     silo B   Poll → Witness(asked: A)           waiting; in each session of A, until WITNESSES silos held something
+    or       Beat → asked: A                    questions, where B is at work
     silo B   Attest(A, challenge, head)         answered
     silo A   Poll → Witness(told: B)            waiting
 
@@ -48,16 +49,21 @@ class Attesting:
 
     def waiting(self, silo: str) -> pb.Witness | None:
         """Take what waits for this silo: questions about others, answers about itself."""
-        asked = []
-        for other, question in self._questions.items():
-            if other != silo and silo not in question.asked and question.wanted:
-                question.asked.add(silo)
-                asked.append(pb.Challenge(silo=other, challenge=question.challenge))
+        asked = self.questions(silo)
         own = self._questions.get(silo)
         told = list(own.answers) if own else []
         if own:
             own.answers.clear()
         return pb.Witness(asked=asked, told=told) if asked or told else None
+
+    def questions(self, silo: str) -> list[pb.Challenge]:
+        """Take the questions about others alone: what goes with a heartbeat."""
+        asked = []
+        for other, question in self._questions.items():
+            if other != silo and silo not in question.asked and question.wanted:
+                question.asked.add(silo)
+                asked.append(pb.Challenge(silo=other, challenge=question.challenge))
+        return asked
 
     def answered(self, by: str, said: pb.Attestation) -> bool:
         """Keep an answer for the silo that asked; False for one that nobody waits for."""

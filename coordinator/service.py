@@ -120,11 +120,11 @@ class Service:
         return pb.AttestReply()
 
     async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:  # noqa: N802
-        """Note that a silo is alive; say whether its work is wanted."""
+        """Note that a silo is alive; say whether its work is wanted, and what others ask it."""
         silo = self._silo(request.session, context)
         found = self._daemon.task_for(silo)
         wanted = found is not None and found[0].job.name == request.job and _round(found[1]) == request.round
-        return pb.BeatReply(wanted=wanted)
+        return pb.BeatReply(wanted=wanted, asked=self._daemon.attesting.questions(silo))
 
     async def Answer(self, request: pb.AnswerRequest, context: Context) -> pb.AnswerReply:  # noqa: N802
         """Take an answer into the job's state; a late one changes nothing."""

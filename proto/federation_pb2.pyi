@@ -217,10 +217,12 @@ class BeatRequest(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class BeatReply(_message.Message):
-    __slots__ = ("wanted",)
+    __slots__ = ("wanted", "asked")
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
     wanted: bool
-    def __init__(self, wanted: _Optional[bool] = ...) -> None: ...
+    asked: _containers.RepeatedCompositeFieldContainer[Challenge]
+    def __init__(self, wanted: _Optional[bool] = ..., asked: _Optional[_Iterable[_Union[Challenge, _Mapping]]] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
     __slots__ = ("session", "job", "job_digest", "round", "kind", "code")

@@ -82,7 +82,6 @@ class Ledger:
         self._contributed: set[str] = set()  # and of those to whose key something was given
         self._attempts: Counter[tuple[str, int, str]] = Counter()  # the last: the part of a message of its own
         self._unsettled: dict[int, list[Line]] = {}  # seq of an intent → it, and its digest if there is one
-        self._receipted = False
         self._budgets: dict[str, PrivacyHead] = {}  # data set → the last head of its privacy budget
         self._past: list[VerifierKey] = []  # keys that signed before the one that does
         self._mutex = threading.Lock()
@@ -329,12 +328,6 @@ class Ledger:
         with self._mutex:
             return job_digest in self._entered
 
-    @property
-    def receipted(self) -> bool:
-        """Whether the coordinator ever signed that it has a message, and so holds a head of this ledger."""
-        with self._mutex:
-            return self._receipted
-
     def contributed(self, job_digest: str) -> bool:
         """Whether something was given to the key that the silos of this job share, restarts included."""
         with self._mutex:
@@ -428,7 +421,6 @@ class Ledger:
                 self._unsettled[record["ref"]].append(line)
             case "egress.outcome":
                 del self._unsettled[record["ref"]]
-                self._receipted |= record["receipt"] is not None
             case "privacy.head":
                 self._budgets[record["dataset"]] = parse_record(line, PrivacyHead)
             case "key.rotate":

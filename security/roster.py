@@ -98,6 +98,12 @@ class Roster(Strict):
         """All silos, sorted by id."""
         return self.having(Role.SILO)
 
+    @property
+    def in_one_hand(self) -> tuple[Entry, ...]:
+        """The silos that whoever runs the coordinator, or its host, runs too."""
+        runs = {self.coordinator.organisation, self.coordinator.host_operator}
+        return tuple(entry for entry in self.silos if runs & {entry.organisation, entry.host_operator})
+
     def bundle(self) -> str:
         """All TLS certificates, PEM: the trust bundle of every connection."""
         return "".join(entry.certificate for entry in self.entries)

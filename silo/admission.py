@@ -242,7 +242,7 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
         )
     # (8) And there is no reason to think that it is: whoever runs it runs no silo.
     runs = {coordinator.organisation, coordinator.host_operator}
-    both = [entry.id for entry in roster.silos if runs & {entry.organisation, entry.host_operator}]
+    both = [entry.id for entry in roster.in_one_hand]
     if trusting(job) and both:
         yield (
             f"whoever runs {coordinator.id} ({' and '.join(sorted(runs))}) also runs {', '.join(both)}, and so can "

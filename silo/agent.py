@@ -101,6 +101,7 @@ class Agent:
         self._place = Place(training.device, training.precision, graphs=training.graphs)
         self._admitted: dict[str, Admitted] = {}
         self._withheld_told: set[str] = set()  # digests of jobs
+        self._waits_told: tuple[str, int] | None = None  # the private round of which the log has it
         self._beat_seconds = 5
         self._stop = asyncio.Event()
         self.connected = False
@@ -292,10 +293,8 @@ class Agent:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
         if job.privacy is not None and not self._gate.witnessed:
-            raise LocalError(
-                "neither the coordinator nor another silo says what it holds of this silo's ledger, in which stands "
-                "what its data set has cost; private rounds wait until one of them does: ask their operators"
-            )
+            await self._await_word(asked)
+            return
         goes_on = self._blind.goes_on(job.digest, round_)
         bundle: Bundle | None = None if goes_on else await asyncio.to_thread(folder.outbox, round_)
         over = bundle is None and not goes_on and round_ < folder.rounds_done
@@ -323,6 +322,27 @@ class Agent:
             await asyncio.sleep(PAUSE_SECONDS)  # told again: we set the pace
         await self._gate.give(admitted.declared, round_, bundle, cohort)
         log.event("round.given", job=job.name, round=round_)
+
+    async def _await_word(self, asked: Asked) -> None:
+        """A private round waits for another silo's word, which comes with a poll; then the round is told again."""
+        if not (witnesses := sorted(self._gate.witnesses)):
+            raise LocalError(
+                "private rounds wait for another silo's signed word of what it holds of this silo's ledger, in which "
+                "stands what its data set has cost; the roster has no other silo but such as the coordinator's "
+                "organisation runs: have one added that another organisation runs"
+            )
+        if (waits := (asked.digest, asked.round)) != self._waits_told:
+            self._waits_told = waits
+            log.problem(
+                "round.waits",
+                job=asked.job,
+                round=asked.round,
+                why="no other silo has said in this session what it holds of this silo's ledger, in which stands what "
+                "its data set has cost, and the coordinator's word is not enough; this private round begins as soon "
+                f"as one does. If it stays so, ask the operators of {', '.join(witnesses)} whether their agents run, "
+                "and the coordinator's whether it passes on what they say",
+            )
+        await asyncio.sleep(PAUSE_SECONDS)
 
     async def _train(self, admitted: Admitted, asked: Asked, delivered: Delivered) -> Bundle:
         began = time.monotonic()

@@ -170,21 +170,31 @@ class Gate:
     async def _attend(self, witness: pb.Witness) -> None:
         for said in witness.told[: len(self._roster.entries)]:
             await self._witness.attested(said)
-        for asked in witness.asked[: len(self._roster.entries)]:
+        await self._answer_challenges(witness.asked)
+
+    async def _answer_challenges(self, challenges: Sequence[pb.Challenge]) -> None:
+        for asked in challenges[: len(self._roster.entries)]:
             attestation = await asyncio.to_thread(self._witness.attest, asked, self._session)
             self._count(attestation)
             await self._client.attest(attestation)
 
     @property
     def witnessed(self) -> bool:
-        """Whether anybody says what is held of our ledger, so that an older copy of it would be known (rule 30)."""
+        """Whether another silo says, in this session, what it holds of our ledger: an older copy of it is known."""
         return self._witness.answered
+
+    @property
+    def witnesses(self) -> frozenset[str]:
+        """The silos whose word counts for that."""
+        return self._witness.independent
 
     async def beat(self, job: str, round_: int) -> bool:
         """Say that we are alive; whether our work is still wanted."""
         request = pb.BeatRequest(session=self._session, job=job, round=round_)
         self._count(request)
-        return (await self._client.beat(request)).wanted
+        reply = await self._client.beat(request)
+        await self._answer_challenges(reply.asked)
+        return reply.wanted
 
     async def answer(self, job: str, digest: str, round_: int, kind: str, code: str = "UNSPECIFIED") -> None:
         """Answer a task: a kind and a code, both of closed lists."""

@@ -5,7 +5,8 @@ that was signed before. So the silo stops, and nothing more leaves, where a head
 
 - the coordinator returns, at each greeting, the head under which it took our last upload;
 - other silos sign, for a challenge of this session, what they hold of us. The coordinator passes that on and can keep
-  it back; it cannot forge it. It comes with a later poll, so a round may have been given before.
+  it back; it can neither forge it nor show an old one again: the challenge is new, and is signed. It comes with a later
+  poll, so a round may have been given before, but none of a private job: those wait for it (``answered``).
 
 In turn we keep, in ``<state>/heads.json``, the last head of each other silo that the coordinator passed on, and that of
 the coordinator's own ledger, which must have grown from the one before.
@@ -124,11 +125,17 @@ class Witness:
 
     @property
     def answered(self) -> bool:
-        """Whether anybody says, in this session, what is held of our ledger; nobody can where nothing was received.
+        """Whether another silo has signed in this session what it holds of our ledger, though it be nothing.
 
-        What differential privacy has cost stands in the ledger, so nothing is spent under a copy that nobody knows.
+        What differential privacy has cost stands in the ledger, so nothing is spent under a copy that no other silo was
+        asked about. The coordinator's word is not enough: it may agree with whoever put an older copy back.
         """
-        return bool(self._by_coordinator or self.told) or not self._ledger.receipted
+        return bool(self.told & self.independent)
+
+    @property
+    def independent(self) -> frozenset[str]:
+        """The other silos, but for those that whoever runs the coordinator runs too."""
+        return frozenset(self._silos() - {entry.id for entry in self._roster.in_one_hand})
 
     # The head that goes with an upload.
 

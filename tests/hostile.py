@@ -26,6 +26,8 @@ from staddle.security.consistency import Consistency
 from staddle.security.head import Signer
 from staddle.security.ledger import Ledger
 from staddle.security.receipt import Receipt
+from staddle.security.release import nothing_paid
+from staddle.silo import daemon
 from staddle.silo.agent import Agent
 from staddle.silo.egress import Gate, open_client
 from staddle.silo.witness import HEADS, Witness
@@ -205,29 +207,35 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     rules = policies.parse((policy or world.policy).encode(), "policy.toml")
     with Ledger.open(folder / "ledger", SILO, world.roster.federation, world.silo_keys.log) as ledger:
-        async with listening(hostile) as address:
-            ledger.start("test", rosters.digest(world.roster), rules.digest)
-            witness = Witness(ledger, world.roster, world.silo_keys, folder / HEADS)
-            gate = Gate(open_client(address, world.silo_keys, world.roster), ledger, rules, world.roster, witness)
-            config = world.config.model_copy(update={"directory": folder, "coordinator": address})
-            agent = Agent(config, SILO, world.roster, rules, gate, world.silo_keys)
-            running = asyncio.create_task(agent.run())
-            told = asyncio.create_task(hostile.told.wait())
-            await asyncio.wait({running, told}, timeout=seconds or SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                running.result()
-            assert not running.done(), "the agent left"
-            assert told.done() or seconds is not None, f"tasks were left: {hostile.tasks}"
-            told.cancel()
-            agent.stop()
-            assert await asyncio.wait_for(running, SECONDS) == ""
+        config, keys = world.config.model_copy(update={"directory": folder}), world.silo_keys
+        ledger.start("test", rosters.digest(world.roster), rules.digest)
+        with daemon._budget(config, rules, ledger, world.roster, keys) as budget:
+            async with listening(hostile) as address:
+                witness = Witness(ledger, world.roster, keys, folder / HEADS)
+                client = open_client(address, keys, world.roster)
+                gate = Gate(client, ledger, rules, world.roster, witness, budget.paid if budget else nothing_paid)
+                config = config.model_copy(update={"coordinator": address})
+                await told_all(hostile, Agent(config, SILO, world.roster, rules, gate, keys, budget), seconds)
         ledger.stop("asked to stop")
     assert complaints == []
     recorded(hostile, folder)
 
 
-def records(folder):
-    return stored(folder / "ledger")
+async def told_all(hostile, agent, seconds):
+    running = asyncio.create_task(agent.run())
+    told = asyncio.create_task(hostile.told.wait())
+    await asyncio.wait({running, told}, timeout=seconds or SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()
+    assert not running.done(), "the agent left"
+    assert told.done() or seconds is not None, f"tasks were left: {hostile.tasks}"
+    told.cancel()
+    agent.stop()
+    assert await asyncio.wait_for(running, SECONDS) == ""
+
+
+def records(folder, log="ledger"):
+    return stored(folder / log)
 
 
 def recorded(hostile, folder):

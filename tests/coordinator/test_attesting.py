@@ -30,6 +30,18 @@ def test_a_silo_that_polls_is_asked_once_and_its_answer_reaches_the_one_who_aske
     assert attesting.waiting("a") is None
 
 
+def test_a_silo_at_work_is_asked_and_is_told_with_its_next_poll():
+    attesting = Attesting()
+    attesting.ask("a", b"1")
+    attesting.ask("b", b"2")
+    assert [(one.silo, one.challenge) for one in attesting.questions("b")] == [("a", b"1")]
+    assert attesting.questions("b") == []
+    attesting.waiting("a")
+    assert attesting.answered("a", said("b", b"2"))
+    assert attesting.questions("b") == []
+    assert [answer.by for answer in attesting.waiting("b").told] == ["a"]
+
+
 def test_in_place_of_silos_that_hold_nothing_others_are_asked():
     attesting = Attesting()
     attesting.ask("a", b"1")

@@ -18,6 +18,7 @@ from staddle.security.consistency import Consistency
 from staddle.security.head import Signer
 from staddle.security.identity import Role, create_keys, load_keys
 from staddle.security.merkle import Tree, leaf_hash
+from staddle.silo import agent as agents
 from staddle.silo.admission import Admitted
 from staddle.silo.agent import Agent
 from staddle.silo.config import SiloConfig
@@ -83,32 +84,60 @@ def test_what_the_coordinator_holds_is_recorded(world):
     assert kinds(world).count("witness") == 1
 
 
-def test_somebody_must_say_what_is_held_of_a_ledger_of_which_something_was_received(made, world):
+def test_another_silo_must_say_what_it_holds_whatever_the_coordinator_says(world):
     greeted(world, b"")
-    assert world.gate.witnessed  # nothing of it was ever received
+    assert not world.gate.witnessed  # nor before anything was ever received
     world.give()
-    assert world.gate.witnessed  # it was just now
-    world.restart()
-    greeted(world, b"")
     assert not world.gate.witnessed
-    greeted(world, bytes(world.ledger.checkpoint()))
-    assert world.gate.witnessed
     world.restart()
-    greeted(world, b"")
+    greeted(world, bytes(world.ledger.checkpoint()))
+    assert not world.gate.witnessed
     run(world.witness.attested(attested(world, b"")))
     assert world.gate.witnessed  # a silo holds nothing, and says so
+    greeted(world, bytes(world.ledger.checkpoint()))
+    assert not world.gate.witnessed  # it said so in the session before
 
 
-def test_no_private_round_goes_on_under_a_ledger_that_nobody_knows(made, world):
-    world.give()
-    world.restart()
-    greeted(world, b"")
+@pytest.mark.parametrize("field", ["organisation", "host_operator"])
+def test_the_word_of_a_silo_that_the_coordinator_runs_is_the_coordinators(world, field):
+    """It is recorded, and stops this silo where it does not fit; no private round begins by it."""
+    entries = [
+        entry.model_copy(update={field: world.made.roster.coordinator.organisation}) if entry.id == OTHER else entry
+        for entry in world.made.roster.entries
+    ]
+    roster = world.made.roster.model_copy(update={"entries": tuple(entries)})
+    witness = Witness(world.ledger, roster, world.keys, world.path.parent / "other.json")
+    witness.told.add(OTHER)
+    assert (witness.independent, witness.answered) == ({"silo-c"}, False)
+    witness.told.add("silo-c")
+    assert witness.answered
+
+
+def private_round(made, world):
+    """The agent at the first round of a private job; nothing of it is on the disk."""
     job = private_job(made)
     config = SiloConfig.model_construct(directory=world.path.parent)
     agent = Agent(config, SILO, made.roster, world.policy, world.gate, world.keys)
     admitted = Admitted(job, Declared.of(job.document(), RECORDS), "operator", None, None, {}, {})
-    with pytest.raises(LocalError, match="neither the coordinator nor another silo says what it holds"):
-        run(agent._round(admitted, Asked(job.name, job.digest, 0, 0, SILOS)))
+    run(agent._round(admitted, Asked(job.name, job.digest, 0, 0, SILOS)))
+
+
+def test_a_private_round_waits_for_another_silos_word_and_says_so(made, world, monkeypatch, caplog):
+    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0)
+    world.give()
+    greeted(world, bytes(world.ledger.checkpoint()))
+    uploads = world.client.uploads
+    private_round(made, world)
+    (said,) = [record.fields["why"] for record in caplog.records if record.message == "round.waits"]
+    assert "ask the operators of silo-b, silo-c whether their agents run" in said
+    assert world.client.uploads == uploads
+
+
+def test_a_private_round_that_no_silo_can_ever_answer_for_fails(made, world, monkeypatch):
+    monkeypatch.setattr(Witness, "independent", frozenset())
+    run(world.gate.hello())
+    with pytest.raises(LocalError, match="have one added that another organisation runs"):
+        private_round(made, world)
 
 
 def test_a_ledger_that_was_rolled_back_leaves_nothing(made, world):
@@ -293,6 +322,18 @@ def test_the_largest_head_of_each_silo_is_kept_and_said_on_demand(world):
     assert (said.by, said.silo, said.challenge, said.held) == (SILO, OTHER, b"c" * 32, large)
     fields = ("local", rosters.digest(world.made.roster), SILO, OTHER, (b"c" * 32).hex(), large.decode())
     Attestation(*fields).verify(world.made.roster[SILO], said.signature)
+
+
+def test_a_silo_at_work_says_what_it_holds_with_a_heartbeat(world):
+    run(world.gate.hello())
+
+    async def beat(request):
+        return pb.BeatReply(wanted=True, asked=[pb.Challenge(silo=OTHER, challenge=b"c" * 32)])
+
+    world.client.beat = beat
+    assert run(world.gate.beat("simple", 0))
+    said = world.client.messages[-1]
+    assert (said.by, said.silo, said.challenge, said.held) == (SILO, OTHER, b"c" * 32, b"")
 
 
 def test_two_heads_of_one_size_are_kept_as_evidence(world, caplog):
