@@ -71,8 +71,13 @@ class Drafted:
         self.dtypes[release.dtype] = self.jobs[job] = None
 
 
-def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None, dataset: str = DATASET) -> str:
+def draft(
+    jobs: Sequence[Job], max_bytes_per_round: str | None = None, dataset: str = DATASET, *, trust: bool = False
+) -> str:
     """Text of a policy.toml; without a limit, a round may give some times what the largest of these jobs gives.
+
+    ``trust``: the person whose policy it is trusts that the coordinator is in league with no silo. Otherwise what to
+    write if they do stands in a comment, and jobs that ask for it are declined as it is.
 
     Twice, since a broken upload goes on where it broke and counts once more; a secure sum that a silo drops out of is
     begun again, and each attempt sends all masked words anew; a padded upload is begun anew after a restart. Private
@@ -94,10 +99,10 @@ def draft(jobs: Sequence[Job], max_bytes_per_round: str | None = None, dataset: 
                 drafted = Drafted(job.method_name, Kind[release.kind.upper()])
                 rules.setdefault((job.method_name, release.part), drafted).add(release, job.name)
     limit = max_bytes_per_round or f"{-(-largest // KIB)}KiB"
-    return _head(jobs, limit, dataset) + "".join(_rule(part, rule) for (_, part), rule in rules.items())
+    return _head(jobs, limit, dataset, trust=trust) + "".join(_rule(part, rule) for (_, part), rule in rules.items())
 
 
-def _head(jobs: Sequence[Job], limit: str, dataset: str) -> str:
+def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
     named = ", ".join(f"{job.name!r}" for job in jobs)
     lines = [
         *_comment(
@@ -125,11 +130,11 @@ def _head(jobs: Sequence[Job], limit: str, dataset: str) -> str:
         "max_messages = 100000",
         'max_bytes = "16MiB"',
     ]
-    sums = _sums([job for job in jobs if job.security.required], len(jobs))
+    sums = _sums([job for job in jobs if job.security.required], len(jobs), trust=trust)
     return "\n".join([*lines, *sums, *budgeting.table(jobs, dataset)]) + "\n"
 
 
-def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
+def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:
     """What the blind jobs take, as strict as they let it be."""
     if not blind:
         return []
@@ -145,16 +150,26 @@ def _sums(blind: Sequence[Job], jobs: int) -> list[str]:
             *_comment(f"How many records this silo has to train on{what} stands in a job."),
             "public_counts = true",
         ]
-    if keyed := [f"{job.name!r}" for job in blind if trusting(job)]:
+    if keyed := trusting_jobs(blind):
+        decide = (
+            'Keep this line only if you trust that they do not; "none" declines such jobs.'
+            if trust
+            else "Only you can say whether you trust that they do not. As it is, this silo declines such jobs; if you "
+            "do, take the # from the line below."
+        )
         why = (
-            f"What {', '.join(keyed)} mixes or compares, sums that silos alone read, and the tags by which silos check "
+            f"What {keyed} mixes or compares, sums that silos alone read, and the tags by which silos check "
             "sums, are hidden from the coordinator by a key that all of the job's silos have. If the coordinator and "
             "any one of them put what they have together, they read such sums and what each silo gives to be mixed or "
-            'compared, and can alter sums. Keep this line only if you trust that they do not; "none" declines such '
-            "jobs."
+            f"compared, and can alter sums. {decide}"
         )
-        lines += [*_comment(why), f'trust = "{TRUSTED}"']
+        lines += [*_comment(why), f'{"" if trust else "# "}trust = "{TRUSTED}"']
     return ["", "[secure_aggregation]", *lines] if lines else []
+
+
+def trusting_jobs(jobs: Sequence[Job]) -> str:
+    """Names of those that ask a silo to trust that the coordinator is in league with no silo; empty for none."""
+    return ", ".join(f"{job.name!r}" for job in jobs if job.security.required and trusting(job))
 
 
 def _rule(part: str, rule: Drafted) -> str:

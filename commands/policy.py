@@ -55,7 +55,7 @@ def new(
     Each rule says what its tensors are and what they can tell about your records.
     """
     from ..silo import admission  # noqa: PLC0415 torch takes seconds to import
-    from .drafting import draft  # noqa: PLC0415
+    from .drafting import draft, trusting_jobs  # noqa: PLC0415
 
     members = rosters.load(roster)
     jobs = [admission.read_job(read_bytes(path), members, str(path))[0] for path in signed_jobs]
@@ -63,6 +63,11 @@ def new(
     rules = len(policies.parse(text.encode(), str(out), dataset).file.allow)
     examples.write(out, text, 0o644)
     typer.echo(f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config SILO.toml")
+    if names := trusting_jobs(jobs):
+        typer.echo(
+            f"{out}: declines {names} as it is. These rely on the coordinator being in league with no silo of the job; "
+            f'if you trust in that, take the # from its line trust = "{admission.TRUSTED}"'
+        )
 
 
 @app.command("check")

@@ -133,7 +133,7 @@ def test_a_draft_for_blind_sums_allows_these_and_nothing_in_the_clear(
     roster = rosters.load(federation.folder / "roster.json")
     counted = {"weights": "samples"} if method == "ppfl" else {}  # declared counts stand for no other weights
     job = signed("blind", security, method, counted, silos=list(silos))
-    policy = policies.parse(draft([job]).encode(), "policy.toml")
+    policy = policies.parse(draft([job], trust=True).encode(), "policy.toml")
     assert sum_objections(job, policy, roster) == ()
     assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
     trust = {"trust": "non-colluding-coordinator"} if job.keyed else {}
@@ -165,7 +165,7 @@ def test_a_draft_of_jobs_of_both_kinds_allows_both(federation, signed):
 def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, signed):
     roster = rosters.load(federation.folder / "roster.json")
     job = signed("keyed", {**BLIND, "clip_exponent": 6}, "pfedsim")
-    policy = policies.parse(draft([job]).encode(), "policy.toml")
+    policy = policies.parse(draft([job], trust=True).encode(), "policy.toml")
     assert sum_objections(job, policy, roster) == ()
     assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
     asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
@@ -187,7 +187,7 @@ def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, s
 def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(federation, signed):
     roster = rosters.load(federation.folder / "roster.json")
     job, other = signed("hidden", {**BLIND, "audience": "silos"}, "ppfl"), signed("open", BLIND, "ppfl")
-    policy = policies.parse(draft([job]).encode(), "policy.toml")
+    policy = policies.parse(draft([job], trust=True).encode(), "policy.toml")
     assert sum_objections(job, policy, roster) == ()
     assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
     assert not all(outflow.decision.allow for outflow in outflows(other, roster, policy))
@@ -199,10 +199,44 @@ def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(feder
     assert readers == {**silos, "metrics": (masked, ("sum",))}
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())
     assert "masked and padded, so that the silos alone can read their sum over a round's silos." in flowing
-    both = policies.parse(draft([job, other]).encode(), "policy.toml")
+    both = policies.parse(draft([job, other], trust=True).encode(), "policy.toml")
     assert both.rule("ppfl", "model").readers == ("silos", "sum")
     for each in (job, other):
         assert all(outflow.decision.allow for outflow in outflows(each, roster, both))
+
+
+def test_a_draft_leaves_it_to_the_person_to_trust_the_coordinator(federation, signed):
+    """As it is drafted it declines the job, for this one reason; uncommented, it takes it."""
+    roster = rosters.load(federation.folder / "roster.json")
+    job, other = signed("keyed-too", {**BLIND, "clip_exponent": 6}, "pfedsim"), signed("summing-too", BLIND)
+    text = draft([job, other])
+    policy = policies.parse(text.encode(), "policy.toml")
+    assert policy.file.secure_aggregation.trust == "none"
+    (why,) = sum_objections(job, policy, roster)
+    assert 'set it to "non-colluding-coordinator" if you trust' in why
+    assert sum_objections(other, policy, roster) == ()
+    flowing = " ".join(text.replace("\n# ", " ").split())
+    assert "What 'keyed-too' mixes or compares" in flowing
+    assert "As it is, this silo declines such jobs; if you do, take the # from the line below." in flowing
+    line = '\ntrust = "non-colluding-coordinator"\n'
+    decided = text.replace(line.replace("trust", "# trust"), line)
+    assert decided != text
+    assert sum_objections(job, policies.parse(decided.encode(), "policy.toml"), roster) == ()
+    assert local_federation.policy_text([job]).count(line) == 1  # who makes a local federation has decided
+
+
+def test_policy_new_says_that_trust_is_for_the_person_to_give(federation, signed, tmp_path):
+    signed("asking", {**BLIND, "clip_exponent": 6}, "pfedsim")
+    file, roster = federation.folder / "jobs" / "asking.json", federation.folder / "roster.json"
+    out = tmp_path / "policy.toml"
+    said = run("new", file, "--roster", roster, "--out", out).output
+    assert f"{out}: declines 'asking' as it is." in said
+    assert 'if you trust in that, take the # from its line trust = "non-colluding-coordinator"' in said
+    declined = run("check", file, "--policy", out, "--roster", roster)
+    assert declined.exit_code == 1
+    assert "DECLINED" in declined.output
+    out.write_text(out.read_text().replace("# trust = ", "trust = "))
+    assert run("check", file, "--policy", out, "--roster", roster).exit_code == 0
 
 
 def run(*arguments):
