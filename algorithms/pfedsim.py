@@ -69,7 +69,11 @@ class PFedSimOptions(Strict):
     rho: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
     """Share of the rounds that the generalisation phase takes."""
     similarity: Literal["mean", "per_class"] = "mean"
-    """One number a pair of silos (Eq. 2), or one a pair and class (Eq. 3)."""
+    """One number a pair of silos (Eq. 2), or one a pair and class (Eq. 3).
+
+    They tell the coordinator of the labels, in a blind job too. From "per_class" it reads which silo holds which class
+    (AUC 0.97 to 1.00), from "mean" less: which silos have similar shares of labels (rank correlation 0.5 to 0.87).
+    """
     self_weight: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = None
     """Φ_ii; left out, 9.2103 for "mean" and 1 for "per_class"."""
 

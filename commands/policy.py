@@ -140,6 +140,7 @@ def _sources(
 def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
     from ..silo import admission  # noqa: PLC0415 beside the admission, as light as it is
     from . import budgeting  # noqa: PLC0415
+    from .seen import told_by_likeness  # noqa: PLC0415
 
     yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
     yield f"digest {job.digest}"
@@ -167,6 +168,8 @@ def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequenc
             hidden, it = f"{' and '.join((*mixed, *summed))} is", "it"
         said = f"{hidden} hidden by a key that the job's silos share: the coordinator together with any one of them"
         yield from _wrapped(f"{said} reads {it}; here trust = {trust!r}", "")
+    if likeness := told_by_likeness(job):
+        yield from _wrapped(likeness, "")
     for outflow in outflows:
         yield ""
         yield f"{_rounds(outflow)}:"

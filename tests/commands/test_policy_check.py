@@ -173,6 +173,7 @@ def test_a_keyed_job_says_who_reads_what_it_mixes_and_compares(federation, check
         "bytes, padded, read by the other silos in weighted means alone, by coordinator and a silo together as it",
         "bytes, rotated, read by the coordinator as lengths and likeness alone, together with a silo as it stands",
         "bytes, masked, read as a sum over the round's silos alone",
+        "it compares silos, and that tells the coordinator which silos have similar shares of labels (rank correlation",
     ):
         assert said in flowing
     assert max(map(len, shown.splitlines())) <= 100
@@ -180,6 +181,7 @@ def test_a_keyed_job_says_who_reads_what_it_mixes_and_compares(federation, check
     forms = [{tensor["form"] for tensor in phase["tensors"]} for phase in phases]
     assert set().union(*forms) == {"masked", "padded", "rotated"}
     assert "a key that the job's silos share" not in check("one")
+    assert "compares silos" not in check("one")
     declined = " ".join(check("keyed", code=1).split())
     assert "here trust = 'none'" in declined
 

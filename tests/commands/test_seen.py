@@ -3,7 +3,7 @@
 import pytest
 
 from staddle.algorithms.job import Job, JobFile
-from staddle.commands.seen import seen
+from staddle.commands.seen import seen, told_by_likeness
 
 SILOS = list("abcdefg")
 
@@ -37,3 +37,29 @@ def job(mix, colluders):
 )
 def test_what_a_mix_hides_is_said_for_either_kind(mix, colluders, said):
     assert said in seen(job(mix, colluders))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("pfedsim", {"similarity": "per_class"}, "which silo holds which class (AUC 0.97 to 1.00"),
+        ("pfedsim", {}, "similar shares of labels (rank correlation 0.5 to 0.87"),
+        ("cfl", {}, "which silos have similar records"),
+        ("pfedsim", {"rho": 1}, ""),
+        ("fedavg", {}, ""),
+    ],
+)
+def test_what_comparisons_tell_is_said_with_figures(method, options, said):
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 4,
+        "silos": SILOS,
+        "method": {"name": method, "options": options},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+    }
+    told = told_by_likeness(Job.from_file(JobFile.model_validate(document), "job.toml"))
+    assert said in told
+    assert bool(told) == bool(said)
