@@ -24,6 +24,8 @@ from staddle.silo import agent as agents
 from staddle.silo import blind
 from staddle.silo.state import JobFolder
 
+pytestmark = pytest.mark.actor("coordinator")
+
 PAUSE_SECONDS = blind.PAUSE_SECONDS
 SECURITY = {  # with public weights, sums over three of the four are opened; with private ones over all
     "public": {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, 60)},
@@ -294,6 +296,7 @@ def test_a_reply_that_is_no_message_is_asked_for_again_and_the_round_is_summed(w
     assert ends(tmp_path) == []
 
 
+@pytest.mark.control
 def test_who_reveals_too_late_learns_what_came_of_the_round(world, tmp_path):
     hostile = Blind(world, [offer(world, "public"), round_of(world, 0, "public")], {0: [Attempted(world, "public")]})
     hostile.hasty = True
@@ -303,6 +306,7 @@ def test_who_reveals_too_late_learns_what_came_of_the_round(world, tmp_path):
     assert (opened, ends(tmp_path)) == ([0], [])
 
 
+@pytest.mark.control
 def test_training_that_ends_while_the_round_is_told_again_loses_nothing(world, tmp_path, monkeypatch):
     """Who looks for what it trained before it is kept, and counts its rounds after, must not think the round over."""
     found, looked = JobFolder.outbox, []

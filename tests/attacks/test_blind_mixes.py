@@ -27,6 +27,8 @@ from staddle.security.labels import MIX_UPLOAD
 from staddle.security.mix_line import Version
 from staddle.security.sealing import Sealed
 
+pytestmark = pytest.mark.actor("silo")
+
 SILOS = ("north", "east", "south", "west")  # the first is the bad one
 FAILED, INVALID = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
 
@@ -191,6 +193,7 @@ def test_an_upload_comes_once_and_is_told_of_after_a_lost_connection(play):
     play(with_rest(harm), whole=True)
 
 
+@pytest.mark.control
 def test_an_upload_that_broke_goes_on_for_its_own_version_alone(play):
     async def harm(bad):
         extractor, rows = parts(bad)

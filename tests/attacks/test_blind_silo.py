@@ -42,6 +42,8 @@ from staddle.security.secagg_messages import make_header
 from staddle.security.shamir import split
 from staddle.security.signers import Signers
 
+pytestmark = pytest.mark.actor("silo")
+
 SILOS = ("north", "east", "south", "west")  # the first is the bad one
 ENOUGH = (s.SendSurvival, s.SendReveal)  # enough of these end a stage: the honest wait until the harm is done
 HURRIED, PATIENT = 2, 60  # seconds for a step: where it is over because the bad one is silent, and where it is not

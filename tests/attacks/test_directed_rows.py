@@ -17,6 +17,8 @@ from staddle.security.masks import Term
 from staddle.security.round_spec import Terms, check_cohort, check_frame
 from staddle.security.tags import PRIME, Tagger, decoded
 
+pytestmark = pytest.mark.actor("coordinator and silos")
+
 ELEMENTS = 20_000
 WHOLE = 1 << 32  # what the weights of a row add up to
 VICTIM, FRIEND = FIVE[0], FIVE[1]  # the coordinator is in league with the second
@@ -26,6 +28,7 @@ def alike(one, other):
     return abs(float(np.corrcoef(one, other)[0, 1]))
 
 
+@pytest.mark.succeeds
 def test_one_upload_is_opened_by_the_coordinator_with_any_silo():
     """The naive side: every other silo has the seed under which an upload is hidden."""
     made, values = Mixing(4, elements=200), np.random.default_rng(1).uniform(-8, 8, 200)
@@ -94,6 +97,7 @@ def pads_of(spec):
     return d.recipient_pads(spec, spec.groups[1], seed_of(AWAY[0]), prekeys(AWAY[0]))
 
 
+@pytest.mark.succeeds
 def test_with_a_silo_it_can_shift_a_row_unseen_as_the_table_says():
     """What tags do not hold against: who has the group key knows what a shift adds to the tag."""
     made = Directed()

@@ -27,6 +27,8 @@ from staddle.security.tags import Tagger
 from staddle.silo import agent as agents
 from staddle.silo import blind, group_keys
 
+pytestmark = pytest.mark.actor("silo")
+
 LIAR, HONEST = OTHERS[0], OTHERS[1]
 
 

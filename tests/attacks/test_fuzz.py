@@ -34,6 +34,8 @@ from staddle.security.ledger import Ledger
 from staddle.silo.egress import Gate
 from staddle.silo.witness import HEADS, Witness
 
+pytestmark = pytest.mark.actor("silo")
+
 SILOS = ("north", "east", "south")
 REQUESTS = {
     "Hello": pb.HelloRequest,
@@ -380,5 +382,6 @@ def any_delivery(made, gate, steps):
         gate.run(gate.gate.fetch(made.job, 1))
 
 
+@pytest.mark.actor("coordinator")
 def test_any_delivery_is_refused_by_the_silo(made, gate):
     any_delivery(made, gate)

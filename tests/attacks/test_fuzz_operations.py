@@ -30,6 +30,8 @@ from staddle.security.envelope import sign_document
 from staddle.security.identity import load_keys
 from staddle.security.labels import JOB
 
+pytestmark = pytest.mark.actor("operator")
+
 SILOS = ("north", "east", "south")
 REQUESTS = {
     "Submit": pb.SubmitRequest,
@@ -326,6 +328,7 @@ def test_a_message_that_is_too_large_is_refused_by_the_line(world, honest):
 
 
 @pytest.mark.parametrize("name", sorted(REQUESTS))
+@pytest.mark.actor("silo")
 def test_a_silo_may_not_operate_whatever_it_says(world, honest, name):
     good = {"Submit": {"signed_job": world.made.signed(world.made.job.document())}, "List": {}}
     payload = REQUESTS[name](**good.get(name, {"job": world.made.job.name})).SerializeToString()

@@ -26,6 +26,8 @@ from staddle.silo import client as clients
 from staddle.silo import config as configs
 from staddle.silo import outgoing
 
+pytestmark = pytest.mark.actor("coordinator")
+
 SILOS = (SILO, "east", "south")
 PAUSE_SECONDS = agents.PAUSE_SECONDS
 
@@ -224,6 +226,7 @@ def test_a_round_that_is_taken_back_is_neither_trained_nor_given_again(world, tm
 
 
 @pytest.mark.parametrize("where", ["cross_entropy", "give", "deliver"])
+@pytest.mark.control
 def test_a_method_that_fails_loses_the_round_and_not_the_agent(world, tmp_path, monkeypatch, where):
     def broken(*_, **__):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
@@ -526,6 +529,7 @@ def test_a_delivery_that_never_comes_is_given_up(world, tmp_path, monkeypatch):
     assert [upload[1] for upload in hostile.uploads] == [0]
 
 
+@pytest.mark.control
 def test_what_crosses_is_what_the_ledger_says(world, tmp_path):
     hostile = play(Hostile(world, [offer(world), round_of(world, 0), round_of(world, 1)]), tmp_path)
     digests = [record for record in records(tmp_path) if record["type"] == "egress.digest"]

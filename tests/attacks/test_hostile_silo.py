@@ -25,6 +25,8 @@ from staddle.security import roster as rosters
 from staddle.security.head import Signer
 from staddle.security.identity import load_keys
 
+pytestmark = pytest.mark.actor("silo")
+
 SILOS = ("north", "east", "south")
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -121,6 +123,7 @@ def test_a_weight_that_no_silo_has_is_refused_and_the_others_go_on(serving, weig
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0**53])
+@pytest.mark.control
 def test_a_weight_that_a_silo_may_have_keeps_every_value_finite(serving, weight):
     async def scenario():
         async with serving() as (north, east, south):
@@ -308,6 +311,7 @@ FATAL = [
 
 
 @pytest.mark.parametrize("error", FATAL, ids=lambda error: type(error).__name__)
+@pytest.mark.control
 def test_a_fold_that_breaks_ends_the_job_with_a_reason(serving, monkeypatch, error):
     asked = breaking(monkeypatch, error)
 
@@ -328,6 +332,7 @@ def test_a_fold_that_breaks_ends_the_job_with_a_reason(serving, monkeypatch, err
 
 
 @pytest.mark.parametrize("failures", [1, 2])
+@pytest.mark.control
 def test_a_fold_without_files_or_disk_is_tried_again(serving, monkeypatch, failures):
     errors = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENOSPC, "No space left on device")][:failures]
     monkeypatch.setattr(daemons, "FOLD_WAITS", (0.05, 0.05, 0.05))
@@ -345,6 +350,7 @@ def test_a_fold_without_files_or_disk_is_tried_again(serving, monkeypatch, failu
     assert asked == [(0, SILOS)] * (failures + 1)
 
 
+@pytest.mark.control
 def test_a_disk_that_stays_full_ends_the_job(serving, monkeypatch):
     monkeypatch.setattr(daemons, "FOLD_WAITS", (0.02, 0.02))
     asked = breaking(monkeypatch, *[OSError(errno.ENOSPC, "No space left on device")] * 9)
@@ -361,6 +367,7 @@ def test_a_disk_that_stays_full_ends_the_job(serving, monkeypatch):
 
 
 @pytest.mark.parametrize("failures", [0, 1, 9])
+@pytest.mark.control
 def test_the_result_is_kept_before_the_end_is_told_and_a_full_disk_is_waited_for(serving, monkeypatch, failures):
     monkeypatch.setattr(daemons, "FOLD_WAITS", (0.02, 0.02))
     asked, kept = breaking(monkeypatch), []
@@ -417,6 +424,7 @@ def test_a_delivery_that_nobody_reads_ends_by_its_deadline(serving, monkeypatch)
     asyncio.run(scenario())
 
 
+@pytest.mark.control
 def test_a_fetch_during_a_publication_leaves_no_old_value_behind(serving, monkeypatch):
     """A delivery of round 1 is being read while round 1 is folded; round 2 delivers the new value to everybody."""
     reading, go_on = threading.Event(), threading.Event()

@@ -31,6 +31,8 @@ from staddle.silo import config as configs
 from staddle.silo import group_keys
 from staddle.silo.group_keys import KEY, OWN, SECRET
 
+pytestmark = pytest.mark.actor("coordinator")
+
 SILOS = (SILO, "east", "south", "west")
 OTHERS = ("east", "south", "west")  # ascending
 

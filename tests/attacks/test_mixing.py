@@ -15,6 +15,8 @@ from staddle.security import mix_row, rotation, sketch
 from staddle.security import one_upload as o
 from staddle.security.round_spec import Terms
 
+pytestmark = pytest.mark.actor("coordinator")
+
 N, D = 6, 400
 SILOS = names(N)
 
@@ -74,6 +76,7 @@ def test_n_weighted_sums_solve_for_every_model():
         assert np.abs(made.open(row) - shares[r] @ models).max() < 2.0**-28 + 1e-14
 
 
+@pytest.mark.actor("silo")
 def test_n_rows_of_one_version_solve_for_every_model_at_a_recipient():
     models, A = np.random.default_rng(1).normal(size=(N, D)), integer_rows(1)
     made, me = mixing(models), SILOS[0]
@@ -219,6 +222,8 @@ def test_a_re_used_pad_shows_what_changed():
 
 
 @pytest.mark.parametrize("blind", [False, True])
+@pytest.mark.actor("silo")
+@pytest.mark.succeeds
 def test_a_recipient_over_many_rounds(blind):
     """Rows over versions that drift are not protected: only differential privacy closes this (SECURITY.md rule 4).
 

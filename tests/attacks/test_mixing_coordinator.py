@@ -24,6 +24,8 @@ from staddle.silo import group_keys, rows
 from staddle.silo.prekeys import OWN, PrekeyFiles
 from staddle.silo.rows import expected_rows
 
+pytestmark = pytest.mark.actor("coordinator")
+
 OTHERS = ("east", "middle", "outer", "south", "west")
 SILOS = (SILO, *OTHERS)
 

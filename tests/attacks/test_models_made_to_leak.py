@@ -28,6 +28,8 @@ from staddle.silo import agent as agents
 from staddle.silo import blind
 from staddle.silo.state import split_key
 
+pytestmark = pytest.mark.actor("coordinator")
+
 SECURITY = {"blind": {"secure_aggregation": "required", "weight_most": 2000, "tags": False}}
 TRAINING = {"epochs": 1, "batch_size": 64, "lr": 0.05}
 OTHERS_EACH = 12
@@ -93,7 +95,7 @@ def opened_model(attempted):
 @pytest.mark.parametrize(
     ("taken_out", "why"),
     [
-        ("max_(step|parallel)", ""),
+        pytest.param("max_(step|parallel)", "", marks=pytest.mark.control),  # drafted policies have both
         ("max_step", "that are multiples of others"),
         ("max_parallel", "times the longest step of this silo's own training"),
     ],
@@ -127,7 +129,8 @@ TRAPPING = str(Path(__file__).with_name("trapping.py"))
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.actor("silo")
+@pytest.mark.parametrize("bounded", [pytest.param(False, marks=pytest.mark.control), True])
 def test_a_silo_alone_makes_the_mean_a_trap(start, tmp_path, bounded):
     """Three rounds with tags, 36 records of three silos: 15 are read where nothing is bounded, else none."""
     running = start(SILO, *OTHERS)

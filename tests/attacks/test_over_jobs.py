@@ -10,6 +10,8 @@ from staddle.algorithms.local_round import state_from_bytes
 from staddle.proto.blind import summed
 from staddle.silo.state import split_key
 
+pytestmark = pytest.mark.actor("coordinator")
+
 SILOS = ("north", "east", "south", "west", "centre")
 GONE = "centre"
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}

@@ -19,6 +19,8 @@ from staddle.security.shamir import join, weights_at_zero
 from staddle.silo import agent as agents
 from staddle.silo import blind
 
+pytestmark = pytest.mark.actor("coordinator")
+
 OUTSIDERS = tuple(f"outsider-{number}" for number in range(9))  # 2n + 1 for the four silos of the jobs
 COUNT = 60  # records of each silo, as the public job declares them
 SECURITY = {
@@ -106,6 +108,7 @@ def test_leave_one_out_sums_from_one_state_are_not_to_be_had(world, tmp_path, co
 # The coordinator has the keys of members of the roster that the job is not for.
 
 
+@pytest.mark.actor("coordinator and silos")
 def test_who_is_not_of_the_job_is_in_no_sum(world, tmp_path):
     """Before: nine outsiders of the roster held t shares of each of the real silo's secrets: error 2.8e-16."""
     crowd = Attempted(world, "private", cohort=tuple(sorted((*SILOS, *OUTSIDERS))))

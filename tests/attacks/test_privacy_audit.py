@@ -33,6 +33,8 @@ from staddle.security.accounting import cost
 from staddle.security.noise import Randomness
 from staddle.security.plan import least_sigma
 
+pytestmark = pytest.mark.actor("coordinator")
+
 CLAIMED, DELTA = 2.0, 1e-5
 CANARIES, GUESSES = 1000, 200
 ORDINARY, FEATURES, CLASSES = 100, 16, 4
@@ -132,10 +134,12 @@ def test_what_private_training_gives_away_stays_below_the_claim():
         pytest.param({"sigma": float(SIGMA), "fresh": Everybody}, id="all records in each step"),
     ],
 )
+@pytest.mark.control
 def test_the_audit_finds_a_broken_mechanism(broken):
     assert lower_bound(right_guesses(np.random.default_rng(0), **broken)) > CLAIMED
 
 
+@pytest.mark.control
 def test_the_bound_of_guesses_that_are_all_right():
     """Then P[B >= r] = (e^ε / (1 + e^ε))^r, and δ = 1e-5 takes next to nothing off."""
     q = 0.05 ** (1 / GUESSES)

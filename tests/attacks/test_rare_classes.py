@@ -23,6 +23,8 @@ from staddle.security.blind_sum import Quantised
 from staddle.security.secagg_fault import COORDINATOR_OR_SILO
 from staddle.security.tags import PRIME, Tagger
 
+pytestmark = pytest.mark.actor("coordinator")
+
 VICTIM = SILOS[4]
 CLASSES = dict(zip(SILOS, ((0, 1), (0, 1), (0,), (0, 1), (0, 2)), strict=True))
 
@@ -77,6 +79,7 @@ def facts(silo, round_):
 # What the coordinator reads.
 
 
+@pytest.mark.control
 def test_a_row_that_is_withheld_after_the_sum_was_opened_was_read(tagged, shards):
     """FedSSA's own ``min_holders`` is of what is published: the coordinator has opened the row of the victim alone."""
     naive = tagged.job("naive", "fedssa", SILOS, {"min_holders": 4}, min_cohort=3)
@@ -149,6 +152,7 @@ def raised(made, by=4):
     return change
 
 
+@pytest.mark.control
 def test_the_holders_come_down_as_they_were_summed(recipient, tagged, job):
     made = Counted(tagged, job, 0)
     found = recipient.take(job, 1, delivery(job, 1, [made.down(HOLDERS)]))
@@ -186,6 +190,8 @@ def test_where_some_get_no_holders_nobody_gives_a_row(job, shards):
         assert caught.value.peer == "coordinator"
 
 
+@pytest.mark.actor("coordinator and silos")
+@pytest.mark.succeeds
 def test_with_the_key_of_one_silo_the_coordinator_can_forge_them(recipient, tagged, job):
     """It makes the tag that fits: what tags cannot withstand (docs/threat-model.md)."""
     made = Counted(tagged, job, 0)
@@ -202,6 +208,7 @@ def test_with_the_key_of_one_silo_the_coordinator_can_forge_them(recipient, tagg
 # A method that gives more than it may.
 
 
+@pytest.mark.actor("installed method")
 def test_a_method_that_gives_rows_of_classes_that_it_lacks_fails_the_round(job, shards, monkeypatch):
     """Rows that nobody counted would be alone in a sum, and could hold anything."""
 
@@ -213,6 +220,7 @@ def test_a_method_that_gives_rows_of_classes_that_it_lacks_fails_the_round(job, 
         simulate(job, shards, exchanges=simulated(job))
 
 
+@pytest.mark.actor("installed method")
 def test_a_method_that_gives_rows_that_are_not_shown_gives_zeros(job, shards, monkeypatch):
     def smuggling(self, state, facts):
         weight = torch.tensor([float(label in CLASSES[facts.silo]) for label in range(3)], dtype=torch.float64)

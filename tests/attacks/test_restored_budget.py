@@ -5,6 +5,7 @@ head that it held then. What counts is how many releases are paid for twice, and
 """
 
 import asyncio
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -25,6 +26,8 @@ from staddle.security.ledger import Ledger
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
 from staddle.silo.witness import HEADS, Witness
+
+pytestmark = pytest.mark.actor("coordinator")
 
 OTHER = "east"
 SILOS = (SILO, OTHER, "south")
@@ -55,7 +58,7 @@ def world(tmp_path_factory):
     }
     job = local_federation.sign_job(federation, document)
     local_federation.write_silo(federation, SILO, "127.0.0.1:1", digits().take(np.arange(200)), [job])
-    folder = federation.folder
+    folder, text = federation.folder, local_federation.policy_text([job])
     return SimpleNamespace(
         jobs={"first": job},
         silos=SILOS,
@@ -65,7 +68,7 @@ def world(tmp_path_factory):
         silo_keys=load_keys(folder / SILO / "keys"),
         other_keys=load_keys(folder / OTHER / "keys"),
         config=configs.load(federation.silo_config(SILO)),
-        policy=local_federation.policy_text([job]),
+        policy=re.sub(r"(?m)^max_(step|parallel) = .*\n", "", text),  # what comes down are numbers drawn at random
     )
 
 
@@ -176,6 +179,7 @@ def test_a_silo_that_was_shown_what_came_after_the_backup_stops_the_restored_one
         life(world, lives.folder, [1, 2], lives.first.held, lambda challenge: [answer(other, challenge)])
 
 
+@pytest.mark.control
 def test_the_round_that_waited_goes_on_once_another_silo_answers(world, tmp_path, other, caplog):
     """No history anywhere: what it answers is that it holds nothing."""
     first = Agreeing(world, [offer(world), round_of(world, 0), round_of(world, 0)], b"", lambda _: [])

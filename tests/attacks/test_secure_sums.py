@@ -25,6 +25,8 @@ from staddle.security.round_spec import Terms, specify
 from staddle.security.secagg_memory import Memory
 from staddle.security.shamir import join, weights_at_zero
 
+pytestmark = pytest.mark.actor("coordinator")
+
 FIVE = names(5)
 VICTIM = FIVE[4]
 SECRETS = {silo: [Given(np.random.default_rng(i).uniform(-1, 1, 20))] for i, silo in enumerate(FIVE)}
@@ -60,6 +62,7 @@ def given_counts():
     return {silo: [Given(np.zeros(20), np.array([float(count)]))] for silo, count in COUNTS.items()}
 
 
+@pytest.mark.control
 def test_static_counts_over_varying_cohorts_are_solved_for():
     """Each round's cohort is known and its total weight comes out, so five rounds are five equations."""
     rounds = list(combinations(FIVE, 4))
@@ -221,6 +224,7 @@ def wrapped(spec, value):
     return accumulator.open([], spec.cohort)[0]
 
 
+@pytest.mark.actor("silo")
 def test_clipping_the_product_overflows_under_intact_canaries():
     own = frame(groups=(group(weights="public"),), counts=tuple((silo, 50) for silo in FIVE))
     spec, beyond = specify(own, FIVE, 0), 35.0

@@ -14,6 +14,8 @@ from staddle.security.sealing import letters
 from staddle.silo.prekeys import OWN
 from staddle.silo.rows import Rows, expected_rows
 
+pytestmark = pytest.mark.actor("disk thief and coordinator")
+
 ME, OTHERS = SILOS[0], SILOS[1:]
 TERMS = Terms(min_cohort=3, min_honest=2, colluders=1)
 
@@ -97,6 +99,7 @@ def test_a_disk_that_is_seized_opens_what_is_still_to_come_and_nothing_earlier(r
     assert running.opens(disk, "silo-b", 3)
 
 
+@pytest.mark.control
 def test_a_silo_that_was_away_opens_what_was_sealed_to_it_meanwhile(running):
     running.turn()
     for _ in range(4):
@@ -106,6 +109,7 @@ def test_a_silo_that_was_away_opens_what_was_sealed_to_it_meanwhile(running):
     assert set(running.own()) == {1}  # all others have had it in the meantime
 
 
+@pytest.mark.succeeds
 def test_who_gives_nothing_keeps_the_prekeys_of_the_others_alive(running):
     running.turn()
     for _ in range(3):
@@ -116,6 +120,7 @@ def test_who_gives_nothing_keeps_the_prekeys_of_the_others_alive(running):
     assert 0 not in running.own()
 
 
+@pytest.mark.actor("coordinator")
 def test_prekeys_that_are_kept_back_cost_no_row_and_no_seed(running):
     for _ in range(4):
         running.turn(words=False)
@@ -130,6 +135,7 @@ def sent(running, number):
     return [letters(running.made.stored[silo, number].pieces)[ME] for silo in OTHERS]
 
 
+@pytest.mark.actor("coordinator")
 def test_an_older_prekey_that_is_handed_down_again_is_not_sealed_to(running):
     for _ in range(3):
         running.turn()
@@ -147,6 +153,7 @@ def old(running):
     return [running.made.word(ME, other, 0) for other in OTHERS]
 
 
+@pytest.mark.actor("coordinator")
 def test_a_row_that_is_sealed_to_an_erased_prekey_is_the_coordinators_fault(running):
     """As if this silo's memory of its rows, which refuses versions that old, had been put back."""
     running.turn()
@@ -175,6 +182,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.actor("coordinator")
 def test_what_no_silo_signed_is_refused_and_changes_nothing(running, hostile):
     running.turn()
     running.round = 1

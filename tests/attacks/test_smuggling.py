@@ -31,6 +31,8 @@ from staddle.silo import config as configs
 from staddle.silo.agent import Agent
 from staddle.silo.egress import DeniedError, UnreachableError
 
+pytestmark = pytest.mark.actor("installed method")
+
 SECRET = b"PATIENT-4711-HIV" * 4  # 64 bytes that are finite numbers in every dtype
 TRAINING = "ERROR_CODE_TRAINING"
 BIAS, WEIGHTS = "extractor.conv1.bias", "extractor.conv1.weight"
@@ -224,6 +226,7 @@ def test_what_the_job_does_not_declare_stays(world, attack, trick):
     assert client.codes == [("ANSWER_KIND_ACCEPT", "ERROR_CODE_UNSPECIFIED"), ("ANSWER_KIND_FAILED", TRAINING)]
 
 
+@pytest.mark.control
 def test_an_honest_method_gives_what_it_declares(world, attack):
     client = attack(lambda gifts: gifts)
     assert client.uploads == 1
@@ -240,12 +243,14 @@ def test_of_a_view_its_own_elements_cross_and_nothing_behind_them(world, attack)
     explained(world, client)
 
 
+@pytest.mark.control
 def test_a_view_with_strides_crosses_as_the_numbers_that_it_shows(world, attack):
     client = attack(changed(BIAS, torch.arange(32.0)[::2]))
     assert torch.arange(0.0, 32.0, 2.0).numpy().tobytes() in crossed(client)
     explained(world, client)
 
 
+@pytest.mark.control
 def test_negative_zeros_and_denormals_are_numbers_and_cross_bit_by_bit(world, attack):
     numbers = torch.tensor([-0.0, 1e-45, -1e-45, 3e-39] * 4)
     client = attack(changed(BIAS, numbers))
@@ -520,6 +525,7 @@ def test_a_tensor_that_cannot_be_read_is_an_error_of_ours(world, batched):
         assert world.client.uploads == 1
 
 
+@pytest.mark.control
 def test_a_negated_view_crosses_as_its_numbers(world):
     payload = world.payload()
     value = torch.complex(torch.zeros(16), torch.arange(16.0)).conj().imag
@@ -529,6 +535,7 @@ def test_a_negated_view_crosses_as_its_numbers(world):
     assert (-torch.arange(16.0)).numpy().tobytes() in crossed(world.client)
 
 
+@pytest.mark.control
 def test_frames_are_what_the_codec_writes(world):
     """What ``crossed`` looks at is what gRPC would be handed."""
     world.give()
