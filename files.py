@@ -204,7 +204,8 @@ def _hint(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> str:
     name = str(loc[-1])
     here = sorted({key for table in _tables_at(model, loc[:-1]) for key in _fields(table)})
     homes = _homes(model)
-    near = difflib.get_close_matches(name, here, n=1)
+    longer = sorted((key for key in here if key.startswith(name)), key=len)
+    near = longer or difflib.get_close_matches(name, here, n=1)
     hints = [f"did you mean {near[0]!r}?"] if near else []
     if name in homes:
         hints.append(f"{name!r} belongs {homes[name]}")

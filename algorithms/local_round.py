@@ -101,7 +101,7 @@ def local_round(
     held, state = state, side.deliver(state, delivered)
     began = state.parts
     if caution is not None:
-        caution.check(held.steps, held.parts, began, replaced(delivered), _since(job, client, held, round_))
+        caution.check(held.steps, held.parts, began, replaced(delivered), round_)
     modules = to_modules(method, client, state, device)
     rows = None if private is None else job.private.physical_batch
     correct_delivered = evaluate(method, modules, test_data, rows)
@@ -139,12 +139,6 @@ def local_round(
     gifts, taints = side.give(trained)
     seen, of_seen = side.metrics(metrics(report))
     return Outcome(trained, {**gifts, METRICS.name: seen}, report, taints | of_seen, side.spending)
-
-
-def _since(job: Job, client: str, held: SiloState, round_: int) -> int:
-    """How many rounds since the silo's last step the job runs without it, and this one."""
-    since = range(0 if held.steps is None else held.steps.round + 1, round_)
-    return 1 + sum(client not in job.cohort(each) for each in since)
 
 
 def stage_stream(method: Method, job: Job, client: str, round_: int, number: int) -> np.random.Generator:

@@ -61,12 +61,14 @@ class Caution:
     max_step: float = inf  # of its longest steps, for each part
     max_parallel: float = inf  # rows of a layer that are multiples of others
 
-    def check(self, steps: Steps | None, held: Parts, fresh: Parts, parts: frozenset[str], rounds: int) -> None:
+    def check(self, steps: Steps | None, held: Parts, fresh: Parts, parts: frozenset[str], round_: int) -> None:
         """TrapError where ``fresh``, what a delivery makes of what was ``held``, may be made to leak.
 
-        ``parts`` are those that it replaces. The steps count for each of the ``rounds``: this one, and those before it
-        that the job ran without this silo. A part that the silo never trained has no steps to measure by, and passes.
+        ``parts`` are those that it replaces, in round ``round_``. The steps count for each round since the silo's last:
+        others went on without it, and a model that is led astray comes as far in as many rounds. A part that the silo
+        never trained has no steps to measure by, and passes.
         """
+        rounds = 1 if steps is None else max(round_ - steps.round, 1)
         for part in sorted(parts & held.keys() & fresh.keys()):
             self._check_rows(part, held[part], fresh[part])
             step = 0.0 if steps is None else steps.longest.get(part, 0.0)

@@ -53,7 +53,7 @@ def sign(
     """
     from ..algorithms.job import Job  # noqa: PLC0415 torch takes seconds to import
     from ..security.public_weights import weights_fault  # noqa: PLC0415 as it imports numpy
-    from .seen import seen, told_by_likeness  # noqa: PLC0415
+    from .seen import seen, told_by_likeness, unbounded  # noqa: PLC0415
 
     signer = load_keys(keys)
     if signer.entry.role is not Role.OPERATOR:
@@ -77,6 +77,8 @@ def sign(
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)
     typer.echo(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
     typer.echo(seen(job))
+    if open_still := unbounded(job):
+        typer.echo(open_still)
     if likeness := told_by_likeness(job):
         typer.echo(likeness)
     if told:

@@ -140,7 +140,7 @@ def _sources(
 def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
     from ..silo import admission  # noqa: PLC0415 beside the admission, as light as it is
     from . import budgeting  # noqa: PLC0415
-    from .seen import told_by_likeness  # noqa: PLC0415
+    from .seen import told_by_likeness, unbounded  # noqa: PLC0415
 
     yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
     yield f"digest {job.digest}"
@@ -149,6 +149,9 @@ def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequenc
         weights = "stand in it" if job.security.weights == "public" else "are masked too"
         said = f"its sums are blind: {number(job.security.colluders, 'colluder')} assumed, the silos' weights {weights}"
         yield from _wrapped(said, "")
+    if open_still := unbounded(job):
+        yield from _wrapped(open_still, "")
+    yield from _wrapped(_looked_at(policy), "")
     if job.privacy is not None:
         for line in budgeting.told(job, policy):
             yield from _wrapped(line, "")
@@ -182,6 +185,20 @@ def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequenc
         for reason in outflow.decision.whole:
             yield from _wrapped(f"HELD BACK: {reason}", "  ")
     yield ""
+
+
+def _looked_at(policy: Policy) -> str:
+    """What the policy refuses of what comes down."""
+    limits, bounds = policy.file.limits, []
+    if limits.max_step is not None:
+        bounds.append(f"moves a part of the model by more than {limits.max_step:g} of this silo's longest steps")
+    if limits.max_parallel is not None:
+        bounds.append(f"has more than {limits.max_parallel} rows that are multiples of others")
+    if bounds:
+        return f"nothing is trained on what {' or '.join(bounds)}"
+    return (
+        "what comes down is trained on as it is; limits.max_step and limits.max_parallel look for models made to leak"
+    )
 
 
 def _declared(job: "Job", silo: str) -> dict[str, Any]:
@@ -273,6 +290,8 @@ def _document(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outfl
         "policy": policy.digest,
         "max_bytes_per_round": policy.file.limits.max_bytes_per_round,
         "max_attempts_per_round": policy.file.limits.max_attempts_per_round,
+        "max_step": policy.file.limits.max_step,
+        "max_parallel": policy.file.limits.max_parallel,
         "phases": [
             {
                 "first_round": outflow.first,

@@ -1,4 +1,4 @@
-"""What the coordinator can see of a job, in one line, and what comparisons tell it, in another."""
+"""What the coordinator can see of a job, in one line, and in others what more its members may learn of records."""
 
 from ..algorithms.exchange import Gram, Kind, Mix
 from ..algorithms.job import Job
@@ -19,6 +19,16 @@ def seen(job: Job) -> str:
     read = "other sums" if hidden else "the sums"
     reads = f"{hidden}{read} over {whole} silos, {rare}{mixed}{compared}who took part, sizes and times"
     return f"blind: what a silo gives is masked, the coordinator reads {reads}"
+
+
+def unbounded(job: Job) -> str:
+    """What blind sums leave open, by the coordinator and by a silo; empty where it is bounded, or where all is seen."""
+    if not job.security.required or job.privacy is not None:
+        return ""
+    return (
+        "blind sums do not bound what a model that is made to leak shows of single records, to the coordinator or to "
+        "one silo: policies look for such models, [privacy] alone bounds what any of them shows"
+    )
 
 
 def told_by_likeness(job: Job) -> str:

@@ -17,7 +17,6 @@ from .policy_file import Dataset, PolicyFile, Rule
 from .release import ITEM_BYTES, PLAIN, Release, shown_private
 
 if TYPE_CHECKING:
-    from ..algorithms.traps import Caution
     from .round_spec import Terms
 
 MAX_FILE = 256 * 1024  # bytes; as a text in a record at most twice as many, which fit into its line (chain.py)
@@ -129,15 +128,6 @@ class Policy:
 
         asked = self.file.secure_aggregation
         return Terms(asked.min_cohort, asked.min_honest, asked.assumed_colluders)
-
-    @property
-    def caution(self) -> "Caution":
-        """How far this silo goes along with what comes down."""
-        from ..algorithms.traps import Caution  # noqa: PLC0415 torch takes seconds, commands read policies without
-
-        limits = self.file.limits
-        step, parallel = limits.max_step, limits.max_parallel
-        return Caution(math.inf if step is None else step, math.inf if parallel is None else parallel)
 
     @property
     def bounds_norms(self) -> bool:

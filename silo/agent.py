@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import random
 import re
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from .. import log
 from ..algorithms.counted import HOLDERS
 from ..algorithms.fit import counts_by_class, withheld_classes
-from ..algorithms.traps import TrapError
+from ..algorithms.traps import Caution, TrapError
 from ..errors import (
     CancelledError,
     ExhaustedError,
@@ -367,7 +368,11 @@ class Agent:
     def _work(self, admitted: Admitted) -> Work:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
         private = payer(admitted.job, self._budget, folder)
-        caution = self._policy.caution
+        limits = self._policy.file.limits
+        caution = Caution(
+            math.inf if limits.max_step is None else limits.max_step,
+            math.inf if limits.max_parallel is None else limits.max_parallel,
+        )
         return Work(admitted, folder, self._silo, threads, self._trainer.cancelled, private, self._place, caution)
 
     @contextlib.asynccontextmanager

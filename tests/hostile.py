@@ -7,11 +7,13 @@ A world has ``jobs`` and ``signed`` by name, ``silos``, ``roster``, ``keys`` of 
 
 import asyncio
 import contextlib
+import re
 
 import grpc
 import torch
 from ledgers import first, stored
 
+from staddle.commands.local_federation import policy_text
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
@@ -34,6 +36,7 @@ from staddle.silo.witness import HEADS, Witness
 
 SILO = "north"
 SECONDS = 20
+MAX_STEP = re.compile(r"^max_step = .*\n", re.MULTILINE)
 
 # The coordinator.
 
@@ -136,6 +139,11 @@ class Hostile:
             **changes,
         }
         return pb.Receipt(signature=Receipt(**fields).sign(keys or self.world.keys))
+
+
+def policy_for(jobs):
+    """What a local federation's silo has for these jobs, but that what is drawn by ``delivery`` may come down."""
+    return MAX_STEP.sub("", policy_text(jobs))
 
 
 def delivery(world, job, round_, seed=0, change=None):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import grpc
 import numpy as np
-from hostile import SILO, Hostile, delivery
+from hostile import SILO, Hostile, delivery, policy_for
 
 from staddle.algorithms.data import digits
 from staddle.commands import local_federation
@@ -72,7 +72,7 @@ def make_world(folder, security, outsiders=(), **changes):
         silo_keys=load_keys(folder / SILO / "keys"),
         others={silo: load_keys(folder / silo / "keys") for silo in (*OTHERS, *outsiders)},
         config=configs.load(federation.silo_config(SILO)),
-        policy=local_federation.policy_text(list(jobs.values())),
+        policy=policy_for(list(jobs.values())),
     )
 
 

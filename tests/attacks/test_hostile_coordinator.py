@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
-from hostile import GARBAGE, SILO, Hostile, attacked, delivery, finish, offer, play, records, round_of
+from hostile import GARBAGE, SILO, Hostile, attacked, delivery, finish, offer, play, policy_for, records, round_of
 
 from staddle.algorithms.data import digits
 from staddle.algorithms.fedavg import FedAvg
@@ -67,7 +67,7 @@ def world(tmp_path_factory):
         keys=load_keys(folder / "coordinator" / "keys"),
         silo_keys=load_keys(folder / SILO / "keys"),
         config=configs.load(federation.silo_config(SILO)),
-        policy=local_federation.policy_text(list(jobs.values())),
+        policy=policy_for(list(jobs.values())),
         size=sum(item.spec.nbytes for item in given_items(jobs["first"].up(0))),
     )
 

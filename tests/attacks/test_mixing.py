@@ -14,6 +14,7 @@ from staddle.errors import LocalError, RefusedError
 from staddle.security import mix_row, rotation, sketch
 from staddle.security import one_upload as o
 from staddle.security.round_spec import Terms
+from staddle.security.secagg_fault import COORDINATOR_OR_SILO
 
 pytestmark = pytest.mark.actor("coordinator")
 
@@ -196,7 +197,7 @@ def test_a_shifted_row_kills_an_extractor_unless_it_has_a_tag():
     for wrong in (shifted, by_a_prime, hidden[:-8] + bytes(8), bytes(len(hidden))):
         with pytest.raises(RefusedError, match="was altered") as caught:
             made.open(row, (wrong, tag))
-        assert caught.value.peer == "coordinator"
+        assert caught.value.peer == COORDINATOR_OR_SILO
 
 
 def test_a_re_used_pad_shows_what_changed():

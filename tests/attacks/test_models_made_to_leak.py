@@ -20,6 +20,7 @@ from hostile_sums import OTHERS, Attempted, Blind, make_world
 from staddle.algorithms.data import digits, split
 from staddle.algorithms.local_round import local_round
 from staddle.algorithms.method import initial_state
+from staddle.commands.local_federation import policy_text
 from staddle.proto.blind import model_digest, round_frame
 from staddle.proto.wire import delivered_items
 from staddle.security import roster as rosters
@@ -108,7 +109,8 @@ def test_a_coordinator_alone_hands_down_a_trap(world, tmp_path, taken_out, why):
     tasks = [offer(world, "blind"), *(round_of(world, number, "blind", counted=number) for number in range(2))]
     hostile = Blind(world, tasks, {0: [Attempted(world, "blind")], 1: [trapped]})
     hostile.script["fetch"] = [lambda: delivery(world, "blind", 0), trapped.frames]
-    play(hostile, tmp_path, policy=re.sub(f"^{taken_out} = [0-9.]+\n", "", world.policy, flags=re.MULTILINE))
+    drafted = policy_text(list(world.jobs.values()))
+    play(hostile, tmp_path, policy=re.sub(f"^{taken_out} = [0-9.]+\n", "", drafted, flags=re.MULTILINE))
     own = split(digits().take(np.arange(80)), bytes(32), 0.25)[0].x
     every = torch.cat([own, *(data.x for data in trapped.data.values())])
     trained = opened_model(trapped)

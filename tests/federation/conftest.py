@@ -104,9 +104,15 @@ class Running:
         return daemon
 
     def write_silo(self, silo: str) -> None:
-        """The configuration, and a split of the silo's name: one that is drawn may leave no test record."""
+        """The configuration, and a fixed split."""
         local_federation.write_silo(self.federation, silo, self.address, self.data[silo], self.jobs)
-        if not (key := self.federation.state(silo) / "split.key").exists():
+        self.fix_split(silo)
+
+    def fix_split(self, silo: str) -> None:
+        """A split of the silo's name: one that is drawn may leave no test record, and decides what a job draws."""
+        folder = self.federation.state(silo)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not (key := folder / "split.key").exists():
             write_new(key, hashlib.sha256(silo.encode()).digest())
 
     def start_silo(self, silo: str) -> Daemon:

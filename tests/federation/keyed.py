@@ -36,7 +36,7 @@ def even(running, silos):
     parts = dirichlet(digits().y.numpy(), len(silos), 3.0, 3, minimum=200)
     running.data = {silo: digits().take(part) for silo, part in zip(silos, parts, strict=True)}
     for silo in silos:
-        running.federation.state(silo).mkdir(mode=0o700)
+        running.fix_split(silo)
     running.watch = keys_watched(running.federation, silos)
     running.keys = running.watch.__enter__()
 

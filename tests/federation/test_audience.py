@@ -156,7 +156,7 @@ def test_sums_that_silos_alone_read(start, document, tmp_path):
         changes = {"seed": seed, "rounds": 2, "min_cohort": 3, "security": {**SECURITY, **how}}
         running.job(document(name, SILOS, method, options=options, **changes))
     for silo in SILOS:
-        running.federation.state(silo).mkdir(mode=0o700)
+        running.fix_split(silo)
     with keys_watched(running.federation, SILOS) as watched:
         calls = tapped(running, SILOS)
     seen = had(running, calls)

@@ -174,7 +174,7 @@ def recorded(start, document):
     parts = dirichlet(digits().y.numpy(), len(SILOS), 3.0, 3, minimum=250)  # none outweighs the others
     running.data = {silo: digits().take(part[:RECORDS]) for silo, part in zip(SILOS, parts, strict=True)}
     for silo in SILOS:
-        running.federation.state(silo).mkdir(mode=0o700)
+        running.fix_split(silo)
     shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
     for each in documents(document, shards):
         running.job(each)

@@ -28,7 +28,7 @@ SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 def records(running):
     """Training records of each silo, as it will split them, and class by class."""
     for silo in SILOS:
-        running.federation.state(silo).mkdir(mode=0o700)
+        running.fix_split(silo)
     shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
     counts = {silo: len(train) for silo, (train, _) in shards.items()}
     by_class = {silo: torch.bincount(train.y, minlength=10).tolist() for silo, (train, _) in shards.items()}

@@ -31,8 +31,12 @@ OPENED = "every:rename mix-theta.directed|ingress job 3"
 ROWS = "every:rename 2.theta|rename 2.@sum|folding 2|drawing 3"
 CASES = {
     "both phases": ({"coordinator": TAKEN, "north": GIVEN}, PFEDSIM),
-    "mail": ({"coordinator": ASIDE, "north": MAIL}, AWAY),
-    "directed": ({"coordinator": ROWS, "middle": OPENED}, {**AWAY, "mix": "directed"}),  # who was away in round 2
+    "mail": ({"coordinator": ASIDE, "north": MAIL}, {**AWAY, "seed": 730}),
+    # who was away in round 2
+    "directed": (
+        {"coordinator": ROWS, "middle": OPENED},
+        {**AWAY, "seed": 724, "mix": "directed"},
+    ),  # who was away in round 2
 }
 STEPS = {
     "both phases": {

@@ -121,7 +121,7 @@ SUPERVISED = {"supervisor": "cnn", "tau_theta": 2}
 RUNS = {
     "pfedsim mean": (("pfedsim", {"rho": 0.4}), {}, 18, 3, 1e-5),
     "pfedsim per class": (("pfedsim", {"rho": 0.4, "similarity": "per_class"}), {}, 18, 3, 1e-5),
-    "pfedsim some silos": (("pfedsim", {"rho": 0}), {"share": 0.7}, 20, 5, 1e-5),
+    "pfedsim some silos": (("pfedsim", {"rho": 0}), {"share": 0.7, "seed": 2}, 20, 5, 1e-5),
     "fedsimsup samples": (("fedsimsup", {**SUPERVISED, "similarity": "samples"}), {"share": 0.7}, 10, 0, 1e-4),
     "fedsimsup labels": (("fedsimsup", SUPERVISED), {"share": 0.7, "labels": True}, 10, 0, 1e-4),
     "fedssa": (("fedssa", {"t_stable": 2}), {}, 0, 0, 1e-4),
