@@ -73,13 +73,13 @@ class Caution:
             self._check_rows(part, held[part], fresh[part])
             step = 0.0 if steps is None else steps.longest.get(part, 0.0)
             moved = _distance(held[part], fresh[part])
-            if step > 0 and moved > self.max_step * step * rounds:
+            if step > 0 and not moved <= self.max_step * step * rounds:  # what is no number is too far as well
                 over = "" if rounds == 1 else f" in each of {rounds} rounds"
                 raise TrapError(
                     f"what came down moves part {part!r} by {moved:.3g}, {moved / (step * rounds):.1f} times the "
                     f"longest step of this silo's own training, {step:.3g}{over}; limits.max_step = {self.max_step:g}. "
-                    "A model that is made to leak records lies so far away, and so may an honest one where other silos "
-                    "have many times more records or this one was away: look into it, and raise max_step if it is"
+                    "A model that is made to leak records lies so far away. So may an honest one, where other silos "
+                    "have many times more records. Look into it, and raise max_step if the model is honest"
                 )
 
     def _check_rows(self, part: str, held: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> None:
@@ -113,12 +113,11 @@ def parallel_rows(weights: Tensor) -> int:
     """Rows of a layer's weights [out, ...] that are multiples of another row; 0 for what has no such rows."""
     if weights.ndim < 2 or not weights.is_floating_point():
         return 0
-    rows = weights.detach().float().flatten(1)
+    rows = weights.detach().double().flatten(1)  # rows of any float32 have a length in float64, however small
     if rows.shape[1] < LEAST_WIDTH:
         return 0
     lengths = rows.norm(dim=1)
-    rows = rows[lengths > 0] / lengths[lengths > 0, None]
-    return sum(_twins(rows))
+    return sum(_twins((rows[lengths > 0] / lengths[lengths > 0, None]).float()))
 
 
 def _twins(rows: Tensor) -> Iterator[int]:

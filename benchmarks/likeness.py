@@ -22,7 +22,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -194,8 +194,7 @@ class Found:
 def run(records: Dataset, partition: str, similarity: str, change: str, seed: int, rounds: int) -> Found:
     """One simulation, and what the coordinator and the first silo make of it."""
     job, silos, watched = job_of(similarity, seed, rounds), shards_of(records, partition, seed), Watched(change, seed)
-    method = job.method()
-    assert isinstance(method, PFedSim)
+    method = cast(PFedSim, job.method())
     shares = np.stack([np.bincount(own.train.y.numpy(), minlength=CLASSES) for own in silos.values()]).astype(float)
     shares /= shares.sum(axis=1, keepdims=True)
     simulation, weights, rows = Simulation(job, Serial(job, silos), exchanges=watched), [], []

@@ -57,8 +57,9 @@ def test_what_is_not_replaced_never_trained_or_not_bounded_passes():
     Caution(max_step=3.0).check(None, BEGAN, far, BOTH, 5)
     Caution(max_step=3.0).check(Steps(4, {"extractor": 0.0}), BEGAN, far, BOTH, 5)
     Caution().check(STEPS, BEGAN, far, BOTH, 5)
-    with pytest.raises(TrapError):
-        Caution(max_step=3.0).check(STEPS, BEGAN, far, BOTH, 5)
+    for by in (1000.0, torch.nan):
+        with pytest.raises(TrapError):
+            Caution(max_step=3.0).check(STEPS, BEGAN, moved(by), BOTH, 5)
 
 
 def test_parts_are_replaced_by_tensors_of_their_own_names():
@@ -75,6 +76,7 @@ def layer(alike, rows=8, width=16):
 def test_rows_that_are_multiples_of_others_are_counted():
     assert [parallel_rows(layer(alike)) for alike in (1, 2, 5, 8)] == [0, 2, 5, 8]
     assert parallel_rows(layer(5).reshape(8, 1, 4, 4)) == 5  # filters
+    assert [parallel_rows(layer(5) * scale) for scale in (1e-30, 1e30)] == [5, 5]
     assert parallel_rows(torch.zeros(8, 16)) == 0
     for other in (layer(8, width=9), torch.ones(16), torch.ones(8, 16, dtype=torch.int64)):
         assert parallel_rows(other) == 0

@@ -6,11 +6,23 @@ an attack that the threat model says is not withstood, and ``control``, what doe
 
 from pathlib import Path
 
+import pytest
 from federation.conftest import fork_server, start
+
+from staddle.silo import agent, blind, group_keys
 
 __all__ = ["fork_server", "start"]
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """The agent of this process pauses for moments only."""
+    monkeypatch.setattr(agent, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(agent, "FIRST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(blind, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(group_keys, "PAUSE_SECONDS", 0.02)
 
 
 def pytest_collection_modifyitems(items):

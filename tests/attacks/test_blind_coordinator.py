@@ -20,24 +20,16 @@ from staddle.security import secagg_silo_events as s
 from staddle.security.labels import SECAGG_SPEC
 from staddle.security.secagg_fault import Code
 from staddle.security.secagg_messages import Sets, make_abandon, make_survival
-from staddle.silo import agent as agents
 from staddle.silo import blind
 from staddle.silo.state import JobFolder
 
-pytestmark = pytest.mark.actor("coordinator")
+pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 
 PAUSE_SECONDS = blind.PAUSE_SECONDS
 SECURITY = {  # with public weights, sums over three of the four are opened; with private ones over all
     "public": {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, 60)},
     "private": {"secure_aggregation": "required", "weight_most": 2000},
 }
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(blind, "PAUSE_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="module")

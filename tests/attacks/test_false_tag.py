@@ -24,20 +24,10 @@ from staddle.security.open_sum import Claim, tag_of
 from staddle.security.sealing import letters
 from staddle.security.secagg_fault import COORDINATOR_OR_SILO
 from staddle.security.tags import Tagger
-from staddle.silo import agent as agents
-from staddle.silo import blind, group_keys
 
-pytestmark = pytest.mark.actor("silo")
+pytestmark = [pytest.mark.actor("silo"), pytest.mark.usefixtures("hurried")]
 
 LIAR, HONEST = OTHERS[0], OTHERS[1]
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(blind, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(group_keys, "PAUSE_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="module")

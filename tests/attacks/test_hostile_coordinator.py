@@ -26,16 +26,10 @@ from staddle.silo import client as clients
 from staddle.silo import config as configs
 from staddle.silo import outgoing
 
-pytestmark = pytest.mark.actor("coordinator")
+pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 
 SILOS = (SILO, "east", "south")
 PAUSE_SECONDS = agents.PAUSE_SECONDS
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="module")

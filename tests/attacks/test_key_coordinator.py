@@ -31,17 +31,10 @@ from staddle.silo import config as configs
 from staddle.silo import group_keys
 from staddle.silo.group_keys import KEY, OWN, SECRET
 
-pytestmark = pytest.mark.actor("coordinator")
+pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 
 SILOS = (SILO, "east", "south", "west")
 OTHERS = ("east", "south", "west")  # ascending
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(group_keys, "PAUSE_SECONDS", 0.02)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -25,23 +25,14 @@ from staddle.proto.blind import model_digest, round_frame
 from staddle.proto.wire import delivered_items
 from staddle.security import roster as rosters
 from staddle.security.masked_sum import Given
-from staddle.silo import agent as agents
-from staddle.silo import blind
 from staddle.silo.state import split_key
 
-pytestmark = pytest.mark.actor("coordinator")
+pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 
 SECURITY = {"blind": {"secure_aggregation": "required", "weight_most": 2000, "tags": False}}
 TRAINING = {"epochs": 1, "batch_size": 64, "lr": 0.05}
 OTHERS_EACH = 12
 BOUNDS = re.compile(r"^max_(step|parallel) = .*\n", re.MULTILINE)
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(blind, "PAUSE_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="module")

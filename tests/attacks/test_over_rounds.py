@@ -16,10 +16,8 @@ from staddle.security.masked_sum import Accumulator
 from staddle.security.masks import Term, pair_term
 from staddle.security.pairwise import agree, pair_key, self_key
 from staddle.security.shamir import join, weights_at_zero
-from staddle.silo import agent as agents
-from staddle.silo import blind
 
-pytestmark = pytest.mark.actor("coordinator")
+pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 
 OUTSIDERS = tuple(f"outsider-{number}" for number in range(9))  # 2n + 1 for the four silos of the jobs
 COUNT = 60  # records of each silo, as the public job declares them
@@ -27,13 +25,6 @@ SECURITY = {
     "public": {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, COUNT)},
     "private": {"secure_aggregation": "required", "weight_most": 2000},
 }
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(blind, "PAUSE_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="module")

@@ -23,21 +23,14 @@ from staddle.security.budget_records import Steps
 from staddle.security.consistency import Consistency
 from staddle.security.identity import load_keys
 from staddle.security.ledger import Ledger
-from staddle.silo import agent as agents
 from staddle.silo import config as configs
 from staddle.silo.witness import HEADS, Witness
 
-pytestmark = pytest.mark.actor("coordinator")
+pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 
 OTHER = "east"
 SILOS = (SILO, OTHER, "south")
 TABLE = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25, "sigma": "2", "histogram_sigma": 1.0}
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="module")
