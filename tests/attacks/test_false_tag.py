@@ -1,10 +1,13 @@
-"""One silo flips a bit of its tag; coordinator and other silos are honest, against the agent as it ships.
+"""What tags can be used for by a silo that lies, and by a coordinator with one silo: against the agent as it ships.
 
-The sum does not open at any silo, and none can tell by whose doing. The attack's measure is whom the real silo's ledger
-names: a name that can be read as the coordinator's guilt is what the attacker is after.
+One silo flips a bit of its tag, and all others are honest: the sum does not open at any silo, and none can tell by
+whose doing. The attack's measure is whom the real silo's ledger names: a name that can be read as the coordinator's
+guilt is what the attacker is after. Coordinator and one silo take the pads off another silo's tag: their measure is how
+many guesses at its test counts are left.
 """
 
 import os
+from itertools import product
 
 import numpy as np
 import pytest
@@ -23,7 +26,7 @@ from staddle.security.masked_sum import Accumulator, masked_chunks
 from staddle.security.open_sum import Claim, tag_of
 from staddle.security.sealing import letters
 from staddle.security.secagg_fault import COORDINATOR_OR_SILO
-from staddle.security.tags import Tagger
+from staddle.security.tags import PRIME, Tagger, decoded
 
 pytestmark = [pytest.mark.actor("silo"), pytest.mark.usefixtures("hurried")]
 
@@ -51,7 +54,7 @@ class Tagged(Attempted):
                 made = [self.gift(group, who) for group in groups]
                 words = masked_chunks(self.spec, who, made, terms, tagger)
                 self.uploads[who] = upload = b"".join(each.tobytes() for each in words)
-                tags = bytearray(tagger.padded(self.key(), ctx, who))
+                tags = bytearray(tagger.padded(self.key(), ctx, who, terms=terms))
                 tags[7] ^= self.flip and who == LIAR  # of the first group, the model
                 self.queue.append((who, s.Streamed(len(upload), digest_of(upload), bytes(tags))))
             case c.Open(terms, survivors):
@@ -125,3 +128,26 @@ def test_a_flipped_tag_names_only_what_is_known(world, tmp_path, flip):
     named = [blame for _, _, blame in ended if blame != COORDINATOR_OR_SILO]
     assert named == [], f"{len(named)} of {len(ended)} records name {named}"
     assert COORDINATOR_OR_SILO == "coordinator or a silo of the cohort"
+
+
+@pytest.mark.actor("coordinator and silos")
+def test_the_tag_of_a_silo_tells_nothing_of_its_own_numbers(world, tmp_path):
+    """Before: one guess of 29,791 fitted, the right one, for each silo and round; tags had no masks."""
+    made = play(Keyed(world, flip=False), tmp_path).tagged
+    spec, ctx, at = made.spec, made.spec.context(), 1  # the metrics
+    group, key, groups = spec.groups[at], made.key(), len(spec.groups)
+    others = sum(made.gift(group, silo).values for silo in OTHERS)
+    true = tuple(int(number) for number in np.rint(made.opened[at].total - others))
+    most = 30
+    assert all(0 <= number <= most for number in true)
+    assert true[2] > 0  # tested
+    pad = decoded(Tagger(key, ctx, groups).padded(key, ctx, SILO), groups)[at]
+    tag = (decoded(made.state.headers[SILO].tags, groups)[at] - pad) % PRIME
+    of_one = []
+    for each in range(3):  # the tag of 1 in the place of one of the three counts
+        tagger = Tagger(key, ctx, groups)
+        tagger.add(at, (np.eye(3, dtype=np.int64)[each] << group.scale_exponent).view(np.uint64))
+        of_one.append(tagger.sums[at])
+    guesses = product(range(most + 1), repeat=3)
+    fits = [guess for guess in guesses if sum(n * by for n, by in zip(guess, of_one, strict=True)) % PRIME == tag]
+    assert fits == [], f"the right guess is {true}, and those that fit are {fits}"
