@@ -72,7 +72,7 @@ class Tagger:
         own: Mapping[int, bytes] | None = None,
         terms: Sequence[Term] = (),
     ) -> bytes:
-        """What a silo sends: its sums under its pads, 8 bytes a group, and in a secure sum under the masks of ``terms``.
+        """What a silo sends: its sums under its pads and, in a secure sum, the masks of ``terms``; 8 bytes a group.
 
         ``own``, by group, are keys of pads that one other silo has, in place of the one that all have.
         """
