@@ -708,7 +708,8 @@ class Account:
         """What is no message: a budget's head, which only grows, and the silos of a sum, this one among them."""
         if record["type"] in ("secagg.sum", "secagg.signed") and astray(record["survivors"], self.silo):
             return "has survivors that are not sorted, are there twice, or lack this silo"
-        if record["type"] == "secagg.signed" and record["absent"] != sorted({*record["absent"]} - {*record["survivors"]}):
+        absent = record.get("absent", [])
+        if absent != sorted({*absent} - {*record.get("survivors", [])}):
             return "has absent silos that are not sorted, are there twice, or survived"
         if record["type"] != "privacy.head":
             return ""

@@ -1,13 +1,16 @@
-"""What the sums that were ever opened of one data set tell together, over jobs: SECURITY.md rules 33 and 35.
+"""What the sums that were opened of one data set tell together, over all jobs: SECURITY.md rules 33 and 35.
 
-How many records a silo has, and of which classes, is the same in every job. The sums over {a, b, c, d, e} and over
-{a, b, d, e} differ by what c has, exactly. So does any linear combination of sums that leaves one silo: a set is a row
-of ones and zeros over the silos, and what the sums tell are the vectors of the row space. Of a vector, the silos at
-which it is not zero are those that it is of. A silo lets no vector be of fewer silos than its policy asks, unless it was
-told before, or all that it is of left the federation or are new to it, as its founders signed.
+A silo has the same number of records, and of the same classes, in every job. So the sums over {a, b, c, d, e} and over
+{a, b, d, e} tell those of c exactly. Several sums may do so where no two of them do: a set of silos is a row of ones
+and zeros, and the sums tell every linear combination of their rows. The silos of a combination are those at which it
+is not zero.
 
-What this silo remembers are the sets whose sums it signed, whether or not it saw them open. Who opens a sum has the
-signatures of t of its n silos, so every other sum over its values meets one of these, or leaves out t - c honest ones.
+A silo signs no sum that adds a combination of fewer silos than its policy asks. Two kinds are excepted. The first is a
+combination that was told before. The second is one of silos that left the federation, or that are new to it: founders
+sign that, and neither a coordinator nor an operator brings it about.
+
+A silo remembers the sets that it signed, open or not. To open a sum takes the signatures of t of its n silos. So a
+later sum either has one of these silos, which refuses, or leaves out all of those that are honest, t - c or more.
 
 Pure: sets in, a finding out. The sets are folded from the ledger (records_secure.py), which is signed and append-only.
 """
@@ -34,7 +37,7 @@ class SignedSet:
 
 @dataclass(frozen=True)
 class Told:
-    """What a new sum would tell: a value of these silos together, by these sums besides it."""
+    """A value of these silos together, which a new sum would tell beside these others."""
 
     silos: tuple[str, ...]
     by: tuple[SignedSet, ...]
@@ -48,10 +51,10 @@ def signed_sets(records: Iterable[SumSigned], dataset: str) -> tuple[SignedSet, 
 
 
 def told(history: Sequence[SignedSet], silos: Collection[str], members: Collection[str], least: int) -> Told | None:
-    """The fewest silos, if fewer than ``least``, of whom a sum over ``silos`` tells something new; None for none.
+    """The smallest combination of fewer than ``least`` silos that a sum over ``silos`` would add; None for none.
 
-    ``members`` are the silos of the federation now. Work grows with the number of unions of fewer than ``least``
-    silos that the sets tell apart; there are few sets.
+    ``members`` are the silos of the federation now. The work grows with the number of ways to choose fewer than
+    ``least`` silos among those that some set tells apart.
     """
     new, before = frozenset(silos), list(dict.fromkeys(each.silos for each in history))
     if new in before or not before:
@@ -84,7 +87,7 @@ def _by(
 
 
 def _alike(sets: Sequence[frozenset[str]]) -> Mapping[str, tuple[str, ...]]:
-    """Silos that are in the same sets, and so in no vector without one another; by the first of them."""
+    """Silos that are in the same sets, and so in no combination without one another; by the first of them."""
     found: dict[tuple[bool, ...], list[str]] = {}
     for silo in sorted(frozenset().union(*sets)):
         found.setdefault(tuple(silo in each for each in sets), []).append(silo)
@@ -104,9 +107,9 @@ def _rows(sets: Iterable[frozenset[str]], groups: Iterable[str]) -> Iterator[Row
 
 
 def _tells(basis: Basis, chosen: Collection[str]) -> bool:
-    """Whether a vector of the space is zero everywhere but in ``chosen``.
+    """Whether a combination of the rows is zero everywhere but in ``chosen``.
 
-    In such a vector only rows take part whose pivots are chosen, and elsewhere they cancel.
+    Such a combination takes only rows whose pivots are chosen, and these cancel elsewhere.
     """
     rows = [row for pivot, row in basis.items() if pivot in chosen]
     elsewhere = ({name: value for name, value in row.items() if name not in chosen} for row in rows)

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from .ledger_forms import ASTRAY, UNHASHED, astray, form_fault, stream, strays
+from .ledger_forms import ASTRAY, UNHASHED, astray, form_fault, strays, stream
 from .release import PADDED
 
 

@@ -35,8 +35,8 @@
     min_honest = 2                  # of those behind an opened sum, so many are in league with nobody
     assumed_colluders = 1           # silos that a job must take to be in league with the coordinator, at least
     min_holders = 3                 # silos that hold a class before its rows are summed; left out: min_cohort
-    min_difference = 3              # silos, so many at least, of whom sums of several jobs over one data set tell values
-                                    # that never change; 1: any. Left out: min_honest and assumed_colluders together
+    min_difference = 3              # fewest silos of which the sums of all jobs over this data set may tell how many
+                                    # records they have; 1: any. Left out: min_honest + assumed_colluders
     public_counts = false           # true: how many records this silo has, by class too, may stand in a job
     trust = "none"                  # "non-colluding-coordinator": jobs may rely on a key of their silos, which holds
                                     # only while the coordinator is in league with no silo of the job

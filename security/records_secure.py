@@ -58,10 +58,10 @@ class SumEnd(Strict):
 
 
 class SumSigned(Strict):
-    """This silo is about to sign the survivors of a sum: from here on it may be open, whatever is told of it.
+    """Durable before this silo signs the survivors of a sum: from here on the sum may be open.
 
-    Written once for a job, a set and the members of the federation; history.py judges later sets by it. ``values`` are
-    fixed where something in the sum is the same in every job, such as counts of records.
+    Written once per job, set and membership of the federation; history.py judges later sets by it. ``values`` are fixed
+    where something in the sum is the same in every job, such as counts of records.
 
     ``{"absent":["hospital-e"],"ctx":"5c1f…","dataset":"cxr-2024","job":"lung-3","job_digest":"ab12…","round":0,
     "survivors":["hospital-a",…],"type":"secagg.signed","values":"fixed"}``

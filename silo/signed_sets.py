@@ -70,9 +70,7 @@ def objection_to(job: Job, silo: str, signed: Sequence[SumSigned], roster: Roste
     return next(filter(None, said), "") if tells_fixed(job) else ""
 
 
-def objection(
-    job: Job, silos: Collection[str], signed: Iterable[SumSigned], roster: Roster, policy: Policy
-) -> str:
+def objection(job: Job, silos: Collection[str], signed: Iterable[SumSigned], roster: Roster, policy: Policy) -> str:
     """What a silo that signed these sums has against one over ``silos``, with what to do; empty for nothing."""
     if not tells_fixed(job):
         return ""

@@ -150,7 +150,8 @@ def test_the_same_silos_again_and_a_job_that_failed_before_its_sum_are_welcome(w
     again = Blind(world, [offer(world, "again"), *tasks(world, "again")], sums)
     play(again, tmp_path / "failed")
     assert sums[0][0].opened is not None
-    twins = Blind(world, [offer(world, "first"), *tasks(world, "first"), offer(world, "twin"), *tasks(world, "twin")], sums)
+    script = [each for name in ("first", "twin") for each in (offer(world, name), *tasks(world, name))]
+    twins = Blind(world, script, sums)
     play(twins, tmp_path / "twins")
     assert [kind for kind, *_ in twins.answers] == ["ACCEPT", "ACCEPT"]
     assert None not in (sums[0][1].opened, sums[0][2].opened)
