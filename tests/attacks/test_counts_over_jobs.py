@@ -104,6 +104,7 @@ def test_two_jobs_that_were_accepted_before_either_was_summed(world, tmp_path):
     assert "sums of job 'first' over centre, east" in ended["why"]
 
 
+@pytest.mark.actor("disk thief and coordinator")
 @pytest.mark.parametrize("lost", ["removed", "put back"])
 def test_a_silo_that_lost_its_ledger_does_not_forget(world, tmp_path, lost):
     """The coordinator says nothing of the head that it holds. Before: off by (0.0, 0.0)."""
@@ -127,6 +128,7 @@ def test_a_silo_that_lost_its_ledger_does_not_forget(world, tmp_path, lost):
     assert again.calls["hello"] == 0
 
 
+@pytest.mark.actor("disk thief and coordinator")
 @pytest.mark.succeeds
 def test_a_whole_folder_that_was_put_back_has_forgotten_where_no_other_silo_is_heard(world, tmp_path):
     """Documented: rounds without [privacy] do not wait for another silo's word. Off by (0.0, 0.0)."""

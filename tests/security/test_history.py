@@ -135,3 +135,11 @@ def test_every_silo_alone_is_found_among_all_that_leave_one_out():
     for gone, other in combinations("abcdef", 2):
         left = [MEMBERS - {gone}, MEMBERS - {other}]
         assert of(told(history(left[0]), left[1], MEMBERS, LEAST)) == gone + other
+
+
+def test_three_sums_of_which_no_silo_was_in_all_are_not_seen():
+    """Documented: each silo judges by what it signed itself."""
+    nine, four, other = frozenset("abcdefghi"), frozenset("abcd"), frozenset("efgh")
+    assert told([SignedSet("1", nine, nine)], four, nine, LEAST) is None  # at a, b, c and d
+    assert told([SignedSet("1", nine, nine)], other, nine, LEAST) is None  # at e, f, g and h
+    assert of(told([SignedSet("1", nine, nine), SignedSet("2", four, nine)], other, nine, LEAST)) == "i"  # at nobody
