@@ -195,14 +195,10 @@ def round_terms(job: Job, terms: Terms) -> Terms:
     silo would show; it is summed over all of the job's silos or not at all (SECURITY.md rule 1). Only means by weights
     that are declared, and the metrics, may be summed over others: METRICS counts records, which are declared then, too.
     """
-    return replace(terms, whole=() if all_declared(job) else tuple(sorted(job.silos)))
-
-
-def all_declared(job: Job) -> bool:
-    """Whether nothing is summed that hardly changes but what the job declares: counts of records."""
     parts = [part for start in job.phase_starts for part in summed(job.up(start)) if part != METRICS]
     means = all(isinstance(part.exchange, Sum) and part.exchange.form == "mean" for part in parts)
-    return means and job.security.weights == "public"
+    varying = means and job.security.weights == "public"
+    return replace(terms, whole=() if varying else tuple(sorted(job.silos)))
 
 
 def instance_of(job: Job) -> str:

@@ -9,10 +9,12 @@ from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
+from ..algorithms.exchange import Sum
 from ..algorithms.job import Job
+from ..algorithms.method import METRICS
 from ..errors import LocalError
 from ..files import canonical_json, parse_canonical, parse_json, read_bytes
-from ..proto.blind import all_declared
+from ..proto.blind import summed
 from ..proto.secure_given import Attempt
 from ..security.history import SignedSet, Told, signed_sets, told
 from ..security.ledger import Ledger
@@ -58,24 +60,42 @@ class SignedSets:
 def tells_fixed(job: Job) -> bool:
     """Whether sums of a job tell of a silo what those of another job tell too: counts of records, or classes.
 
-    Not where the job itself declares its counts and sums nothing else of the kind, nor where all has noise.
+    Not where the job itself declares its counts and sums nothing else of the kind, nor where all has noise. METRICS
+    count records, which are declared then, too.
     """
-    return job.security.required and job.privacy is None and not all_declared(job)
+    if not job.security.required or job.privacy is not None:
+        return False
+    parts = [part for start in job.phase_starts for part in summed(job.up(start)) if part != METRICS]
+    means = all(isinstance(part.exchange, Sum) and part.exchange.form == "mean" for part in parts)
+    return not (means and job.security.weights == "public")
 
 
 def objection_to(job: Job, silo: str, signed: Sequence[SumSigned], roster: Roster, policy: Policy) -> str:
-    """The first objection to a set of silos that the job draws with this one in it; empty for none."""
-    cohorts = (cohort for cohort in dict.fromkeys(job.cohorts()) if silo in cohort)
-    said = (objection(job, cohort, signed, roster, policy) for cohort in cohorts)
-    return next(filter(None, said), "") if tells_fixed(job) else ""
+    """What is against the sets of silos that a job draws with this one in each, in turn; empty for nothing."""
+    if not tells_fixed(job):
+        return ""
+    history, members = list(signed_sets(signed, policy.dataset)), _members(roster)
+    for cohort in dict.fromkeys(job.cohorts()):
+        if silo not in cohort:
+            continue
+        if why := _against(job, cohort, history, members, policy):
+            return why
+        history.append(SignedSet(job.name, frozenset(cohort), members))
+    return ""
 
 
 def objection(job: Job, silos: Collection[str], signed: Iterable[SumSigned], roster: Roster, policy: Policy) -> str:
     """What a silo that signed these sums has against one over ``silos``, with what to do; empty for nothing."""
     if not tells_fixed(job):
         return ""
+    return _against(job, silos, signed_sets(signed, policy.dataset), _members(roster), policy)
+
+
+def _against(
+    job: Job, silos: Collection[str], history: Sequence[SignedSet], members: Collection[str], policy: Policy
+) -> str:
     least = policy.file.secure_aggregation.least_difference
-    found = told(signed_sets(signed, policy.dataset), silos, _members(roster), least)
+    found = told(history, silos, members, least)
     return "" if found is None else _said(job, silos, found, policy, least)
 
 

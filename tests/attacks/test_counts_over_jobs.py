@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried
 GONE = "centre"
 ALL = (*SILOS, GONE)
 COUNTS = {GONE: (97, 31), **{silo: (60 + 7 * at, 20 + at) for at, silo in enumerate(OTHERS)}}  # to train, to test
-SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
+SECURITY = {"secure_aggregation": "required", "weight_most": 2000, "tags": False}
 
 
 @pytest.fixture(scope="module")
