@@ -22,7 +22,7 @@ from staddle.silo.check import check
 from staddle.silo.signed_sets import SignedSets, check_remembered, tells_fixed
 
 SILOS = ("silo-a", "silo-b", "silo-c", "silo-d", "silo-e", "silo-f")
-SECURITY = {"secure_aggregation": "required", "tags": False}
+SECURITY = {"secure_aggregation": "required"}
 PUBLIC = {**SECURITY, "weights": "public"}
 POLICY = 'version = 1\n[limits]\nmax_bytes_per_round = 1\n[control]\nmax_messages = 1\nmax_bytes = "1KiB"\n'
 PRIVACY = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25, "sigma": "2"}
