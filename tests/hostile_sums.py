@@ -37,10 +37,11 @@ OTHERS = ("east", "south", "west")
 SILOS = (SILO, *OTHERS)
 
 
-def make_world(folder, security, outsiders=(), **changes):
+def make_world(folder, security, outsiders=(), silos=None, **changes):
     """Keys of all, a roster, signed jobs of two rounds by their [security] tables, and what the real silo has.
 
-    ``outsiders`` are silos of the roster that no job is for; ``changes`` are to the jobs' documents.
+    ``outsiders`` are silos of the roster that no job is for, unless ``silos`` has those of a job by its name;
+    ``changes`` are to the jobs' documents.
     """
     federation = local_federation.make(folder / "federation", (*SILOS, *outsiders))
     documents = (
@@ -50,7 +51,7 @@ def make_world(folder, security, outsiders=(), **changes):
             "seed": 11,
             "rounds": 2,
             "min_cohort": 3,
-            "silos": list(SILOS),
+            "silos": list((silos or {}).get(name, SILOS)),
             "round_timeout": 60,
             "method": {"name": "fedavg"},
             "model": {"name": "cnn-digits", "classes": 10},
@@ -247,7 +248,8 @@ class Blind(Hostile):
         if self.first:
             return self.first.pop(0)
         for _ in range(30):
-            told = [message for attempted in self.sums[request.round] for message in attempted.told]
+            attempts = [each for each in self.sums[request.round] if each.job.name == request.job]
+            told = [message for attempted in attempts for message in attempted.told]
             if request.had < len(told):
                 return told[request.had]
             if self.flood is not None:
