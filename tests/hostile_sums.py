@@ -80,8 +80,13 @@ def make_world(folder, security, outsiders=(), silos=None, **changes):
 class Attempted:
     """One attempt: an honest coordinator and three honest silos; ``told`` is what the real one is to be told."""
 
-    def __init__(self, world, job, round_=0, attempt=0, alter=None, notes=(), cohort=SILOS, absent=(), empty=False):
-        """``absent`` silos are lost before they upload; ``empty``: nothing is delivered for the round."""
+    def __init__(
+        self, world, job, round_=0, attempt=0, alter=None, notes=(), cohort=SILOS, absent=(), empty=False, lenient=False
+    ):
+        """``absent`` silos are lost before they upload; ``empty``: nothing is delivered for the round.
+
+        ``lenient``: the others sign whatever survives.
+        """
         self.cohort, self.others, self.absent, self.empty = (
             cohort,
             [silo for silo in cohort if silo != SILO],
@@ -92,7 +97,7 @@ class Attempted:
         self.world, self.job, self.alter = world, world.jobs[job], alter or (lambda _, body: [body])
         self.notes = tuple(notes)
         self.signers = Signers.of(world.roster)
-        self.terms = round_terms(self.job, Terms())
+        self.terms = Terms() if lenient else round_terms(self.job, Terms())
         self.frame = self.framed(round_)
         self.spec = specify(self.frame, cohort, attempt)
         self.attempt = self.named(self.spec)
