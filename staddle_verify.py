@@ -25,10 +25,10 @@ before the message counts at the recipient, ``egress.outcome`` says how it ended
 part of a secure sum: nobody reads it but as a sum with those of other silos. One in the form ``padded`` is mixed: other
 silos read it as a part of their weighted mean. Of one in the form ``rotated`` the coordinator reads inner products with
 those of other silos. Of the last two this holds while the coordinator and no silo collude. The messages of these
-protocols themselves are a record each, ``egress.protocol``; ``secagg.end`` and ``secagg.sum`` say how an attempt at a
-sum ended. Tensors that are ``dp``, differentially private, name reservations of a data set's privacy budget, a log of
-its own at the silo; ``privacy.head`` has the head of that log, and what was spent until then, before anything was done
-with the records.
+protocols themselves are a record each, ``egress.protocol``; ``secagg.signed`` says over which silos a sum may be open
+from then on, ``secagg.end`` and ``secagg.sum`` how an attempt at one ended. Tensors that are ``dp``, differentially
+private, name reservations of a data set's privacy budget, a log of its own at the silo; ``privacy.head`` has the head
+of that log, and what was spent until then, before anything was done with the records.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ VALUES = {
     "fault": '"(?:SPEC|POLICY|ATTEMPT|ABANDON|KEYS|SHARES|UPLOAD|SURVIVORS|NOTES|REVEAL|SUM|ORDER|EQUIVOCATION|TOO_FEW'
     '|STOPPED)"',
     "reason": string(500),
+    "values": '"(?:fixed|varying)"',
     "number": r'"[0-9]{1,10}(?:\.[0-9]{1,40})?"',
     "allow": '"allow"',
     "id": '"[a-z0-9-]{1,64}"',
@@ -153,6 +154,8 @@ FORMS = {
     "egress.protocol": FRAME
     + "job:text job_digest:hash round:count ctx:hash kind:step rpc:text recipient:peer message:payload",
     "secagg.end": FRAME + "job:text job_digest:hash round:count ctx:hash code:fault blame:text why:reason",
+    "secagg.signed": FRAME + "job:text job_digest:hash round:count ctx:hash dataset:text survivors:text* absent:text* "
+    "values:values",
     "secagg.sum": FRAME + "job:text job_digest:hash round:count ctx:hash survivors:text* sha256:hash",
     "control.open": FRAME + "session:text recipient:peer max_messages:count max_bytes:count",
     "control.close": FRAME + "ref:count messages:count bytes:count",
@@ -703,8 +706,11 @@ class Account:
 
     def _beside(self, record: dict[str, Any]) -> str:
         """What is no message: a budget's head, which only grows, and the silos of a sum, this one among them."""
-        if record["type"] == "secagg.sum" and astray(record["survivors"], self.silo):
+        if record["type"] in ("secagg.sum", "secagg.signed") and astray(record["survivors"], self.silo):
             return "has survivors that are not sorted, are there twice, or lack this silo"
+        absent = record.get("absent", [])
+        if absent != sorted({*absent} - {*record.get("survivors", [])}):
+            return "has absent silos that are not sorted, are there twice, or survived"
         if record["type"] != "privacy.head":
             return ""
         last = self.budgets.get(record["dataset"])

@@ -36,10 +36,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
+from numpy.random import Generator
 from pydantic import BeforeValidator, Field
 
 from ..errors import LocalError
 from ..files import Real, Strict, canonical_json, no_bool, read_toml, validate
+from .batches import Batches, drawn_batches, smallest_round, split
 from .catalog import METHODS, configure, method_class, method_options
 from .counted import Counted, by_class
 from .exchange import Mix, Part
@@ -192,7 +194,7 @@ class Job:
             privacy=file.privacy,
             schedule=file.training.schedule,
         )
-        rounds = (job.cohort_size, job.min_cohort, job.participation, job.quorum)
+        rounds = (job.cohort_size, job.min_cohort, job.participation, job.quorum, job.batched)
         if fault := cohort_fault(job.security, job.silos, *rounds):
             raise LocalError(f"{origin}: {fault}")
         return job
@@ -309,7 +311,7 @@ class Job:
             schema = phases(self.length, self.up, self.down)
         except LocalError as error:
             raise LocalError(f"{where}: {error}") from error
-        varying = self.participation < 1 or self.quorum < 1
+        varying = self.participation < 1
         others = len(self.silos) - 1
         fault = classes_fault(self.security, self.silos, self.model.classes, self._method.compares_labels)
         fault = fault or sums_fault(self.security, schema, varying, others, self.min_cohort, self._summing)
@@ -406,8 +408,53 @@ class Job:
 
     @property
     def cohort_size(self) -> int:
-        """Silos drawn for a round that trains: participation · silos rounded half up, at least ``min_cohort``."""
+        """Silos drawn for a round that trains: participation · silos rounded half up, at least ``min_cohort``.
+
+        Of a blind job the fewest: it draws whole batches.
+        """
+        if self.batched:
+            return smallest_round(len(self.silos), *self._batching)
         return max(floor(self.participation * len(self.silos) + 0.5), self.min_cohort)
+
+    @property
+    def least_batch(self) -> int:
+        """Silos of a batch, at the least: ``min_cohort``, and two that are in league with nobody."""
+        return max(self.min_cohort, self.security.colluders + 2)
+
+    @property
+    def fewest(self) -> int:
+        """Silos of a sum of a blind job, at the least (SECURITY.md rule 6)."""
+        return max(self.min_cohort, 3 * self.security.colluders + 1)
+
+    @property
+    def batched(self) -> bool:
+        """Whether it is blind, and its rounds draw whole batches, of which there are two or more."""
+        return self.security.required and self._batching != (1, 1)
+
+    @cached_property
+    def _batching(self) -> tuple[int, int]:
+        """Of a blind job: among how many batches a round draws, and how many it draws."""
+        if self.participation == 1:
+            return 1, 1
+        return drawn_batches(self.participation, len(self.silos), self.least_batch, self.fewest)
+
+    @cached_property
+    def batches(self) -> Batches:
+        """Silos that are in a blind sum together or not at all; empty where any may be missing.
+
+        What rounds draw among, where they draw some of the silos. Where they draw all of them: all, if the job sums
+        what hardly changes between rounds, private weights or the classes of a silo (SECURITY.md rule 1).
+
+        Empty where sums are not blind, or over means by declared weights of all silos, or of fewer than two batches:
+        sums over changing silos tell of single ones over many rounds (docs/threat-model.md).
+        """
+        if self.batched:
+            return split(self.silos, self._batching[0])
+        if not self.security.required or self.participation < 1:
+            return ()
+        exchanges = {part["exchange"] for phase in self._schema for part in phase["up"] if part["name"] != METRICS.name}
+        fixed = any(each.startswith("sum.") for each in exchanges - {"sum.mean"})
+        return (self.silos,) if fixed or self.security.weights == "private" else ()
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """Parts that a silo gives in a round, METRICS last; none in the final delivery."""
@@ -430,14 +477,20 @@ class Job:
         return tuple(silo for silo in self.silos if silo not in drawn)
 
     def cohort(self, round_: int) -> tuple[str, ...]:
-        """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for every method."""
+        """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for every method.
+
+        Of a blind job those of some of its ``batches``.
+        """
         self._check_round(round_)
         census = self._method.census and round_ == 0
         if self.cohort_size == len(self.silos) or census or (self._method.tunes and round_ == self.length - 1):
             return self.silos
-        words = raw(stream(self.root, "", round_, "cohort"), len(self.silos)).tolist()
-        drawn = sorted(range(len(self.silos)), key=lambda i: (words[i], i))[: self.cohort_size]
-        return tuple(self.silos[i] for i in sorted(drawn))
+        rng = stream(self.root, "", round_, "cohort")
+        if self.batched:
+            batches = self.batches
+            drawn = {silo for i in _drawn(rng, len(batches), self._batching[1]) for silo in batches[i]}
+            return tuple(silo for silo in self.silos if silo in drawn)
+        return tuple(self.silos[i] for i in sorted(_drawn(rng, len(self.silos), self.cohort_size)))
 
     def rounds_before(self, round_: int) -> int:
         """How many rounds that train are done before this one: a census is none, nor is the one that tunes."""
@@ -449,6 +502,10 @@ class Job:
             return course
         return paced(course, self.schedule.at_round(self.rounds_before(round_), self.rounds))
 
+    def summed_sets(self) -> Batches:
+        """Sets of silos that sums of a blind job are over: its batches, or else the cohorts of its rounds."""
+        return self.batches or tuple(dict.fromkeys(self.cohorts()))
+
     def cohorts(self) -> Iterator[tuple[str, ...]]:
         """Those of all rounds, in turn; many come again."""
         return map(self.cohort, range(self.length))
@@ -456,3 +513,8 @@ class Job:
     def _check_round(self, round_: int) -> None:
         if not 0 <= round_ <= self.length:
             raise LocalError(f"round {round_} of job {self.name!r}, which has rounds 0 to {self.length - 1}")
+
+
+def _drawn(rng: Generator, silos: int, number: int) -> list[int]:
+    words = raw(rng, silos).tolist()
+    return sorted(range(silos), key=lambda i: (words[i], i))[:number]

@@ -8,8 +8,9 @@
     counts = { clinic-a = 410, clinic-b = 380, clinic-c = 512, clinic-d = 450 }
 
 Under "required" nobody can open what a silo gives, only sums over the silos of a round. A value that does not change
-between rounds must not enter sums over varying sets of silos: two such sums tell it (SECURITY.md rule 1). So private
-weights, and whatever is more than a weighted mean, take the same silos in every round. What is mixed crosses under pads
+between rounds must not enter sums over varying sets of silos: two such sums tell it (SECURITY.md rule 1). So whatever
+is more than a weighted mean takes the same silos in every round, and private weights take whole batches of them
+(batches.py). What is mixed crosses under pads
 that the other silos take off, what is compared crosses rotated: both take a key that all silos of the job share.
 By such a key silos also see whether the coordinator altered what comes down of a sum. They agree on one for that alone,
 too, unless the job has ``tags = false``. With ``audience = "silos"`` the coordinator only passes such sums on: it reads
@@ -105,12 +106,15 @@ def cohort_fault(
     min_cohort: int,
     participation: float,
     quorum: float,
+    batched: bool,
 ) -> str:
     """Why the silos of a job and of its rounds do not fit blind sums; empty if they do."""
     if not security.required:
         return ""
     if len(silos) > MOST_SILOS:
         return f"silos names {len(silos)}, a blind sum takes {MOST_SILOS} at most; sign a job for fewer"
+    if min_cohort < FEWEST:
+        return f'min_cohort = {min_cohort}, security.secure_aggregation = "required" takes {FEWEST} or more; raise it'
     needed = 3 * security.colluders + 1
     if cohort_size < needed:
         fix = "name more silos" if cohort_size == len(silos) else "raise participation"
@@ -118,14 +122,14 @@ def cohort_fault(
             f"security.colluders = {security.colluders} takes {needed} silos or more in a round, this job has "
             f"{cohort_size}; {fix}, or lower colluders"
         )
-    if min_cohort < FEWEST:
-        return f'min_cohort = {min_cohort}, security.secure_aggregation = "required" takes {FEWEST} or more; raise it'
-    for key, share in (("participation", participation), ("quorum", quorum)):
-        if share < 1 and security.weights == "private":
-            return (
-                f"{key} = {share:g} with private weights: sums over changing silos tell the weight of one; write "
-                f'{key} = 1.0, or security.weights = "public" with counts'
-            )
+    if participation < 1 and security.weights == "private" and not batched:
+        return (
+            f"participation = {participation:g} with private weights: {len(silos)} silos are too few for two batches "
+            "that are summed in turn, and sums over changing silos tell the weight of one; write participation = 1.0, "
+            'name more silos, or write security.weights = "public" with counts'
+        )
+    if quorum < 1:
+        return f"quorum = {quorum:g} does nothing in a blind job, which waits for all that are there; take it out"
     if security.weights == "public" and set(security.counts) != set(silos):
         return _counts_fault(security.counts, silos)
     return ""
@@ -192,7 +196,7 @@ def sums_fault(
     if varying and told:
         return (
             f"part {told['name']!r} ({told['exchange']}) may hold what hardly changes between rounds, such as the "
-            "classes of a silo: sums over changing silos tell it of one; write participation = 1.0 and quorum = 1.0"
+            "classes of a silo: sums over changing silos tell it of one; write participation = 1.0"
         )
     # (3) Whoever is mixed for can have a row at all (SECURITY.md rule 4), of values that its words can hold.
     if mixed := next((part["name"] for part in given if part["exchange"] in MIXED), ""):

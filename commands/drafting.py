@@ -10,9 +10,11 @@ from ..algorithms.job import Job
 from ..proto.blind import bounds, sum_groups
 from ..proto.secure_given import most_given
 from ..security.policy import DATASET
+from ..security.policy_file import SecureAggregation
 from ..security.release import MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Release
 from ..silo.admission import TRUSTED, trusting
 from ..silo.payload import given_releases
+from ..silo.signed_sets import tells_fixed
 from . import budgeting
 from .toml import to_toml
 from .units import number
@@ -144,6 +146,14 @@ def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:
     if (colluders := min(job.security.colluders for job in blind)) < 1:
         why = "Silos that may be in league with the coordinator: a job takes none to be."
         lines += [*_comment(why), f"assumed_colluders = {colluders}"]
+    if any(map(tells_fixed, blind)):
+        least = SecureAggregation(assumed_colluders=min(colluders, 1)).least_difference
+        why = (
+            "How many records a silo has, and of which classes, is the same in every job: sums over several sets of "
+            "silos tell it of those by which they differ. No sum is given that would tell it of fewer silos than "
+            "this, but for silos that joined or left the federation by its roster."
+        )
+        lines += [*_comment(why), f"min_difference = {least}"]
     if any(job.security.weights == "public" for job in blind):
         what = ", and of which class" if any(job.security.class_counts for job in blind) else ""
         lines += [

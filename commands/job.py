@@ -81,7 +81,7 @@ def sign(
         job = planned(job, str(job_file))
         told = noise(job)
     document = job.document()
-    if fault := weights_fault(job.weighing, job.cohorts(), job.min_cohort):
+    if fault := weights_fault(job.weighing, job.summed_sets(), job.min_cohort):
         raise LocalError(f"{job_file}: security.counts: {fault}")
     signed = sign_document(document, members, signer, JOB)
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)

@@ -14,7 +14,7 @@ from ..security.chain import Line
 from ..security.ledger_audit import ledger_folder
 from ..security.ledger_view import PROTOCOL, Group, Message, Totals
 from ..security.records import Deny, Intent, PrivacyHead
-from ..security.records_secure import ProtocolMessage, SumEnd, SumOpened
+from ..security.records_secure import ProtocolMessage, SumEnd, SumOpened, SumSigned
 from ..security.release import PADDED
 from . import ledger_received, roster_files
 from .roster_files import Founders, RosterFiles, Threshold
@@ -79,7 +79,7 @@ def show(
     _tell_policies(folder)
 
 
-OfJob: TypeAlias = ProtocolMessage | SumEnd | SumOpened | Deny
+OfJob: TypeAlias = ProtocolMessage | SumEnd | SumSigned | SumOpened | Deny
 Beside: TypeAlias = OfJob | PrivacyHead  # what is shown beside the messages
 
 
@@ -218,6 +218,8 @@ def _row_beside(line: Line, record: Beside) -> list[str]:
         case SumEnd():
             blame = f", blamed: {record.blame}" if record.blame else ""
             what = f"attempt {record.ctx[:8]} ended, {record.code}{blame}: {record.why}"
+        case SumSigned():
+            what = f"sum {record.ctx[:8]} may be open over {', '.join(record.survivors)} from here on"
         case SumOpened():
             what = f"sum {record.ctx[:8]} opened over {', '.join(record.survivors)}"
         case Deny():

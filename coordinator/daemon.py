@@ -138,7 +138,7 @@ class Daemon:
         """LocalError where a job that the database does not have may not begin here."""
         check_folder(self._folder(job), -1)
         check_room(job, self.config.limits.max_job_bytes)
-        if fault := weights_fault(job.weighing, job.cohorts(), job.min_cohort):
+        if fault := weights_fault(job.weighing, job.summed_sets(), job.min_cohort):
             raise LocalError(f"job {job.name!r}: {fault}")
 
     def check_known(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
@@ -184,8 +184,17 @@ class Daemon:
 
     def add(self, job: Job, signed: bytes) -> JobRun:
         """Queue a job, after ``check_new``; it begins at once where none runs."""
-        blind, keyed = job.security.required, job.keyed
-        state = JobState(job.name, job.silos, job.length, job.min_cohort, job.quorum, blind=blind, keyed=keyed)
+        state = JobState(
+            job.name,
+            job.silos,
+            job.length,
+            job.min_cohort,
+            job.quorum,
+            blind=job.security.required,
+            keyed=job.keyed,
+            batches=job.batches,
+            fewest=job.fewest if job.security.required else job.min_cohort,
+        )
         method = job.method().begin()
         run = self._job_run(job, StoredJob(signed, state, dict(method), {}))
         with self.writing():

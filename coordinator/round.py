@@ -22,8 +22,10 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
 An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when the fold is done;
 what was given in the open round stays given. A silo that did not answer in time may still do so: it is drawn from then
 on. In a blind job (``blind``) a round is one secure sum, which summing.py makes: nobody gives alone; a silo that fails
-drops out of an attempt at it, and may take part in the next, unless its privacy budget is spent. All silos of a keyed
-job (``keyed``) have given to its key when they accepted, so without one of them it does not begin.
+drops out of an attempt at it, and may take part in the next, unless its privacy budget is spent. Silos of one batch are
+asked together (``batches``): the next attempt is made without the batch of a silo that was lost, while enough others
+are left, and else with all of the cohort again. All silos of a keyed job (``keyed``) have given to its key when they
+accepted, so without one of them it does not begin.
 
 Events that come too late (an upload for a closed round) change nothing. What the silos should do meanwhile follows from
 the state: tasks.py.
@@ -34,6 +36,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal, TypeAlias
 
+from ..algorithms.batches import Batches, unbroken
 from .codes import BUDGET, in_words
 from .events import (
     Answered,
@@ -92,6 +95,9 @@ class JobState:
     reason: str = ""
     blind: bool = False  # each round is one secure sum
     keyed: bool = False  # its silos share a key, which each of them gives to
+    batches: Batches = ()  # of a blind job: silos that are in a sum together or not at all
+    fewest: int = 0  # silos of such a sum, at the least
+    lost: frozenset[str] = frozenset()  # silos without which the next attempt is made
     attempt: int = 0  # at the sum of this round: the one that goes on, or the next
     fruitless: int = 0  # attempts at it that ended without a sum
     refused: int = 0  # those of them that will hardly end otherwise
@@ -175,7 +181,9 @@ def _operated(state: JobState, event: Stopped | Resumed | Unkeyed) -> Step:
         case Stopped() if state.stage == "folding":
             return replace(state, stopping=True), ()
         case Resumed() if state.stage == "stopped":
-            return replace(state, stage="queued", failed={}), (Report("job.resumed", {"round": state.round}),)
+            return replace(state, stage="queued", failed={}, lost=frozenset()), (
+                Report("job.resumed", {"round": state.round}),
+            )
         case Resumed():
             return replace(state, stopping=False), ()
         case Unkeyed(reason) if state.keyed and state.stage not in ("finishing", "ended"):
@@ -213,10 +221,10 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
             state = replace(state, fruitless=state.fruitless + 1, refused=state.refused + (not away))
             if final or state.fruitless == MOST_ATTEMPTS or state.refused == MOST_REFUSED:
                 return _then(state, (told,), lambda state: _finish(state, "failed", f"round {round_}: {reason}"))
-            state = replace(state, attempt=attempt + 1, failed=_exhausted(state))
+            state = _without_lost(state)
             return state, (told, _gather(state))
-        case SumFailed(_, attempt) if state.stage in ("stopped", "queued"):
-            return replace(state, attempt=attempt + 1, failed=_exhausted(state)), ()
+        case SumFailed() if state.stage in ("stopped", "queued"):
+            return _without_lost(state), ()
         case _:
             return state, ()
 
@@ -226,8 +234,22 @@ def _exhausted(state: JobState) -> dict[str, str]:
     return {silo: code for silo, code in state.failed.items() if code == BUDGET}
 
 
+def _without_lost(state: JobState) -> JobState:
+    """The next attempt: without the batches of silos that were lost in one, or with all again if too few are left."""
+    lost = state.lost | state.failed.keys()
+    state = replace(state, attempt=state.attempt + 1, failed=_exhausted(state), lost=lost)
+    return state if len(_asked(state)) >= state.fewest else replace(state, lost=frozenset())
+
+
+def _asked(state: JobState) -> tuple[str, ...]:
+    """Silos of the next attempt."""
+    if not state.batches:
+        return state.cohort
+    return unbroken(state.batches, (silo for silo in state.cohort if silo not in state.lost))
+
+
 def _gather(state: JobState) -> Gather:
-    return Gather(state.round, state.cohort, state.attempt, state.fruitless)
+    return Gather(state.round, _asked(state), state.attempt, state.fruitless)
 
 
 def _begin(state: JobState) -> Step:
@@ -249,11 +271,12 @@ def _stop(state: JobState) -> Step:
 
 
 def _start_round(state: JobState, cohort: tuple[str, ...]) -> Step:
-    if len(cohort) < state.min_cohort:
-        why = (
-            f"round {state.round}: only {len(cohort)} of the drawn silos are admitted, min_cohort is {state.min_cohort}"
-        )
-        return _finish(state, "failed", why)
+    drawn, cohort = cohort, unbroken(state.batches, cohort)
+    least = max(state.min_cohort, state.fewest)
+    if len(cohort) < least:
+        why = f"round {state.round}: only {len(drawn)} of the drawn silos are admitted"
+        why += f", {len(cohort)} of them in whole batches" if state.batches else ""
+        return _finish(state, "failed", f"{why}, and a round takes {least}")
     state = replace(state, stage="round", cohort=cohort, given={}, failed={})
     told = Report("round.opened", {"round": state.round, "cohort": cohort})
     return state, (told, _gather(state) if state.blind else Watch("round", state.round))
@@ -324,7 +347,7 @@ def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: st
 
 def _emptied(state: JobState) -> JobState:
     """Without what was of a round that is over."""
-    return replace(state, cohort=(), given={}, failed={}, attempt=0, fruitless=0, refused=0)
+    return replace(state, cohort=(), given={}, failed={}, lost=frozenset(), attempt=0, fruitless=0, refused=0)
 
 
 def _end_if_complete(state: JobState) -> Step:

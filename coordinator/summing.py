@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import log
+from ..algorithms.batches import unbroken
 from ..errors import LocalError, RefusedError
 from ..proto import secure_pb2 as pb
 from ..proto.secure_given import ENVELOPE, Attempt, Over, given_from_wire
@@ -334,7 +335,8 @@ class Summing:
     def _final(self) -> bool:
         state = self._states[-1]
         least = max(state.spec.threshold, state.spec.min_cohort)
-        return len(state.spec.cohort) - len(state.survivals) < least
+        left = [silo for silo in state.spec.cohort if silo not in state.survivals]
+        return len(unbroken(self._setting.terms.batches, left)) < least
 
     def _finished(self) -> None:
         self._over, self._waiting = True, False

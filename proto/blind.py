@@ -189,16 +189,8 @@ def _names(item: Item) -> tuple[bytes, bytes]:
 
 
 def round_terms(job: Job, terms: Terms) -> Terms:
-    """What ``terms`` ask of this job's sums.
-
-    What does not change from round to round, private weights or which classes a silo has, two sums that differ by one
-    silo would show; it is summed over all of the job's silos or not at all (SECURITY.md rule 1). Only means by weights
-    that are declared, and the metrics, may be summed over others: METRICS counts records, which are declared then, too.
-    """
-    parts = [part for start in job.phase_starts for part in summed(job.up(start)) if part != METRICS]
-    means = all(isinstance(part.exchange, Sum) and part.exchange.form == "mean" for part in parts)
-    varying = means and job.security.weights == "public"
-    return replace(terms, whole=() if varying else tuple(sorted(job.silos)))
+    """What ``terms`` ask of this job's sums: the silos of a batch are in one together or not at all (rule 1)."""
+    return replace(terms, batches=job.batches)
 
 
 def instance_of(job: Job) -> str:

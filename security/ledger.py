@@ -56,7 +56,7 @@ from .records import (
     TensorDigest,
     Witness,
 )
-from .records_secure import MOST_WHY, ProtocolKind, ProtocolMessage, SumEnd, SumOpened
+from .records_secure import MOST_WHY, ProtocolKind, ProtocolMessage, SumEnd, SumOpened, SumSigned
 from .release import Release
 from .secagg_fault import Code
 
@@ -80,6 +80,8 @@ class Ledger:
         self._sent: Counter[tuple[str, int]] = Counter()
         self._entered: set[str] = set()  # digests of jobs into a secure sum of which keys were given
         self._contributed: set[str] = set()  # and of those to whose key something was given
+        self._signed: list[SumSigned] = []
+        self._summed: set[str] = set()  # digests of jobs of which a sum was signed, or opened
         self._attempts: Counter[tuple[str, int, str]] = Counter()  # the last: the part of a message of its own
         self._unsettled: dict[int, list[Line]] = {}  # seq of an intent → it, and its digest if there is one
         self._budgets: dict[str, PrivacyHead] = {}  # data set → the last head of its privacy budget
@@ -263,6 +265,22 @@ class Ledger:
             )
         )
 
+    def secagg_signed(self, record: SumSigned) -> None:
+        """The survivors of a sum are about to be signed; recorded where no record says so of this job and set yet."""
+        if not any(_same_set(record, known) for known in self.signed):
+            self._append(record)
+
+    @property
+    def signed(self) -> tuple[SumSigned, ...]:
+        """The sets of silos with whose sums this silo agreed, of all jobs, restarts included."""
+        with self._mutex:
+            return tuple(self._signed)
+
+    def summed(self, job_digest: str) -> bool:
+        """Whether a sum of this job was signed or opened, restarts included."""
+        with self._mutex:
+            return job_digest in self._summed
+
     def control_open(self, session: str, recipient: Peer, max_messages: int, max_bytes: int) -> Appended:
         """A session of polls and heartbeats begins, under these caps."""
         return self._append(
@@ -417,6 +435,11 @@ class Ledger:
                     self._entered.add(record["job_digest"])
                 if record["kind"] == "contribution":
                     self._contributed.add(record["job_digest"])
+            case "secagg.signed":
+                self._signed.append(parse_record(line, SumSigned))
+                self._summed.add(record["job_digest"])
+            case "secagg.sum":
+                self._summed.add(record["job_digest"])
             case "egress.digest":
                 self._unsettled[record["ref"]].append(line)
             case "egress.outcome":
@@ -433,6 +456,11 @@ def _message(lines: list[Line]) -> Unsettled:
     for line in digests:
         found = Unsettled(intent.seq, found.intent, parse_record(line, Digest), Appended(line.seq, line.leaf))
     return found
+
+
+def _same_set(one: SumSigned, other: SumSigned) -> bool:
+    """Whether two say the same but for the attempt in which."""
+    return one.model_copy(update={"round": other.round, "ctx": other.ctx}) == other
 
 
 def _foreign(record: Mapping[str, Any], silo: str) -> str:

@@ -40,6 +40,11 @@ def astray(silos: Sequence[str], silo: str) -> bool:
     return silos != sorted(set(silos)) or (bool(silo) and silo not in silos)
 
 
+def strays(absent: Sequence[str], survivors: Sequence[str]) -> bool:
+    """Whether these are not some silos in order, each once, and none of the survivors among them."""
+    return absent != sorted(set(absent) - set(survivors))
+
+
 def _masked_fault(record: Mapping[str, Any]) -> str:
     secagg, form, cohort = record.get("secagg"), record["form"], record.get("cohort")
     if (secagg is not None) != (form == MASKED):

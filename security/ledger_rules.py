@@ -20,6 +20,7 @@ record                may come
 ``control.open``      when no control session is open; a ``start`` abandons one that a crash left open
 ``control.close``     for the open session, within its caps
 ``secagg.sum``        any time; its survivors are sorted and have this silo
+``secagg.signed``     the same; and none of those absent, sorted too, survived
 ``privacy.head``      any time; of a data set's budget that has not shrunk since the last one, and of as many records
                       is the same
 all others            any time
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from .ledger_forms import ASTRAY, UNHASHED, astray, form_fault, stream
+from .ledger_forms import ASTRAY, UNHASHED, astray, form_fault, strays, stream
 from .release import PADDED
 
 
@@ -91,8 +92,10 @@ class Rules:
                 return self._check_close(record)
             case "privacy.head":
                 return self._check_head(record)
-            case "secagg.sum" if astray(record["survivors"], self.silo):
+            case "secagg.sum" | "secagg.signed" if astray(record["survivors"], self.silo):
                 return f"sum has survivors {', '.join(record['survivors'])}, {ASTRAY}"
+            case "secagg.signed" if strays(record["absent"], record["survivors"]):
+                return f"sum has absent {', '.join(record['absent'])}, which is not sorted, or has a survivor"
         return ""
 
     def accept(self, seq: int, record: Mapping[str, Any]) -> None:

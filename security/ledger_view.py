@@ -16,7 +16,7 @@ from .ledger_rules import Rules
 from .record_form import well_formed
 from .record_parsing import Record, checked, parse_any, parse_record
 from .records import ControlClose, ControlOpen, Deny, Intent, PolicyChange, PrivacyHead
-from .records_secure import ProtocolMessage, SumEnd, SumOpened
+from .records_secure import ProtocolMessage, SumEnd, SumOpened, SumSigned
 from .segments import Reading
 
 MESSAGE = "(message)"  # bytes of a message that belong to no tensor, canaries of a masked one among them
@@ -54,11 +54,10 @@ def messages(folder: Path) -> tuple[Message, ...]:
     return tuple(found.values())
 
 
-def sums(folder: Path) -> tuple[tuple[Line, ProtocolMessage | SumEnd | SumOpened], ...]:
+def sums(folder: Path) -> tuple[tuple[Line, ProtocolMessage | SumEnd | SumSigned | SumOpened], ...]:
     """What the records say of secure sums and mixes beside the uploads; LocalError for a ledger that does not hold."""
-    return tuple(
-        (line, record) for line, record in records(folder) if isinstance(record, ProtocolMessage | SumEnd | SumOpened)
-    )
+    kinds = ProtocolMessage | SumEnd | SumSigned | SumOpened
+    return tuple((line, record) for line, record in records(folder) if isinstance(record, kinds))
 
 
 def denials(folder: Path) -> tuple[tuple[Line, Deny], ...]:

@@ -14,6 +14,7 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
+from ..algorithms.concentration import SLACK_BITS, seen_fault
 from ..algorithms.exchange import MIX_BITS
 from ..errors import LocalError, RefusedError
 from ..files import Strict, canonical_json, parse_canonical
@@ -21,7 +22,7 @@ from .identity import Hex32, Id
 from .labels import MIX_ROW, framed
 from .mix_line import Line, Number, Version
 from .one_upload import Upload
-from .round_spec import MOST_SILOS, SLACK_BITS, Terms, seen_fault
+from .round_spec import MOST_SILOS, Terms
 from .secagg_fault import COORDINATOR, Code, check
 from .signers import Sign, Signers
 

@@ -35,6 +35,8 @@
     min_honest = 2                  # of those behind an opened sum, so many are in league with nobody
     assumed_colluders = 1           # silos that a job must take to be in league with the coordinator, at least
     min_holders = 3                 # silos that hold a class before its rows are summed; left out: min_cohort
+    min_difference = 3              # fewest silos of which the sums of all jobs over this data set may tell how many
+                                    # records they have; 1: any. Left out: min_honest + assumed_colluders
     public_counts = false           # true: how many records this silo has, by class too, may stand in a job
     trust = "none"                  # "non-colluding-coordinator": jobs may rely on a key of their silos, which holds
                                     # only while the coordinator is in league with no silo of the job
@@ -60,6 +62,7 @@ from ..files import Strict
 from .globs import check_glob, matches
 from .release import Release
 
+MOST_DIFFERENCE = 8  # to look for so few silos among many takes seconds; for more it would take hours
 UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 
 Dtype = Literal["float32", "float64", "int64", "uint32", "uint64"]
@@ -131,8 +134,14 @@ class SecureAggregation(Strict):
     min_honest: Annotated[int, Field(strict=True, ge=1)] = 2
     assumed_colluders: Count = 1
     min_holders: Annotated[int, Field(strict=True, ge=2)] | None = None
+    min_difference: Annotated[int, Field(strict=True, ge=1, le=MOST_DIFFERENCE)] | None = None
     public_counts: Annotated[bool, Field(strict=True)] = False
     trust: Literal["none", "non-colluding-coordinator"] = "none"
+
+    @property
+    def least_difference(self) -> int:
+        """``min_difference``, or what is asked of a single sum."""
+        return self.min_difference or min(self.min_honest + self.assumed_colluders, MOST_DIFFERENCE)
 
 
 class Dataset(Strict):

@@ -31,7 +31,7 @@ from .records import (
     Stop,
     Witness,
 )
-from .records_secure import ProtocolMessage, SumEnd, SumOpened
+from .records_secure import ProtocolMessage, SumEnd, SumOpened, SumSigned
 
 Record = (
     Start
@@ -57,6 +57,7 @@ Record = (
     | ProtocolMessage
     | SumEnd
     | SumOpened
+    | SumSigned
 )
 _RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(Annotated[Record, Field(discriminator="type")])
 RecordT = TypeVar("RecordT", bound=Strict)

@@ -57,6 +57,27 @@ class SumEnd(Strict):
     why: Annotated[str, Field(max_length=MOST_WHY)]
 
 
+class SumSigned(Strict):
+    """Durable before this silo signs the survivors of a sum: from here on the sum may be open.
+
+    Written once per job, set and membership of the federation; history.py judges later sets by it. ``values`` are fixed
+    where something in the sum is the same in every job, such as counts of records.
+
+    ``{"absent":["hospital-e"],"ctx":"5c1f…","dataset":"cxr-2024","job":"lung-3","job_digest":"ab12…","round":0,
+    "survivors":["hospital-a",…],"type":"secagg.signed","values":"fixed"}``
+    """
+
+    type: Literal["secagg.signed"] = "secagg.signed"
+    job: Text
+    job_digest: Hex32
+    round: Count
+    ctx: Hex32
+    dataset: Text  # of this silo, whose records are in it
+    survivors: tuple[Text, ...]  # U3, sorted
+    absent: tuple[Text, ...]  # the other silos of the roster, sorted
+    values: Literal["fixed", "varying"]
+
+
 class SumOpened(Strict):
     """A sum was opened; SHA-256 of what came down.
 

@@ -17,6 +17,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ..algorithms.batches import Batches, unbroken
+from ..algorithms.concentration import concentration_fault, row_fault
 from ..algorithms.exchange import integer_weights
 from ..errors import LocalError, RefusedError
 from ..files import Strict, canonical_json, parse_canonical
@@ -29,7 +31,6 @@ from .signers import Signers
 
 MOST_SILOS = 1000
 LONGEST_SHOWN = 400  # characters of a field in an error
-SLACK_BITS = 20  # weights in steps of 2^-32 are judged to 2^-20
 CHUNK_STEP = 64  # bytes: any ring's words, and the four canaries of a last chunk
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)]
@@ -130,13 +131,13 @@ class Frame:
 class Terms:
     """What a silo's policy asks of every secure sum; the defaults are those of SECURITY.md rule 6.
 
-    Without one of the silos in ``whole`` no sum is opened: it has values that do not change between rounds (rule 1).
+    The silos of each of ``batches`` are in a sum together or not at all; where there are none, any may be missing.
     """
 
     min_cohort: int = 3
     min_honest: int = 2
     colluders: int = 1
-    whole: tuple[str, ...] = ()
+    batches: Batches = ()
 
 
 def threshold(silos: int) -> int:
@@ -242,9 +243,9 @@ def check_cohort(spec: RoundSpec, terms: Terms) -> None:
     # (3) The cohort is no smaller than both minima.
     minimum = max(spec.min_cohort, terms.min_cohort)
     _agree(n >= minimum, f"a cohort of {n} is smaller than min_cohort {minimum}")
-    # (4) No silo is missing that all sums need.
-    missing = [silo for silo in terms.whole if silo not in spec.cohort]
-    _agree(not missing, f"the cohort lacks {', '.join(missing)}, and values that do not change are summed over all")
+    # (4) It has whole batches alone.
+    fault = _broken(terms.batches, spec.cohort)
+    _agree(not fault, f"the cohort {fault}")
     # (5) No silo outweighs the others.
     fault = _weights_fault(spec, spec.cohort, minimum)
     _agree(not fault, f"public weights of the cohort: {fault}")
@@ -263,13 +264,24 @@ def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> 
         Code.SURVIVORS,
         f"of {m} survivors {honest} are sure to be honest, the policy asks for {terms.min_honest}",
     )
-    # (3) None is missing that all sums need.
-    missing = [silo for silo in terms.whole if silo not in survivors]
-    why = f"{', '.join(missing)} did not survive, and values that do not change are summed over all or not at all"
-    check(not missing, COORDINATOR, Code.SURVIVORS, why)
+    # (3) They are whole batches alone.
+    fault = _broken(terms.batches, survivors)
+    check(not fault, COORDINATOR, Code.SURVIVORS, f"the sum {fault}")
     # (4) None outweighs the others.
     fault = _weights_fault(spec, survivors, max(spec.min_cohort, terms.min_cohort))
     check(not fault, COORDINATOR, Code.SURVIVORS, f"public weights of the survivors: {fault}")
+
+
+def _broken(batches: Batches, silos: Sequence[str]) -> str:
+    """Which of the job's batches are in a sum in part; empty if none is."""
+    kept = unbroken(batches, silos)
+    split = [silo for silo in silos if silo not in kept]
+    missing = [silo for batch in batches if not set(batch).isdisjoint(split) for silo in batch if silo not in silos]
+    if not split:
+        return ""
+    if not missing:
+        return f"has {', '.join(split)}, in no batch of the job"
+    return f"lacks {', '.join(missing)}, without whom {', '.join(split)} are in no sum"
 
 
 def _weights_fault(spec: RoundSpec, silos: Sequence[str], min_cohort: int) -> str:
@@ -280,46 +292,6 @@ def _weights_fault(spec: RoundSpec, silos: Sequence[str], min_cohort: int) -> st
     for group in spec.groups:
         if any(group.counts) and (fault := row_fault([group.counts[at] for at in places], min_cohort)):
             return f"group {group.name!r}: {fault}"
-    return ""
-
-
-def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:
-    """Why a weighted sum shows a silo too much of another, by rule 5; empty if it does not.
-
-    Any silo that sees the sum may subtract its own part from it.
-    """
-    total, squares = sum(counts), sum(count * count for count in counts)
-    second, first = sorted((0, 0, *counts))[-2:]
-    for own in counts:
-        if fault := _seen(total - own, squares - own * own, second if own == first else first, min_cohort):
-            return fault
-    return ""
-
-
-def row_fault(weights: Sequence[int], min_cohort: int) -> str:
-    """Why a row of these weights shows its reader, which is none of those mixed, too much (rules 4 and 5)."""
-    mixed = sum(weight > 0 for weight in weights)
-    if mixed < min_cohort:
-        return f"{mixed} silos are mixed, fewer than min_cohort {min_cohort}"
-    return seen_fault(weights, min_cohort, rounded=True)
-
-
-def seen_fault(others: Sequence[int], min_cohort: int, *, rounded: bool = False) -> str:
-    """The same for one silo that sees the sum, by what the others weigh.
-
-    With their shares s, max s <= 1/2 and 1 / Σ s² >= min_cohort - 1. Exact, in whole numbers; ``rounded`` weights,
-    which were made whole in 2^32 steps, may exceed either by a part of 2^-20, as equal ones differ by a step.
-    """
-    squares, largest = sum(count * count for count in others), max(others, default=0)
-    return _seen(sum(others), squares, largest, min_cohort, rounded=rounded)
-
-
-def _seen(total: int, squares: int, largest: int, min_cohort: int, *, rounded: bool = False) -> str:
-    slack = SLACK_BITS if rounded else total.bit_length() * 2
-    if 2 * largest > total + (total >> slack) or not total:
-        return f"one silo has {largest} of the {total} that all but another have together, more than half"
-    if total * total + (total * total >> slack) < (min_cohort - 1) * squares:
-        return f"they count as {total * total / squares:.2f} equal ones, fewer than {min_cohort - 1}"
     return ""
 
 

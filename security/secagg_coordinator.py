@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, islice
 from typing import Literal, TypeAlias
 
+from ..algorithms.batches import unbroken
 from ..errors import RefusedError
 from .dealing import PAIR, SELF, Dealing, KeyBundle, Portion, check_portions, deliver, distinct_keys, seed_commitment
 from .labels import SECAGG_SPEC
@@ -223,12 +224,14 @@ def _close_if_complete(state: CoordinatorState) -> Step:
 
 
 def _close(state: CoordinatorState) -> Step:
-    """Close a stage with those who answered; end the attempt if they are too few."""
+    """Close a stage with those who answered and whose batch is whole; end the attempt if they are too few."""
     members = tuple(silo for silo in state.spec.cohort if silo in _answered(state, state.stage))
     least = state.spec.threshold
     if state.stage in ("keys", "shares"):  # who is lost after its upload stays in the sum
         members = tuple(silo for silo in members if silo not in state.failed)
         least = max(least, state.spec.min_cohort, state.terms.min_cohort)
+    if state.stage in ("keys", "shares", "masked"):
+        members = unbroken(state.terms.batches, members)
     if len(members) < least:
         why = f"stage {state.stage!r} closed with {len(members)} silos, fewer than {least}"
         return _end(state, Code.TOO_FEW, "", why)

@@ -160,16 +160,18 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
             f"the job has colluders = {security.colluders}, this silo's policy {terms.colluders}; have it signed "
             "with a higher security.colluders, or lower secure_aggregation.assumed_colluders"
         )
-    # (2) Its rounds have silos enough, and enough that are in league with nobody.
-    if job.cohort_size < terms.min_cohort:
+    # (2) What its sums tell over many rounds is of silos enough, and enough that are in league with nobody.
+    smallest = min(map(len, job.batches), default=job.cohort_size)
+    fix = "have it signed with a higher min_cohort" if smallest < len(job.silos) else "it takes more silos"
+    if smallest < terms.min_cohort:
         yield (
-            f"the job's rounds have {job.cohort_size} silos, secure_aggregation.min_cohort = {terms.min_cohort}; it "
-            "takes more silos or a lower min_cohort"
+            f"the job sums batches of {smallest} silos, secure_aggregation.min_cohort = {terms.min_cohort}; {fix}, or "
+            "lower that of the policy"
         )
-    if (honest := job.cohort_size - security.colluders) < terms.min_honest:
+    if (honest := smallest - security.colluders) < terms.min_honest:
         yield (
-            f"of {job.cohort_size} silos of a round {honest} are in league with nobody, "
-            f"secure_aggregation.min_honest = {terms.min_honest}; it takes more silos or a lower min_honest"
+            f"of {smallest} silos of a batch {honest} are in league with nobody, "
+            f"secure_aggregation.min_honest = {terms.min_honest}; {fix}, or lower min_honest"
         )
     # (3) Counts stand in it only if they are no secret, and (4) then no silo outweighs the others.
     if security.weights == "public":
@@ -181,7 +183,7 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
                 f"of this silo's records{known} no secret{instead}"
             )
         fewest = max(job.min_cohort, terms.min_cohort)
-        if fault := weights_fault(job.weighing, job.cohorts(), fewest):
+        if fault := weights_fault(job.weighing, job.summed_sets(), fewest):
             yield fault
     # (5) The sum of so many silos fits into its ring.
     yield from _rings(job)

@@ -225,6 +225,8 @@ class Agent:
 
     def _admit(self, signed: bytes) -> Admitted:
         admitted = self._checked(signed)
+        if why := self._gate.signed_sets.objection_to(admitted.job):
+            raise RefusedError(self._roster.coordinator.id, "POLICY", why)
         try:
             check_room(admitted.job, self._budget)
             self._folder(admitted.job.name).check_new(signed)

@@ -10,7 +10,7 @@ that leave one by one were accepted (hidden_uploads.py).
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,7 @@ from ..security.secagg_silo_events import (
     SendSurvival,
     Stopped,
     Streamed,
+    SurvivorsTold,
     Upload,
 )
 from .bundle import Bundle
@@ -46,6 +47,7 @@ from .declared import Declared
 from .egress import DeniedError, TurnedAwayError
 from .outgoing import Masking, streamed_of
 from .secure_records import SecureRecords
+from .signed_sets import SignedSets
 
 Pads = Callable[[RoundSpec], Mapping[int, Term]]
 PAUSE_SECONDS = 0.5  # after an answer without a message that came at once: a coordinator does not set our pace
@@ -59,6 +61,7 @@ class Door(Protocol):
     """What a blind round wants of the gate."""
 
     secure_records: SecureRecords
+    signed_sets: SignedSets
 
     async def secure_next(self, job: Job, round_: int, had: int) -> Told | None:
         """The next message; None where none came."""
@@ -203,6 +206,8 @@ class BlindRound:
                 self._advance(Stopped(f"the coordinator ended the attempt: {code}"))
             case AbandonAsked() if not current:
                 await self._abandon_remembered(attempt)
+            case SurvivorsTold(headers) if current and (why := self._objection([each.silo for each in headers])):
+                self._advance(Stopped(why, Code.POLICY))
             case _ if current and not isinstance(body, Over):
                 self._advance(body)
             case _:  # of an attempt that this process is not in
@@ -239,6 +244,10 @@ class BlindRound:
             return
         self._todo += [Doing(attempt, Remember(memory)), Doing(attempt, SendAbandon(note))]
 
+    def _objection(self, survivors: Sequence[str]) -> str:
+        """What this silo has against a sum over them, beside all that it signed before; empty for nothing."""
+        return self._door.signed_sets.objection(self.job, survivors)
+
     def _advance(self, event: Event) -> None:
         if self._state is not None:
             self._take_step(*advance(self._state, event))
@@ -253,6 +262,8 @@ class BlindRound:
         attempt, effect = doing.attempt, doing.effect
         match effect:
             case Remember(memory):
+                if memory.signed_ctx == attempt.ctx.hex():
+                    await self._note_signed(attempt)
                 await asyncio.to_thread(self._keeper.save, self._frame.instance(), memory)
             case Upload():
                 try:
@@ -269,6 +280,12 @@ class BlindRound:
                     await self._give(attempt, Over(code))
             case SendKeys() | SendShares() | SendHeader() | SendSurvival() | SendReveal() | SendAbandon() | Over():
                 await self._give(attempt, effect)
+
+    async def _note_signed(self, attempt: Attempt) -> None:
+        """In the ledger before the file that says that it was signed: who removes the ledger is found by the file."""
+        if self._state is not None:
+            survivors = [header.silo for header in self._state.headers]
+            await self._door.signed_sets.sign(self.job, attempt, survivors)
 
     async def _misled(self, error: RefusedError) -> None:
         """What was told is no message of this round's sums: the round is over for us, and with it the attempt."""

@@ -15,18 +15,21 @@ from ..errors import ExhaustedError, LocalError, RefusedError
 from ..files import read_bytes
 from ..proto.channel import checked_address
 from ..proto.wire import gift_items, given_items
+from ..security import ledger_view, preflight
 from ..security import policy as policies
-from ..security import preflight
 from ..security.identity import Keys, Role
+from ..security.ledger_audit import LEDGER
 from ..security.policy import Policy
 from ..security.policy_file import Dataset as DatasetTable
 from ..security.preflight import Report
+from ..security.records_secure import SumSigned
 from ..security.roster import Roster
 from . import config as configs
 from . import reach
 from .admission import admit
 from .config import SiloConfig
 from .private_jobs import advice
+from .signed_sets import objection_to
 from .state import JobFolder, split_key
 
 STATES = 3  # of a job: after the last round, after the one before that counted, and the model in the end
@@ -132,6 +135,8 @@ def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloCon
             check_room(job, policy, config)
         except ExhaustedError as error:
             raise LocalError(f"{path}: this silo would decline the job, POLICY: {error}") from error
+    if why := objection_to(job, keys.entry.id, _signed(config), roster, policy):
+        raise LocalError(f"{path}: this silo would decline the job, POLICY: {why}")
     folder = JobFolder(config.directory / "jobs" / job.name)
     if folder.signed() == signed:
         return job, f"{path}: {job.name!r} was accepted here, {folder.rounds_done} of its rounds are over"
@@ -141,6 +146,13 @@ def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloCon
         counts = f"about {counts}: which ones is drawn at the first start"
     said = "; ".join((counts, *advice(job, len(admitted.train))))
     return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {said}"
+
+
+def _signed(config: SiloConfig) -> list[SumSigned]:
+    """The sets of silos with whose sums this silo agreed, by its ledger."""
+    ledger = config.directory / LEDGER
+    found = ledger_view.records(ledger) if ledger.is_dir() else ()
+    return [record for _, record in found if isinstance(record, SumSigned)]
 
 
 def footprint(job: Job, silo: str) -> int:

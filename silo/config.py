@@ -8,7 +8,8 @@
     keys = "keys"
     roster = "roster.json"
     policy = "policy.toml"
-    dataset = "data"                  # whose [dataset.NAME] of the policy these data are, and whose privacy budget
+    dataset = "data"                  # whose [dataset.NAME] of the policy these data are, whose privacy budget, and
+                                      # by what name the silo remembers over whom sums of them were opened
     log = "text"                      # or "json"
 
     [trust]                           # pinned by hand: a swapped roster file is noticed

@@ -23,6 +23,7 @@ from ..security.roster import Roster
 from .agent import Agent
 from .config import SiloConfig
 from .egress import Gate, checked_address, open_client
+from .signed_sets import check_remembered
 from .witness import HEADS, Witness
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ async def serve(config: SiloConfig) -> None:
     with locked(config.directory), Ledger.open(ledger_folder, entry.id, roster.federation, keys.log) as ledger:
         for left in config.directory.rglob(".*.tmp"):  # of a process that died while it wrote
             left.unlink()
+        check_remembered(config.directory / "jobs", ledger)
         ledger.start(f"staddle {version('staddle')}", rosters.digest(roster), policy.digest)
         ledger.put_in_force(policy.digest, policy.text)
         witness = Witness(ledger, roster, keys, config.directory / HEADS)

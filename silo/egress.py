@@ -73,6 +73,7 @@ from .payload import (
     readers_of,
 )
 from .secure_records import SecureRecords
+from .signed_sets import SignedSets
 from .sums import Sums
 from .witness import Witness
 
@@ -122,6 +123,7 @@ class Gate:
         self._control = Control(ledger, policy.file.control, self._coordinator)
         self._outcomes = Outcomes(ledger, roster)
         self.secure_records = SecureRecords(ledger, self._coordinator)
+        self.signed_sets = SignedSets(ledger, roster, policy)
 
     @property
     def _coordinator(self) -> Peer:

@@ -54,7 +54,7 @@ class JobFolder:
         if self.rounds_done or self.finished:
             raise LocalError(
                 f"{self.path}: this job was run here before, {self.rounds_done} rounds of it; the operator must sign "
-                "it again under a new name"
+                "it again under a new name, for the same silos"
             )
 
     def accept(self, signed: bytes) -> None:

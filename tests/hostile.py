@@ -32,6 +32,7 @@ from staddle.security.release import nothing_paid
 from staddle.silo import daemon
 from staddle.silo.agent import Agent
 from staddle.silo.egress import Gate, open_client
+from staddle.silo.signed_sets import check_remembered
 from staddle.silo.witness import HEADS, Witness
 
 SILO = "north"
@@ -216,6 +217,7 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
     rules = policies.parse((policy or world.policy).encode(), "policy.toml")
     with Ledger.open(folder / "ledger", SILO, world.roster.federation, world.silo_keys.log) as ledger:
         config, keys = world.config.model_copy(update={"directory": folder}), world.silo_keys
+        check_remembered(folder / "jobs", ledger)
         ledger.start("test", rosters.digest(world.roster), rules.digest)
         with daemon._budget(config, rules, ledger, world.roster, keys) as budget:
             async with listening(hostile) as address:

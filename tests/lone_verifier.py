@@ -138,6 +138,12 @@ def of_sum(name, /, **changes):
         "egress.protocol": {"kind": "keys", "rpc": "/x", "recipient": PEER, "message": {"bytes": 9, "sha256": HASH}},
         "secagg.end": {"code": "SHARES", "blame": "coordinator or a silo of the cohort", "why": "no"},
         "secagg.sum": {"survivors": ["hospital-a", "hospital-b"], "sha256": HASH},
+        "secagg.signed": {
+            "dataset": "data",
+            "survivors": ["hospital-a", "hospital-b"],
+            "absent": ["hospital-c"],
+            "values": "fixed",
+        },
     }
     return {**record, **fields[name], **changes}
 

@@ -121,7 +121,8 @@ def test_values_of_the_table_are_bounded(make_job, security, said):
         ),
         ({"min_cohort": 2}, 'min_cohort = 2, .* = "required" takes 3 or more; raise it'),
         ({"participation": 0.9}, "participation = 0.9 with private weights: .* write participation = 1.0"),
-        ({"quorum": 0.8}, "quorum = 0.8 with private weights: .* write quorum = 1.0"),
+        ({"quorum": 0.8}, "quorum = 0.8 does nothing in a blind job"),
+        ({"security": PUBLIC, "quorum": 0.8}, "quorum = 0.8 does nothing in a blind job"),
         (
             {"security": {**PUBLIC, "counts": {"a": 1, "c": 1}}},
             "security.counts lacks b, d; public weights need the training records of each silo",
@@ -143,11 +144,35 @@ def test_three_silos_do_where_none_is_in_league(blind):
 def test_public_weights_take_changing_silos_where_all_is_a_mean(blind):
     silos = list("abcdef")
     security = {**PUBLIC, "counts": dict.fromkeys(silos, 9)}
-    job = blind("fedper", security=security, silos=silos, participation=0.7, quorum=0.75)
+    job = blind("fedper", security=security, silos=silos, participation=0.7)
     assert len({job.cohort(round_) for round_ in range(4)}) > 1
+    assert job.batches == ()  # six silos are no two batches of which one makes a round with colluders = 1
 
 
-@pytest.mark.parametrize("change", [{"participation": 0.7}, {"quorum": 0.75}])
+@pytest.mark.parametrize("security", [BLIND, {**PUBLIC, "counts": dict.fromkeys("abcdefgh", 9)}])
+def test_rounds_of_some_silos_draw_whole_batches(blind, security):
+    job = blind("fedper", security=security, silos=list("abcdefgh"), participation=0.7, rounds=20)
+    assert [len(batch) for batch in job.batches] == [4, 4]
+    assert job.cohort_size == 4
+    assert {job.cohort(round_) for round_ in range(20)} == set(job.batches)
+
+
+def test_a_round_with_a_census_has_all_batches(blind):
+    silos = list("abcdefgh")
+    counts = {**PUBLIC, "counts": dict.fromkeys(silos, 9)}
+    job = blind("fedsimsup", {"similarity": "samples"}, counts, silos=silos, participation=0.5)
+    assert job.cohort(0) == tuple(silos)
+    assert job.cohort(1) in job.batches
+
+
+def test_what_hardly_changes_is_summed_over_all_silos(blind):
+    public = {**PUBLIC, "counts": dict.fromkeys("abcd", 9)}
+    assert blind("fedavg").batches == (tuple("abcd"),)
+    assert blind("fedavg", security=public).batches == ()
+    assert blind("fedssa", security=public).batches == (tuple("abcd"),)
+
+
+@pytest.mark.parametrize("change", [{"participation": 0.7}])
 @pytest.mark.parametrize(("method", "options"), [("fedssa", {}), ("fedssa", {"stale_inclusive": True})])
 def test_presence_and_totals_take_the_same_silos_in_every_round(blind, method, options, change):
     silos = list("abcdef")
@@ -263,7 +288,7 @@ def test_a_mix_of_changing_silos_takes_declared_counts_though_nothing_is_weighte
     with pytest.raises(LocalError, match=r"participation = 0\.7 with private weights"):
         blind("pfedsim", {"rho": 0}, **some)
     security = {**PUBLIC, "counts": dict.fromkeys(silos, 9)}
-    assert blind("pfedsim", {"rho": 0}, security=security, quorum=0.75, **some).keyed
+    assert blind("pfedsim", {"rho": 0}, security=security, **some).keyed
 
 
 def test_a_mix_of_fewer_others_than_min_cohort_is_refused(blind):

@@ -17,6 +17,7 @@ from staddle.security import roster as rosters
 from staddle.security.accounting import cost, shown
 from staddle.silo.admission import outflows, sum_objections
 from staddle.silo.private_jobs import privacy_objections
+from staddle.silo.signed_sets import tells_fixed
 
 SILOS = ["a", "b", "c"]
 
@@ -137,7 +138,8 @@ def test_a_draft_for_blind_sums_allows_these_and_nothing_in_the_clear(
     assert sum_objections(job, policy, roster) == ()
     assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
     trust = {"trust": "non-colluding-coordinator"} if job.counted else {}
-    assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == asked | trust
+    least = {"min_difference": 2 if security.get("colluders") == 0 else 3} if tells_fixed(job) else {}
+    assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == asked | trust | least
     for rule in policy.file.allow:
         assert (rule.forms, rule.readers) == (("masked",), ("sum",))
         assert set(rule.dtypes) <= {"uint32", "uint64"}
@@ -169,7 +171,7 @@ def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, s
     assert sum_objections(job, policy, roster) == ()
     assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
     asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
-    assert asked == {"required": True, "trust": "non-colluding-coordinator"}
+    assert asked == {"required": True, "min_difference": 3, "trust": "non-colluding-coordinator"}
     forms = {rule.parts[0]: (rule.forms, rule.readers, rule.dtypes) for rule in policy.file.allow}
     assert forms == {
         "model": (("masked",), ("sum",), ("uint64",)),
@@ -192,7 +194,7 @@ def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(feder
     assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
     assert not all(outflow.decision.allow for outflow in outflows(other, roster, policy))
     asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
-    assert asked == {"required": True, "trust": "non-colluding-coordinator"}
+    assert asked == {"required": True, "min_difference": 3, "trust": "non-colluding-coordinator"}
     readers = {rule.parts[0]: (rule.forms, rule.readers) for rule in policy.file.allow}
     masked = ("masked",)
     silos = dict.fromkeys(("holders", "model", "coupling"), (masked, ("silos",)))

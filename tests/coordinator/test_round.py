@@ -528,6 +528,50 @@ def test_an_attempt_after_which_none_can_follow_ends_the_job():
     assert (state.stage, state.reason) == ("finishing", "round 0: TOO_FEW: they signed")
 
 
+SIX = ("a", "b", "c", "d", "e", "f")
+BATCHES = (("a", "b"), ("c", "d"), ("e", "f"))
+
+
+def batched(*drawn):
+    """A blind job of three batches, two of which are enough, in its first round."""
+    state = JobState("job", SIX, 2, 2, blind=True, batches=BATCHES, fewest=4)
+    return run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, drawn or SIX))
+
+
+def gathered(effects):
+    return [effect.cohort for effect in effects if isinstance(effect, Gather)]
+
+
+def test_a_round_has_whole_batches_of_those_that_are_drawn_and_admitted():
+    state, effects = batched("a", "b", "c", "e", "f")
+    assert (state.cohort, gathered(effects)) == (("a", "b", "e", "f"), [("a", "b", "e", "f")])
+    state, _ = batched("a", "c", "d")
+    why = "round 0: only 3 of the drawn silos are admitted, 2 of them in whole batches, and a round takes 4"
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", why)
+
+
+def test_the_next_attempt_is_made_without_the_batches_of_those_who_were_lost_while_enough_are_left():
+    state, effects = batched()
+    assert gathered(effects) == [SIX]
+    state, effects = run(state, Failed("c", 0, "lost"), SumFailed(0, 0, "TOO_FEW: c", final=False))
+    assert gathered(effects) == [("a", "b", "e", "f")]
+    assert task_for(state, "c") == RoundTask(0, SIX, 0)  # it may be asked again
+    state, effects = run(state, Failed("e", 0, "deadline"), SumFailed(0, 1, "TOO_FEW: e", final=False))
+    assert gathered(effects) == [SIX]  # two silos are too few, so all are waited for
+    state, effects = run(state, Failed("e", 0, "lost"), SumFailed(0, 2, "TOO_FEW: e", final=False))
+    assert gathered(effects) == [("a", "b", "c", "d")]
+    state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
+    _, effects = run(state, Drawn(1, SIX))
+    assert gathered(effects) == [SIX]
+
+
+def test_a_round_that_is_resumed_asks_all_batches_again():
+    state, _ = batched()
+    state, _ = run(state, Failed("c", 0, "lost"), SumFailed(0, 0, "TOO_FEW: c", final=False), Stopped(), Resumed())
+    _, effects = run(state, Began())
+    assert gathered(effects) == [SIX]
+
+
 # Every cell of the table.
 
 MOVES = {  # (stage, event): where to; what is not here changes nothing

@@ -238,6 +238,8 @@ def test_what_is_asked_of_blind_sums_is_that_of_rule_6_where_the_file_says_nothi
     assert policy(TEXT + own).file.secure_aggregation.public_counts
     assert policy(TEXT + own).file.secure_aggregation.min_holders is None  # as min_cohort
     assert policy(TEXT + own + "min_holders = 4\n").file.secure_aggregation.min_holders == 4
+    assert policy(TEXT + own).file.secure_aggregation.least_difference == 4  # min_honest and assumed_colluders
+    assert policy(TEXT + own + "min_difference = 1\n").file.secure_aggregation.least_difference == 1
 
 
 @pytest.mark.parametrize(
@@ -251,6 +253,8 @@ def test_what_is_asked_of_blind_sums_is_that_of_rule_6_where_the_file_says_nothi
         "min_honest = true",
         "min_holders = 1",
         "min_holders = 3.0",
+        "min_difference = 0",
+        "min_difference = 9",
         "assumed_colluders = -1",
         "public_counts = 0",
         "colluders = 1",

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_sums import frame, group, names, signer, signers
 
+from staddle.algorithms.concentration import concentration_fault, seen_fault
 from staddle.errors import LocalError, RefusedError
 from staddle.files import canonical_json, validate
 from staddle.security import round_spec
 from staddle.security.identity import Role, create_keys, load_keys
 from staddle.security.labels import JOB, SECAGG_SPEC
-from staddle.security.round_spec import RoundSpec, Terms, concentration_fault, seen_fault, specify, threshold
+from staddle.security.round_spec import RoundSpec, Terms, specify, threshold
 from staddle.security.signers import Signers
 
 FOUR = names(4)

@@ -44,7 +44,7 @@ def refusals(run):
 
 
 def whole_sum(run):
-    return sum(names(9).index(silo) + 1 for silo in run.state.u3) / 16
+    return sum(names(12).index(silo) + 1 for silo in run.state.u3) / 16
 
 
 def test_replaying_the_events_gives_the_states():
@@ -406,6 +406,32 @@ def test_each_stage_must_be_as_large_as_min_cohort():
     assert (len(run.state.u1), run.state.u2, run.ends["coordinator"].code) == (5, (), "TOO_FEW")
     run = Run(attempt(5), ones(FIVE), drops={LIAR: "SendHeader"}, terms=Terms(min_cohort=5)).finish()
     assert (len(run.state.u2), run.state.u3, run.ends["coordinator"].code) == (5, (), "TOO_FEW")
+
+
+TWELVE = names(12)
+BATCHES = tuple(TWELVE[at : at + 3] for at in range(0, 12, 3))
+
+
+@pytest.mark.parametrize("lost", ["SendKeys", "SendShares", "SendHeader"])
+def test_a_silo_that_is_lost_takes_its_batch_out_of_the_sum(lost):
+    terms = Terms(batches=BATCHES)
+    run = Run(attempt(12), ones(TWELVE), drops={TWELVE[4]: lost}, terms=terms, seed=4).finish()
+    kept = tuple(silo for silo in TWELVE if silo not in BATCHES[1])
+    assert (run.state.stage, run.state.u3) == ("done", kept)
+    assert {"SendKeys": run.state.u1, "SendShares": run.state.u2, "SendHeader": run.state.u3}[lost] == kept
+    assert np.array_equal(run.opened[0].total, np.full(20, whole_sum(run)))
+
+
+def test_who_is_lost_behind_its_upload_breaks_no_batch():
+    run = Run(attempt(12), ones(TWELVE), drops={TWELVE[4]: "SendSurvival"}, terms=Terms(batches=BATCHES)).finish()
+    assert (run.state.stage, run.state.u3) == ("done", TWELVE)
+
+
+def test_two_broken_batches_of_four_end_the_attempt():
+    drops = {TWELVE[4]: "SendKeys", TWELVE[9]: "SendKeys"}
+    run = Run(attempt(12), ones(TWELVE), drops=drops, terms=Terms(batches=BATCHES)).finish()
+    assert (run.state.u1, run.ends["coordinator"].code) == ((), "TOO_FEW")
+    assert run.ends["coordinator"].why == "stage 'keys' closed with 6 silos, fewer than 9"
 
 
 @pytest.mark.parametrize("name", ["SurvivalGiven", "RevealGiven"])

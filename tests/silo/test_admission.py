@@ -339,8 +339,8 @@ def test_4_a_job_in_the_clear_is_refused_where_sums_have_to_be_blind(ask, refuse
     ("asks", "security", "silos", "said"),
     [
         ("assumed_colluders = 2", BLIND, FOUR, "has colluders = 1, this silo's policy 2; have it signed"),
-        ("min_cohort = 5", BLIND, FOUR, "rounds have 4 silos, secure_aggregation.min_cohort = 5; it takes more"),
-        ("min_honest = 4", BLIND, FOUR, "of 4 silos of a round 3 are in league with nobody, secure_aggregation.min_ho"),
+        ("min_cohort = 5", BLIND, FOUR, "sums batches of 4 silos, secure_aggregation.min_cohort = 5; it takes more"),
+        ("min_honest = 4", BLIND, FOUR, "of 4 silos of a batch 3 are in league with nobody, secure_aggregation.min_ho"),
         ("", {**BLIND, "colluders": 0}, SILOS, "has colluders = 0, this silo's policy 1; have it signed"),
         (
             "",

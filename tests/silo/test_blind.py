@@ -123,12 +123,26 @@ class Notebook:
         self.sums.append((attempt.attempt, done.survivors))
 
 
+class Anybody:
+    """Sums over any silos may be opened."""
+
+    def __init__(self):
+        self.signed, self.why = [], ""
+
+    def objection(self, job, silos):
+        return self.why
+
+    async def sign(self, job, attempt, survivors):
+        self.signed.append((attempt.attempt, tuple(survivors)))
+
+
 class Door:
     """One silo's gate. ``fails`` counts calls down to one that fails: before anything has crossed, or after."""
 
     def __init__(self, hall, silo):
         self.hall, self.silo = hall, silo
         self.secure_records = Notebook()
+        self.signed_sets = Anybody()
         self.given, self.uploads, self.calls = [], [], 0
         self.fails_at, self.after = None, False
         self.refuses = lambda _: None
@@ -258,6 +272,7 @@ def test_four_silos_and_a_coordinator_sum():
         for silo, door in silos.doors.items():
             assert door.secure_records.sums == [(0, SILOS)]
             assert door.secure_records.ends == []
+            assert door.signed_sets.signed == [(0, SILOS)]
             assert [type(body).__name__ for _, body in door.given][:3] == ["SendKeys", "SendShares", "SendHeader"]
             assert silos.kept[silo].load(FRAME.instance()).signed_round == FRAME.round
 
@@ -362,6 +377,56 @@ def test_a_specification_that_is_not_of_this_round_is_refused_and_recorded():
             await asyncio.gather(*running[1:])
         running[0].cancel()
         await asyncio.wait(running)
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_survivors_that_this_silo_has_something_against_are_not_signed():
+    """And no memory says that they were; the ledger has the sum in it before any does."""
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[1]
+        door, kept = silos.doors[odd], silos.kept[odd]
+        door.signed_sets.why = "would tell what one silo alone has"
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != odd]
+        last = asyncio.create_task(silos.run(odd))
+        async with asyncio.timeout(SECONDS):
+            await until(lambda: door.secure_records.ends)
+            await asyncio.gather(*others)  # three of four open it: only what this silo signed is its own to know
+        assert door.secure_records.ends == [(0, Code.POLICY, "")]
+        assert door.signed_sets.signed == []
+        assert [type(body).__name__ for _, body in door.given] == ["SendKeys", "SendShares", "SendHeader", "Over"]
+        assert kept.load(FRAME.instance()).signed_round < FRAME.round
+        last.cancel()
+        await asyncio.wait({last})
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_set_that_cannot_be_recorded_is_not_signed():
+    async def full(*_):
+        raise UnwritableError("ledger: no space left on device")
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[1]
+        silos.doors[odd].signed_sets.sign = full
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != odd]
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(UnwritableError, match="no space left"):
+                await silos.run(odd)
+        assert silos.kept[odd].load(FRAME.instance()).signed_round < FRAME.round
+        assert "SendSurvival" not in [type(body).__name__ for _, body in silos.doors[odd].given]
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
         await silos.close()
 
     asyncio.run(scenario())
