@@ -46,15 +46,16 @@ from .catalog import METHODS, configure, method_class, method_options
 from .counted import Counted, by_class
 from .exchange import Mix, Part
 from .job_security import (
-    KEYED,
     Name,
     SecurityTable,
     classes_fault,
     cohort_fault,
     for_silos,
     holders_fault,
+    keyed_exchanges,
     mix_fault,
     sums_fault,
+    tagged,
     tags_fault,
     unblind,
 )
@@ -314,7 +315,7 @@ class Job:
         others = len(self.silos) - 1
         fault = classes_fault(self.security, self.silos, self.model.classes, self._method.compares_labels)
         fault = fault or sums_fault(self.security, schema, varying, others, self.min_cohort, self._summing)
-        fault = fault or tags_fault(self.security, schema)
+        fault = fault or tags_fault(self.security, schema, self.counted)
         fault = fault or holders_fault(self.security, self.counted, self.min_cohort, len(self.silos))
         fault = fault or mix_fault(self.security, schema, self.silos, self.cohort_size, self._method.weighs_beforehand)
         if fault:
@@ -324,9 +325,8 @@ class Job:
     @cached_property
     def keyed(self) -> bool:
         """Whether it is blind and takes a key of all its silos: to mix, compare, count or tag, or for its audience."""
-        exchanges = {part["exchange"] for phase in self._schema for part in phase["up"]}
-        tagged = self.counted or self.security.tags or bool(self.for_silos)
-        return self.security.required and (tagged or not exchanges.isdisjoint(KEYED))
+        asked = self.counted or bool(self.for_silos) or keyed_exchanges(self._schema)
+        return self.security.required and (asked or tagged(self.security, self._schema))
 
     @cached_property
     def for_silos(self) -> frozenset[str]:

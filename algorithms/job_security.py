@@ -12,8 +12,9 @@ between rounds must not enter sums over varying sets of silos: two such sums tel
 is more than a weighted mean takes the same silos in every round, and private weights take whole batches of them
 (batches.py). What is mixed crosses under pads
 that the other silos take off, what is compared crosses rotated: both take a key that all silos of the job share.
-With such a key, or with ``tags = true``, silos also see whether the coordinator altered what comes down of a sum. With
-``audience = "silos"`` it only passes such sums on: it reads the metrics, and what else it has to compute with.
+By such a key silos also see whether the coordinator altered what comes down of a sum. They agree on one for that alone,
+too, unless the job has ``tags = false``. With ``audience = "silos"`` the coordinator only passes such sums on: it reads
+the metrics, and what else it has to compute with.
 
 What is summed class by class shows, of a class that few silos hold, the few. So a round before the first counts the
 holders of each class, and only of those that ``min_holders`` silos hold, and ``colluders`` more, rows are given
@@ -67,8 +68,9 @@ class SecurityTable(Strict):
     """The same class by class, for methods that compare the silos' labels."""
     colluders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 1
     """Silos that may be in league with the coordinator."""
-    tags: Annotated[bool, Field(strict=True)] = False
-    """Whether silos tag what they sum, by a key that they share, and check that no result was altered on its way."""
+    tags: Annotated[bool, Field(strict=True)] = True
+    """Whether silos tag what they sum, by a key that they share, and check that no result was altered on its way;
+    where none comes down to them, there is nothing to tag."""
     min_holders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 0
     """Silos that hold a class before its rows are summed, and ``colluders`` more; 0: as many as ``min_cohort``."""
     audience: Literal["coordinator", "silos"] = "coordinator"
@@ -229,12 +231,33 @@ def sums_fault(
     return ""
 
 
-def tags_fault(security: SecurityTable, schema: Sequence[Mapping[str, Any]]) -> str:
-    """Why tags would check nothing in a job, or its audience hide nothing; empty if they do, or it has none."""
-    if summed_down(schema):
+def tags_fault(security: SecurityTable, schema: Sequence[Mapping[str, Any]], counted: bool) -> str:
+    """Why to do without tags would change nothing in a job, or its audience hide nothing; empty if it does.
+
+    ``counted``: whether the job is blind and sums class by class.
+    """
+    if not security.required:
         return ""
-    key = "tags" if security.tags else "audience" if security.audience != "coordinator" else ""
-    return f"security.{key} does nothing: no sum comes down to silos as it was opened; take it out" if key else ""
+    down, hidden = summed_down(schema), security.audience != "coordinator"
+    if hidden and not down:
+        return "security.audience does nothing: no sum comes down to silos as it was opened; take it out"
+    if security.tags:
+        return ""
+    if hidden or counted or keyed_exchanges(schema):
+        why = "its silos share a key for what they hide or count, and tag by it in any case"
+    else:
+        why = "" if down else "no sum comes down to silos as it was opened, so that none is tagged"
+    return f"security.tags = false does nothing: {why}; take it out" if why else ""
+
+
+def tagged(security: SecurityTable, schema: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the silos of a blind job without fault agree on a key to tag, if they need none for anything else."""
+    return security.tags and bool(summed_down(schema))
+
+
+def keyed_exchanges(schema: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether something crosses whose blind form takes a key that the job's silos share."""
+    return any(part["exchange"] in KEYED for phase in schema for part in phase["up"])
 
 
 def for_silos(audience: str, schema: Sequence[Mapping[str, Any]]) -> frozenset[str]:

@@ -44,12 +44,14 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from staddle.algorithms.data import Dataset  # noqa: E402
+from staddle.algorithms.exchange import Part  # noqa: E402
 from staddle.algorithms.job import Job  # noqa: E402
 from staddle.commands import local_federation  # noqa: E402
 from staddle.commands.processes import Daemon  # noqa: E402
 from staddle.files import parse_json, read_bytes  # noqa: E402
 from staddle.security import policy as policies  # noqa: E402
 from staddle.security import roster as rosters  # noqa: E402
+from staddle.security.fixedpoint import Flat  # noqa: E402
 from staddle.security.identity import load_keys  # noqa: E402
 from staddle.security.ledger import Ledger  # noqa: E402
 from staddle.security.policy import Policy  # noqa: E402
@@ -149,7 +151,8 @@ async def echo(folder: Path, silo: str, address: str, spent: dict[str, float]) -
             last.update({**zeros[shared], **changed(delivered.tensors.get(shared, {}))})
             return Bundle({**zeros, shared: last})
 
-        local = Local(place, trained, lambda _: tuple(value.reshape(-1).numpy() for value in last.values()))
+        def own(_: Part) -> Flat:
+            return tuple(value.reshape(-1).numpy() for value in last.values())
 
         await gate.hello()
         while True:
@@ -164,7 +167,8 @@ async def echo(folder: Path, silo: str, address: str, spent: dict[str, float]) -
                     spent |= {"gate": 0.0, "ledger": 0.0}
                     if job.security.required:
                         cohort = tuple(sorted(task.round.cohort))
-                        await blind.take_part(admitted, task.round.round, cohort, local, ())
+                        local = Local(place, task.round.counted, own)
+                        await blind.take_part(admitted, task.round.round, cohort, local, trained, ())
                     else:
                         bundle = await trained(await gate.fetch(job, task.round.round))
                         await gate.give(declared, task.round.round, bundle, tuple(task.round.cohort))

@@ -168,10 +168,10 @@ def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:
             "do, take the # from the line below."
         )
         why = (
-            f"What {keyed} mixes or compares, sums that silos alone read, and the tags by which silos check "
-            "sums, are hidden from the coordinator by a key that all of the job's silos have. If the coordinator and "
-            "any one of them put what they have together, they read such sums and what each silo gives to be mixed or "
-            f"compared, and can alter sums. {decide}"
+            f"What {keyed} mixes or compares, sums that silos alone read, and the tags by which silos check who "
+            "holds a class, are hidden from the coordinator by a key that all of the job's silos have. If the "
+            "coordinator and any one of them put what they have together, they read such sums and what each silo gives "
+            f"to be mixed or compared, and can alter those counts. {decide}"
         )
         lines += [*_comment(why), f'{"" if trust else "# "}trust = "{TRUSTED}"']
     return ["", "[secure_aggregation]", *lines] if lines else []

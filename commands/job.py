@@ -36,8 +36,18 @@ def init(
     private: Annotated[bool, typer.Option("--private", help="With differential privacy: a [privacy] table.")] = False,
 ) -> None:
     """Write a commented example of a job, for one method and a small model that works with it."""
+    from .planning import drafted_noise  # noqa: PLC0415 torch and opacus take seconds to import
+
     examples.write(file, examples.job_text(method, private=private), 0o644)
     typer.echo(f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out JOB.json")
+    cost = drafted_noise(method)
+    if private:
+        typer.echo(f"as drafted it is {cost}")
+    else:
+        typer.echo(
+            "if its sums are to be blind, use [privacy] beside them: blind sums do not bound what a model that is made "
+            f"to leak shows of single records. As --private drafts it, a job is {cost}"
+        )
 
 
 @app.command("sign")

@@ -3,14 +3,17 @@
 from dataclasses import replace
 from math import ceil, log2
 
-from ..algorithms.job import Job
+from ..algorithms.job import Job, JobFile
 from ..algorithms.privacy import TRAINING, WHOLE, decimal, spends_by_sigma
 from ..algorithms.private_round import PRESENT
 from ..errors import LocalError
+from ..files import parse_toml
 from ..security.accounting import cost, shown
 from ..security.plan import least_sigma, overspent
+from .examples import job_text
 from .units import number
 
+ORIGIN = "job init"
 DEVIATIONS = 4.5  # of normal noise: 1 number in 150,000 is farther off
 SMALLEST_CLIP = -64
 
@@ -33,6 +36,16 @@ def planned(job: Job, origin: str) -> Job:
     except LocalError as error:
         raise LocalError(f"{origin}: [privacy] {error}") from error
     return job
+
+
+def drafted_noise(method: str) -> str:
+    """What [privacy] adds and costs as ``job init`` drafts it, or why a job of the method cannot have it; one line."""
+    file = parse_toml(job_text(method, private=True).encode(), JobFile, ORIGIN)
+    job = Job.from_file(file, ORIGIN)
+    try:
+        return noise(planned(job, ORIGIN))
+    except LocalError as error:
+        return f"refused: {error}"
 
 
 def check_fits_sums(job: Job, origin: str) -> None:

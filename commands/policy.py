@@ -164,7 +164,7 @@ def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequenc
     if admission.trusting(job):
         trust = policy.file.secure_aggregation.trust
         forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}
-        hidden, it = ("the tags of its sums are", "them")
+        hidden, it = ("the tags of its counts are", "them")
         if forms - {MASKED} or job.for_silos:
             mixed = ["what it mixes and compares"] if forms - {MASKED} else []
             summed = [f"the sum of {', '.join(sorted(job.for_silos))}"] if job.for_silos else []

@@ -2,6 +2,7 @@
 
 from ..algorithms.exchange import Gram, Kind, Mix
 from ..algorithms.job import Job
+from ..proto.blind import in_words
 from .units import number
 
 
@@ -22,12 +23,20 @@ def seen(job: Job) -> str:
 
 
 def unbounded(job: Job) -> str:
-    """What blind sums leave open, by the coordinator and by a silo; empty where it is bounded, or where all is seen."""
-    if not job.security.required or job.privacy is not None:
+    """What blind sums leave open, by the coordinator and by a silo; empty where it is bounded, or where all is seen.
+
+    A coordinator alone hands down a model of its own where silos cannot check it: what is neither the words of a sum
+    that they tagged nor a row of a Mix.
+    """
+    starts = (*job.phase_starts, job.length)
+    down = [(start, part) for start in starts for part in job.down(start)]
+    if not job.security.required or job.privacy is not None or not down:
         return ""
+    alone = any(part.name not in in_words(job, start) and not isinstance(part.exchange, Mix) for start, part in down)
+    whom = "the coordinator or to one silo" if alone else "one silo, alone or in league with the coordinator"
     return (
-        "blind sums do not bound what a model that is made to leak shows of single records, to the coordinator or to "
-        "one silo: policies look for such models, [privacy] alone bounds what any of them shows"
+        f"blind sums do not bound what a model that is made to leak shows of single records, to {whom}: policies look "
+        "for such models, [privacy] alone bounds what any of them shows"
     )
 
 

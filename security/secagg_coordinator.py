@@ -96,6 +96,7 @@ class CoordinatorState:
     h_u1: bytes = b""
     h_u2: bytes = b""
     h_u3: bytes = b""
+    tags: bytes = b""  # of the survivors together, without masks
 
     @property
     def notes_missing(self) -> int:
@@ -134,7 +135,7 @@ def advance(state: CoordinatorState, event: Event) -> Step:
         case Deadline(stage) if stage == state.stage and stage in WATCHED:
             return _close(state)
         case Opened(sha256) if state.stage == "opening":
-            return replace(state, stage="done"), (TellResult(state.u3, sha256, _tags(state)),)
+            return replace(state, stage="done"), (TellResult(state.u3, sha256, state.tags),)
         case OpenFailed(why) if state.stage == "opening":
             return _end(state, Code.SUM, "", why)
         case _:
@@ -308,7 +309,8 @@ def _open(state: CoordinatorState, awaited: bool) -> Step:
         for survivor in state.u3:
             shared = agree(secret, state.bundles[survivor].mask, survivor)
             terms.append(pair_term(survivor, dealer, pair_key(shared, ctx, survivor, dealer, spec.prg, state.h_u2)))
-    return replace(state, stage="opening"), (Open(tuple(terms), state.u3, _tags(state)),)
+    tags = _tags(state, terms)
+    return replace(state, stage="opening", tags=tags), (Open(tuple(terms), state.u3, tags),)
 
 
 def _joined(
@@ -342,11 +344,12 @@ def _subsets(holders: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
     return chain(windows, combinations(holders, size))
 
 
-def _tags(state: CoordinatorState) -> bytes:
-    """The survivors' tags together, which go down with the result."""
+def _tags(state: CoordinatorState, terms: Sequence[Term]) -> bytes:
+    """The survivors' tags together, which go down with the result; ``terms`` are the masks that are still on."""
     if not state.spec.tagged:
         return b""
-    return combine({silo: state.headers[silo].tags for silo in state.u3}, len(state.spec.groups))
+    tags = {silo: state.headers[silo].tags for silo in state.u3}
+    return combine(tags, len(state.spec.groups), terms=terms)
 
 
 def _is_secret(state: CoordinatorState, dealer: str, kind: bytes, secret: bytes) -> bool:

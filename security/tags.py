@@ -12,9 +12,16 @@ vectors may be of several rounds, so α has the context that they share, and eac
 
 A sum that was shifted in any word, or that wrapped around 2^b, passes with probability 2^-63. No shift is a multiple of
 p: an honest |Q| is below 2^63 - 59, so it differs from every signed word by less than p (with ring 64 and a smaller p,
-such as 2^61 - 1, words shifted by p would pass). The pads hide what T_j would tell of q_j; coordinator and one silo
-together can take them off, and can forge tags. A silo that sends a false tag spoils the sum for all, and what they see
-is the same as if the coordinator had altered a word: nobody can tell which.
+such as 2^61 - 1, words shifted by p would pass).
+
+The pads hide from the coordinator what T would tell of α. It can take them off together with one silo, and can forge
+tags then. So the tags of a secure sum are under its masks as well, modulo p: streams of the very keys that mask the
+words, which come off the sum over all survivors and off nothing less. Without them T_j would tell the two what q_j is
+where there are few numbers to choose from: the test counts of silo j, or whether it holds a class. The tag of an upload
+that is mixed has pads alone: whoever takes them off can take off those of the words, too.
+
+A silo that sends a false tag spoils the sum for all, and what they see is the same as if the coordinator had altered a
+word: nobody can tell which.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +32,7 @@ import numpy as np
 from ..errors import RefusedError
 from .fixedpoint import SIGNED, Floats, Words
 from .labels import SECAGG_PAD, SECAGG_TAG, framed
-from .masks import PIECE, Keystream
+from .masks import PIECE, Keystream, Term, negated
 from .pairwise import derive
 from .secagg_fault import COORDINATOR, COORDINATOR_OR_SILO, Code, check
 
@@ -35,6 +42,7 @@ _ROW = 512  # products that are added up at a time: as floats they are off by le
 _DROPPED = 11  # bits of a coefficient that no float64 has
 _STEP = PIECE // 8  # coefficients that are made at a time
 _NARROW = np.iinfo(np.int32)
+_MASKS = 2**32 - 1  # the stream of a mask that tags take; no sum has a group of this number
 
 
 class Tagger:
@@ -56,15 +64,22 @@ class Tagger:
             self._streams[group].fill(alpha.data.cast("B"))
             self.sums[group] = (self.sums[group] + _product(alpha, piece, self._scratch[:, : piece.size])) % PRIME
 
-    def padded(self, group_key: bytes, ctx: bytes, silo: str, own: Mapping[int, bytes] | None = None) -> bytes:
-        """What a silo sends: its sums under its pads, 8 bytes a group.
+    def padded(
+        self,
+        group_key: bytes,
+        ctx: bytes,
+        silo: str,
+        own: Mapping[int, bytes] | None = None,
+        terms: Sequence[Term] = (),
+    ) -> bytes:
+        """What a silo sends: its sums under its pads and, in a secure sum, the masks of ``terms``; 8 bytes a group.
 
         ``own``, by group, are keys of pads that one other silo has, in place of the one that all have.
         """
         pads = self._pads(group_key, ctx, silo)
         for index, key in (own or {}).items():
             pads[index] = self._pads(key, ctx, silo)[index]
-        return _encoded((value + pad) % PRIME for value, pad in zip(self.sums, pads, strict=True))
+        return _masked([value + pad for value, pad in zip(self.sums, pads, strict=True)], terms)
 
     def check(self, combined: bytes, group_key: bytes, ctx: bytes, survivors: Sequence[str]) -> None:
         """RefusedError unless this vector is the sum of what the survivors tagged."""
@@ -96,9 +111,7 @@ class Tagger:
 
     def _pads(self, group_key: bytes, ctx: bytes, silo: str) -> list[int]:
         """Uniform mod p but for 2^-64, one a group."""
-        made = memoryview(bytearray(16 * len(self.sums)))
-        Keystream(derive(group_key, ctx, framed(SECAGG_PAD, silo.encode())), 0).fill(made)
-        return [int.from_bytes(made[at : at + 16]) % PRIME for at in range(0, len(made), 16)]
+        return _uniform(derive(group_key, ctx, framed(SECAGG_PAD, silo.encode())), 0, len(self.sums))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +123,13 @@ class Padded:
     weight: int = 1
 
 
-def combine(tags: Mapping[str, bytes], groups: int, weights: Mapping[str, int] | None = None) -> bytes:
+def combine(
+    tags: Mapping[str, bytes], groups: int, weights: Mapping[str, int] | None = None, terms: Sequence[Term] = ()
+) -> bytes:
     """At the coordinator: the sum of the survivors' tags; RefusedError names a silo that sent none.
 
-    ``weights`` are the integers that it adds the vectors with, by silo; each 1 if there are none.
+    ``weights`` are the integers that it adds the vectors with, by silo; each 1 if there are none. ``terms`` are the
+    masks that are still on a secure sum.
     """
     totals = [0] * groups
     for silo, sent in tags.items():
@@ -122,7 +138,7 @@ def combine(tags: Mapping[str, bytes], groups: int, weights: Mapping[str, int] |
         if values is None:
             raise RefusedError(silo, Code.UPLOAD, f"its tags, {len(sent)} bytes, are not {groups} numbers of the field")
         totals = [(total + weight * value) % PRIME for total, value in zip(totals, values, strict=True)]
-    return _encoded(totals)
+    return _masked(totals, negated(terms))
 
 
 def decoded(data: bytes, groups: int) -> list[int] | None:
@@ -131,6 +147,21 @@ def decoded(data: bytes, groups: int) -> list[int] | None:
         return None
     values = [int.from_bytes(data[at : at + TAG_BYTES]) for at in range(0, len(data), TAG_BYTES)]
     return values if all(value < PRIME for value in values) else None
+
+
+def _masked(values: Sequence[int], terms: Iterable[Term]) -> bytes:
+    """With a number of each term's stream on every value, uniform mod p but for 2^-64."""
+    sums = list(values)
+    for term in terms:
+        times = -term.times if term.negative else term.times
+        sums = [value + times * mask for value, mask in zip(sums, _uniform(term.key, _MASKS, len(sums)), strict=True)]
+    return _encoded(value % PRIME for value in sums)
+
+
+def _uniform(key: bytes, stream: int, count: int) -> list[int]:
+    made = memoryview(bytearray(16 * count))
+    Keystream(key, stream).fill(made)
+    return [int.from_bytes(made[at : at + 16]) % PRIME for at in range(0, len(made), 16)]
 
 
 def _encoded(values: Iterable[int]) -> bytes:

@@ -214,10 +214,11 @@ def _mixes(job: Job) -> bool:
 def trusting(job: Job) -> bool:
     """Whether something of a job is hidden, or held, by what the coordinator and any one of its silos have together.
 
-    What is mixed by directed sums is not, nor are those tags that come with its key unasked.
+    What is mixed by directed sums is not. Nor is what tags alone are for: who can forge them alters what comes down of
+    a sum, as any coordinator can where there are none, and reads no more than the sum (security/tags.py).
     """
     hidden = bool(job.for_silos) or job.counted or any(uploaded(job.up(start)) for start in job.phase_starts)
-    return job.keyed and (job.security.tags or hidden)
+    return job.keyed and hidden
 
 
 def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]:
@@ -225,11 +226,11 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     asked, terms, coordinator = policy.file.secure_aggregation, policy.terms, roster.coordinator
     parts = dict.fromkeys(part.name for start in job.phase_starts for part in uploaded(job.up(start)))
     hidden = [f"the sum of {', '.join(sorted(job.for_silos))}"] if job.for_silos else []
-    names = " and ".join((", ".join(parts), *hidden) if parts else hidden) or "the tags of its sums"
+    names = " and ".join((", ".join(parts), *hidden) if parts else hidden) or "the tags of its counts"
     opened = " and ".join((f"{', '.join(parts)} of every silo", *hidden)) if parts else names
-    instead = f"to have it signed without security.{'audience' if hidden else 'tags'}"
+    instead = "to have it signed without security.audience"
     if parts:
-        instead = "for a method that only sums, without tags"
+        instead = "for a method that only sums"
         if job.method().weighs_beforehand:
             instead = 'to have it signed with security.mix = "directed", which hides by no such key'
     elif job.counted:

@@ -135,7 +135,7 @@ class _Tagging:
         pads = {**silo_pads(spec, masking.silo, masking.key), **masking.pads}
         yield from masked_chunks(spec, masking.silo, gifts, masking.terms, tagger, pads)
         own = {index: pad.key for index, pad in masking.pads.items()}
-        self._padded = tagger.padded(masking.key, ctx, masking.silo, own)
+        self._padded = tagger.padded(masking.key, ctx, masking.silo, own, masking.terms)
 
     def tags(self) -> bytes:
         """Those of the chunks that were made to the last."""

@@ -168,7 +168,7 @@ class MixSilo(BlindSilo):
         values = [given(part, group, self.gifts(spec.round)[part.name]) for part, group in parts]
         tagger = Tagger(KEY, spec.context(), len(spec.groups))
         made = b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger))
-        self.tags = tagger.padded(KEY, spec.context(), self.silo)
+        self.tags = tagger.padded(KEY, spec.context(), self.silo, terms=terms)
         return made
 
     async def part_standing(self, part, round_):
@@ -252,7 +252,8 @@ class DirectedSilo(MixSilo):
         values = [given(part, group, gifts[part.name]) for part, group in zip(of, spec.groups, strict=True)]
         tagger, pads = Tagger(KEY, spec.context(), len(spec.groups)), self.sharing.pads(spec)
         made = b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger, pads))
-        self.tags = tagger.padded(KEY, spec.context(), self.silo, {index: pad.key for index, pad in pads.items()})
+        own = {index: pad.key for index, pad in pads.items()}
+        self.tags = tagger.padded(KEY, spec.context(), self.silo, own, terms)
         return made
 
     async def mail(self, round_):

@@ -169,7 +169,7 @@ class Run:
                 data = b"".join(made)
                 self.uploads[who] = made
                 own = {index: pad.key for index, pad in pads.items()}
-                tags = tagger.padded(GROUP_KEY, ctx, who, own) if tagger else b""
+                tags = tagger.padded(GROUP_KEY, ctx, who, own, terms) if tagger else b""
                 self.queue.append((who, s.Streamed(len(data), hashlib.sha256(data).digest(), tags)))
             case s.SendHeader(header):
                 data = b"".join(self.uploads[who])

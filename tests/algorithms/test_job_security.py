@@ -35,7 +35,7 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
     assert not job.security.required
     assert job.document()["security"] == {
         "secure_aggregation": "off", "clip_exponent": 3, "weights": "private", "weight_least": 1,
-        "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1, "tags": False,
+        "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1, "tags": True,
         "min_holders": 0,
         "audience": "coordinator",
         "mix": "one-upload",
@@ -72,6 +72,7 @@ def test_a_document_of_before_the_table_is_told_from_one_of_now(make_job):
         ("counts", COUNTS),
         ("class_counts", {"a": [1, 2]}),
         ("colluders", 0),
+        ("tags", False),
         ("audience", "silos"),
         ("mix", "directed"),
     ],
@@ -250,9 +251,35 @@ def test_what_is_mixed_or_compared_takes_a_key_of_the_silos(blind, make_job, met
     assert not make_job(method, options, **own).keyed  # the same in the clear
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedper", "ppfl", "pfedsim"])
-def test_methods_that_only_sum_are_taken_and_need_no_key(blind, method):
-    assert not blind(method, {"pfedsim": {"rho": 1.0}, "ppfl": {"lam": 0.0}}.get(method)).keyed
+SUMMING = {"fedavg": {}, "fedper": {}, "ppfl": {"lam": 0.0}, "pfedsim": {"rho": 1.0}, "fedprox": {}, "fedbabu": {}}
+
+
+@pytest.mark.parametrize("method", SUMMING)
+def test_methods_that_only_sum_are_taken_and_tag_their_sums_unless_told_otherwise(blind, method):
+    job = blind(method, SUMMING[method])
+    assert job.keyed
+    without = blind(method, SUMMING[method], security={**BLIND, "tags": False})
+    assert not without.keyed
+    assert without.digest != job.digest
+
+
+def test_where_no_sum_comes_down_there_is_nothing_to_tag(blind):
+    job = blind("local")
+    assert (job.security.tags, job.keyed) == (True, False)
+    with pytest.raises(LocalError, match=r"security\.tags = false does nothing: no sum comes down to silos as it was"):
+        blind("local", security={**BLIND, "tags": False})
+    with pytest.raises(LocalError, match=r"security\.audience does nothing: no sum comes down to silos as it was"):
+        blind("local", security={**BLIND, "audience": "silos"})
+
+
+UNTAGGED = [("pfedsim", {}, {}), ("fedssa", {}, {}), ("ppfl", {}, {}), ("fedavg", {}, {"audience": "silos"})]
+
+
+@pytest.mark.parametrize(("method", "options", "own"), UNTAGGED)
+def test_where_silos_share_a_key_in_any_case_they_do_not_do_without_tags(blind, method, options, own):
+    assert blind(method, options, security={**BLIND, **own}).keyed
+    with pytest.raises(LocalError, match=r"tags = false does nothing: its silos share a key for .*; take it out"):
+        blind(method, options, security={**BLIND, **own, "tags": False})
 
 
 def test_a_mix_of_changing_silos_takes_declared_counts_though_nothing_is_weighted_by_them(blind):

@@ -27,8 +27,13 @@ pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried
 
 PAUSE_SECONDS = blind.PAUSE_SECONDS
 SECURITY = {  # with public weights, sums over three of the four are opened; with private ones over all
-    "public": {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, 60)},
-    "private": {"secure_aggregation": "required", "weight_most": 2000},
+    "public": {
+        "secure_aggregation": "required",
+        "weights": "public",
+        "counts": dict.fromkeys(SILOS, 60),
+        "tags": False,
+    },
+    "private": {"secure_aggregation": "required", "weight_most": 2000, "tags": False},
 }
 
 

@@ -62,7 +62,12 @@ def world(tmp_path_factory):
         "method": {"name": "fedavg"},
         "model": {"name": "cnn-digits", "classes": 10},
         "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-        "security": {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, 60)},
+        "security": {
+            "secure_aggregation": "required",
+            "weights": "public",
+            "counts": dict.fromkeys(SILOS, 60),
+            "tags": False,
+        },
     }
     timing = {"admission_seconds": 20, "beat_seconds": 2, "hold_seconds": 1}
     jobs, loaded = {}, {}

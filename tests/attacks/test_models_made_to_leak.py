@@ -15,7 +15,8 @@ import traps
 from federation.conftest import job_document
 from federation.test_blind import records_of
 from hostile import SILO, delivery, offer, play, records, round_of
-from hostile_sums import OTHERS, Attempted, Blind, make_world
+from hostile_sums import OTHERS, SILOS, Attempted, Blind, make_world
+from hostile_tags import Keyed, Tagged
 
 from staddle.algorithms.data import digits, split
 from staddle.algorithms.local_round import local_round
@@ -24,7 +25,9 @@ from staddle.commands.local_federation import policy_text
 from staddle.proto.blind import model_digest, round_frame
 from staddle.proto.wire import delivered_items
 from staddle.security import roster as rosters
+from staddle.security.fixedpoint import SIGNED, WORD, dequantise, weight_exponent
 from staddle.security.masked_sum import Given
+from staddle.security.secagg_fault import COORDINATOR_OR_SILO
 from staddle.silo.state import split_key
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
@@ -32,6 +35,7 @@ pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried
 SECURITY = {"blind": {"secure_aggregation": "required", "weight_most": 2000, "tags": False}}
 TRAINING = {"epochs": 1, "batch_size": 64, "lr": 0.05}
 OTHERS_EACH = 12
+LAYER = traps.LAYERS["dense"]
 BOUNDS = re.compile(r"^max_(step|parallel) = .*\n", re.MULTILINE)
 
 
@@ -47,7 +51,7 @@ class Trapped(Attempted):
         self.data = {
             s: digits().take(np.arange(n, n + OTHERS_EACH)) for n, s in zip((200, 300, 400), OTHERS, strict=True)
         }
-        self.trap = traps.trap(traps.others_records())
+        self.trap = LAYER.bins({})
         super().__init__(world, "blind", 1)
 
     def frames(self):
@@ -105,7 +109,7 @@ def test_a_coordinator_alone_hands_down_a_trap(world, tmp_path, taken_out, why):
     own = split(digits().take(np.arange(80)), bytes(32), 0.25)[0].x
     every = torch.cat([own, *(data.x for data in trapped.data.values())])
     trained = opened_model(trapped)
-    count = 0 if trained is None else traps.read(trapped.trap, trained, every)
+    count = 0 if trained is None else len(LAYER.read(trapped.trap, trained, every, bins=True))
     denied = [record for record in records(tmp_path) if record["type"] == "policy.deny"]
     if not why:
         assert count > 20, f"{count} of {len(every)} records were read: the attack does not work as it should"
@@ -116,44 +120,146 @@ def test_a_coordinator_alone_hands_down_a_trap(world, tmp_path, taken_out, why):
     assert why in denied[0]["reasons"][0]
 
 
+class Handed(Tagged):
+    """What comes down of the sum is the trap in words, with its own weights, and with the tag of the sum."""
+
+    def down(self):
+        group, trap = self.spec.groups[0], LAYER.bins({})
+        words = np.frombuffer(self.words, WORD[group.ring]).copy()
+        weight = dequantise(words[group.elements :], group.ring, weight_exponent(group.ring, len(SILOS)))
+        names = next(part for part in self.job.up(0) if part.name == "model").tensors
+        flat = torch.cat([trap[spec.name].ravel() for spec in names]).double().numpy()
+        scaled = np.rint(flat * weight * 2.0**group.scale_exponent)
+        words[: group.elements] = scaled.astype(SIGNED[group.ring]).view(words.dtype)
+        self.words = words.tobytes()
+        return super().down()
+
+
+def test_a_coordinator_alone_hands_down_a_trap_where_sums_are_tagged(tmp_path):
+    """The default. Without tags 40 of 95 records are read (above); here nothing is bounded either, and none is."""
+    security = {"secure_aggregation": "required", "weight_most": 2000}
+    world = make_world(tmp_path / "leaking", {"first": security}, model=traps.MODEL, training=TRAINING)
+    (tmp_path / "silo").mkdir()
+    drafted = policy_text(list(world.jobs.values()))
+    hostile = play(Keyed(world, kind=Handed), tmp_path / "silo", policy=BOUNDS.sub("", drafted))
+    assert hostile.calls["fetch"] == 2
+    found = records(tmp_path / "silo")
+    given = [record["round"] for record in found if record["type"] == "egress.intent"]
+    assert given == [0], f"what was trained on the trap left in round {given[-1]}"
+    assert [each["round"] for each in found if each["type"] == "ingress"] == []
+    ended = [(each["round"], each["code"], each["blame"]) for each in found if each["type"] == "secagg.end"]
+    assert ended == [(0, "SUM", COORDINATOR_OR_SILO)]
+
+
 # One silo alone; the coordinator and the other silos are honest.
 
 TRAPPING = str(Path(__file__).with_name("trapping.py"))
+ROUNDS = 16
+LED = {"epochs": 1, "batch_size": 64, "lr": 0.5}
+
+
+@pytest.fixture
+def trapped(start, tmp_path):
+    """A job with tags in which one silo sets a trap; what the model was before and after its last round.
+
+    ``bounded``: the other silos' policies are as they are drafted, else without bounds on what comes down.
+    """
+
+    def call(kind, layer, rounds, training, bounded):
+        running = start(SILO, *OTHERS)
+        starts = dict(zip(running.data, (0, 100, 200, 300), strict=True))
+        running.data = {silo: digits().take(np.arange(at, at + 16)) for silo, at in starts.items()}
+        security = {"secure_aggregation": "required", "weight_most": 2000}
+        document = job_document("job", (SILO, *OTHERS), rounds=rounds, min_cohort=3, security=security)
+        job = running.job({**document, "model": traps.LAYERS[layer].model, "training": training})
+        assert job.keyed
+        coordinator = running.start_coordinator()
+        (folder := tmp_path / "read").mkdir()
+        for silo in (SILO, *OTHERS):
+            running.write_silo(silo)
+            policy = running.federation.folder / silo / "policy.toml"
+            assert len(BOUNDS.findall(policy.read_text())) == 2
+            if not bounded or silo == SILO:
+                policy.write_text(BOUNDS.sub("", policy.read_text()))
+        running.launch(SILO, (TRAPPING, str(folder), kind, layer, str(rounds)), running.federation.silo_config(SILO))
+        for silo in OTHERS:
+            running.start_silo(silo)
+        ended = coordinator.wait_for("job.ended", 240)
+        running.stop()
+        denied = {
+            silo: [(record["round"], record["purpose"]) for record in records_of(running, silo) if denies(record)]
+            for silo in OTHERS
+        }
+        shards = {s: split(data, split_key(running.federation.state(s)), 0.25)[0] for s, data in running.data.items()}
+        every = torch.cat([shards[silo].x for silo in OTHERS])
+        return (
+            ended["outcome"],
+            denied,
+            steps_of(folder, rounds, len(shards[SILO]) / sum(map(len, shards.values()))),
+            every,
+        )
+
+    return call
+
+
+def steps_of(folder, rounds, share):
+    """By round what the model was, and the mean of what the others made of it.
+
+    Its own share of the weights the liar knows: their sum comes down beside the mean.
+    """
+    load = safetensors.torch.load_file
+    for round_ in range(1, rounds):
+        if not (after := folder / f"down-{round_ + 1}").exists():
+            break
+        before, given, mean = (load(path) for path in (folder / f"down-{round_}", folder / f"given-{round_}", after))
+        others = {name: (value.double() - share * given[name].double()) / (1 - share) for name, value in mean.items()}
+        yield before, others
+
+
+def denies(record):
+    return record["type"] == "policy.deny"
+
+
+NOBODY = {silo: [] for silo in OTHERS}
+AT_ONCE = {silo: [(2, "delivery")] for silo in OTHERS}
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.actor("silo")
+@pytest.mark.parametrize("layer", traps.LAYERS)
 @pytest.mark.parametrize("bounded", [pytest.param(False, marks=pytest.mark.control), True])
-def test_a_silo_alone_makes_the_mean_a_trap(start, tmp_path, bounded):
-    """Three rounds with tags, 36 records of three silos: 15 are read where nothing is bounded, else none."""
-    running = start(SILO, *OTHERS)
-    starts = dict(zip(running.data, (0, 100, 200, 300), strict=True))
-    running.data = {silo: digits().take(np.arange(at, at + 16)) for silo, at in starts.items()}
-    security = {**SECURITY["blind"], "tags": True}
-    document = job_document("job", (SILO, *OTHERS), rounds=3, min_cohort=3, security=security)
-    job = running.job({**document, "model": traps.MODEL, "training": TRAINING})
-    coordinator = running.start_coordinator()
-    (tmp_path / "read").mkdir()
-    for silo in (SILO, *OTHERS):
-        running.write_silo(silo)
-        policy = running.federation.folder / silo / "policy.toml"
-        if not bounded or silo == SILO:
-            policy.write_text(BOUNDS.sub("", policy.read_text()))
-    running.launch(SILO, (TRAPPING, str(tmp_path / "read")), running.federation.silo_config(SILO))
-    for silo in OTHERS:
-        running.start_silo(silo)
-    ended = coordinator.wait_for("job.ended", 120)
-    assert (ended["job"], ended["outcome"]) == (job.name, "failed" if bounded else "completed")
-    running.stop()
-    shards = [split(running.data[s], split_key(running.federation.state(s)), 0.25)[0].x for s in OTHERS]
-    before, after = ((tmp_path / "read" / name) for name in ("before", "after"))
-    count = 0
-    if after.exists():
-        count = traps.read(*(safetensors.torch.load_file(path) for path in (before, after)), torch.cat(shards))
+def test_a_silo_alone_makes_the_mean_a_trap(trapped, layer, bounded):
+    """Three rounds with tags, 37 records of three silos. Where nothing is bounded 15 are read, behind convolutions 5;
+    else the others train on no trap. Of the honest model before it the same reading gives 2, and none.
+    """
+    outcome, denied, steps, every = trapped("bins", layer, 3, TRAINING, bounded)
+    read = [len(traps.LAYERS[layer].read(*step, every, bins=True)) for step in steps]
     if not bounded:
-        assert count > 8, f"{count} of {sum(map(len, shards))} records were read: the attack does not work as it should"
+        assert (outcome, denied) == ("completed", NOBODY)
+        least = {"dense": 8, "convolved": 2}[layer]
+        assert read[-1] > least, f"{read[-1]} of {len(every)} were read: the attack does not work as it should"
         return
-    assert count == 0, f"{count} of {sum(map(len, shards))} records were read"
-    for silo in OTHERS:
-        denied = [record for record in records_of(running, silo) if record["type"] == "policy.deny"]
-        assert [(record["round"], record["purpose"]) for record in denied] == [(2, "delivery")]
+    assert (outcome, denied) == ("failed", AT_ONCE)
+    assert len(read) == 1, f"{read[-1]} of {len(every)} records were read"  # of the round before the trap
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.actor("silo")
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [
+        pytest.param("honest", 0, 9, marks=pytest.mark.control),
+        pytest.param("rare", 12, 37, marks=pytest.mark.succeeds),
+    ],
+)
+def test_a_silo_alone_leads_the_mean_to_rare_units(trapped, kind, least, most):
+    """What neither bound sees, nor tags: no round goes far, and no row is another one's multiple.
+
+    15 of 37 records are read in the last of 16 rounds, 19 in all of them. Silos of a dozen records are so small that an
+    honest model shows some, too: 6, and 10.
+    """
+    outcome, denied, steps, every = trapped(kind, "dense", ROUNDS, LED, bounded=True)
+    assert (outcome, denied) == ("completed", NOBODY)
+    read = [LAYER.read(*step, every, bins=False) for step in steps]
+    count = len(read[-1])
+    assert least <= count <= most, f"{count} of {len(every)} records were read in the last round"

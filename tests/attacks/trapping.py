@@ -1,7 +1,9 @@
-"""A silo's daemon that sets a trap: ``trapping.py FOLDER --config CONFIG``, for tests.
+"""A silo's daemon that sets a trap: ``trapping.py FOLDER KIND LAYER ROUNDS --config CONFIG``, for tests.
 
-In round 0 it trains. In round 1 it gives what turns the mean of four silos with as many records into a model that is
-made to leak, in round 2 that mean as it came down. What came down in round 2 and in the end goes into the folder.
+In round 0 it trains. In the rounds up to the last it gives what turns the mean of four silos with as many records into
+a model that is made to leak, in the last one that mean as it came down. ``KIND`` is ``bins``, which it makes of the
+mean at once, or ``rare``, to which it leads it: in each round by no more than ``PUSH`` of the longest step that its own
+training made. ``honest`` gives what it trained. What came down and what it gave goes into the folder, round by round.
 """
 
 import sys
@@ -22,26 +24,48 @@ from staddle.silo import work  # noqa: E402
 from staddle.silo.bundle import Bundle  # noqa: E402
 
 OTHERS = 3
-folder = Path(sys.argv.pop(1))
+PUSH = 2.0
+PARTS = ("extractor", "classifier")
+folder, kind, layer, rounds = Path(sys.argv.pop(1)), sys.argv.pop(1), sys.argv.pop(1), int(sys.argv.pop(1))
 train, finish = work.Work.train, work.Work.finish
+longest = dict.fromkeys(PARTS, 0.0)
+
+
+def length(part, tensors):
+    return sum(float(value.square().sum()) for name, value in tensors.items() if name.startswith(part)) ** 0.5
+
+
+def led(mean, own):
+    """The next model on the way, a little farther than the others' own steps."""
+    if kind == "bins":
+        return traps.LAYERS[layer].bins(mean)
+    wanted = traps.LAYERS[layer].rare(mean)
+    way = {name: value - mean[name] for name, value in wanted.items()}
+    for part in PARTS:
+        longest[part] = max(longest[part], length(part, {name: own[name] - mean[name] for name in mean}))
+    far = {part: max(length(part, way) / (PUSH * longest[part]), 1) for part in PARTS}
+    return {name: mean[name] + value / far[name.partition(".")[0]] for name, value in way.items()}
 
 
 def attacking(self, round_, counted, delivered):
     given = train(self, round_, counted, delivered)
     if round_ == 0:
         return given
-    mean, weight = delivered["model"], given.tensors["model"][WEIGHT]
-    if round_ == 1:
-        wanted = traps.trap(traps.others_records())
+    own = given.tensors["model"]
+    mean, weight = delivered["model"], own[WEIGHT]
+    lies = {name: own[name] for name in mean}
+    if kind != "honest" and round_ < rounds - 1:
+        wanted = led(mean, own)
         lies = {name: value + OTHERS * (value - mean[name]) for name, value in wanted.items()}
-    else:
-        safetensors.torch.save_file(mean, folder / "before")
+    elif kind != "honest":
         lies = mean
+    safetensors.torch.save_file(mean, folder / f"down-{round_}")
+    safetensors.torch.save_file(lies, folder / f"given-{round_}")
     return Bundle({**given.tensors, "model": {**lies, WEIGHT: weight}}, given.taints)
 
 
 def reading(self, counted, delivered):
-    safetensors.torch.save_file(delivered["model"], folder / "after")
+    safetensors.torch.save_file(delivered["model"], folder / f"down-{rounds}")
     finish(self, counted, delivered)
 
 

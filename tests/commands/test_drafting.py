@@ -137,7 +137,7 @@ def test_a_draft_for_blind_sums_allows_these_and_nothing_in_the_clear(
     policy = policies.parse(draft([job], trust=True).encode(), "policy.toml")
     assert sum_objections(job, policy, roster) == ()
     assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
-    trust = {"trust": "non-colluding-coordinator"} if job.keyed else {}
+    trust = {"trust": "non-colluding-coordinator"} if job.counted else {}
     least = {"min_difference": 2 if security.get("colluders") == 0 else 3} if tells_fixed(job) else {}
     assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == asked | trust | least
     for rule in policy.file.allow:

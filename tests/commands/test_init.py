@@ -218,3 +218,20 @@ def test_docstrings_of_inherited_options_come_before_a_methods_own():
     said = examples.docstrings(method_class("fedprox").options_model)
     assert list(said) == ["weights", "mu"]
     assert said["weights"] == "Whether a silo counts by its training records or once."
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("fedavg", (), ["use [privacy] beside them: blind sums do not bound what a model that is made to leak shows"]),
+        ("fedavg", (), ["As --private drafts it, a job is private: noise of ", "of 8 at delta = 1e-05"]),
+        ("ppfl", ("--private",), ["as drafted it is private: noise of ", "441 steps at most, epsilon 7.9"]),
+        ("fedfomo", (), ["a job is refused: job 'first'", "choose fedavg"]),
+    ],
+)
+def test_a_job_example_says_what_privacy_costs(tmp_path, method, options, said):
+    path = tmp_path / "job.toml"
+    result = CliRunner().invoke(app, ["job", "init", str(path), "--method", method, *options])
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.output.split())
+    assert all(each in shown for each in said), shown

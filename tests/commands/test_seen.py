@@ -3,7 +3,7 @@
 import pytest
 
 from staddle.algorithms.job import Job, JobFile
-from staddle.commands.seen import seen, told_by_likeness
+from staddle.commands.seen import seen, told_by_likeness, unbounded
 
 SILOS = list("abcdefg")
 
@@ -63,3 +63,36 @@ def test_what_comparisons_tell_is_said_with_figures(method, options, said):
     told = told_by_likeness(Job.from_file(JobFile.model_validate(document), "job.toml"))
     assert said in told
     assert bool(told) == bool(said)
+
+
+ONE_SILO = "to one silo, alone or in league with the coordinator: policies look for such models"
+EITHER = "to the coordinator or to one silo: policies look for such models"
+
+
+@pytest.mark.parametrize(
+    ("method", "own", "said"),
+    [
+        ("fedavg", {}, ONE_SILO),
+        ("fedavg", {"tags": False}, EITHER),
+        ("pfedsim", {}, ONE_SILO),  # sums with tags, then rows with tags
+        ("fedssa", {}, EITHER),  # what its coordinator half makes of sums no silo can check
+        ("feddyn", {}, EITHER),
+        ("local", {}, ""),
+    ],
+)
+def test_whom_a_model_that_is_made_to_leak_shows_records_is_said(method, own, said):
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 4,
+        "silos": SILOS,
+        "min_cohort": 4,
+        "method": {"name": method},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+        "security": {"secure_aggregation": "required", **own},
+    }
+    told = unbounded(Job.from_file(JobFile.model_validate(document), "job.toml"))
+    assert said in told
+    assert bool(said) == bool(told)

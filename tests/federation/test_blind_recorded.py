@@ -37,7 +37,7 @@ from staddle.silo.state import split_key
 SILOS = ("north", "east", "south", "west")
 ROUNDS = 2
 METHODS = {"fedavg": {}, "ppfl": {"models": 2, "lam": 0.0}}
-SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
+SECURITY = {"secure_aggregation": "required", "weight_most": 2000, "tags": False}
 DOCS = Path(__file__).parents[2] / "docs" / "wire.md"
 ATTEMPT = "attempt.job attempt.job_digest attempt.round attempt.attempt attempt.context"
 SEEN = {  # all that silos say in blind rounds; the same table stands in docs/wire.md

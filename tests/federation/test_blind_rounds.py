@@ -51,7 +51,7 @@ def world(tmp_path):
         "method": {"name": "fedavg"},
         "model": {"name": "cnn-digits", "classes": 10},
         "training": {"lr": 0.05},
-        "security": {"secure_aggregation": "required", "weight_most": 1000},
+        "security": {"secure_aggregation": "required", "weight_most": 1000, "tags": False},
     }
     job = local_federation.sign_job(federation, document)
     local_federation.write_coordinator(federation, ["job"], {"beat_seconds": 5, "hold_seconds": 1})

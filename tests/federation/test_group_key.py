@@ -60,7 +60,9 @@ def world(tmp_path):
     """One keyed job, and another that needs no key; a coordinator's configuration, and all keys."""
     federation = local_federation.make(tmp_path / "federation", FIVE)
     job = local_federation.sign_job(federation, document("job", "pfedsim"))
-    plain = local_federation.sign_job(federation, document("plain", "fedavg"))
+    plain = local_federation.sign_job(
+        federation, document("plain", "fedavg", security={"secure_aggregation": "required", "tags": False})
+    )
     timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
     local_federation.write_coordinator(federation, ["job", "plain"], timing)
     roster = rosters.load(federation.folder / "roster.json")

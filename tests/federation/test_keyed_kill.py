@@ -31,7 +31,7 @@ OPENED = "every:rename mix-theta.directed|ingress job 3"
 ROWS = "every:rename 2.theta|rename 2.@sum|folding 2|drawing 3"
 CASES = {
     "both phases": ({"coordinator": TAKEN, "north": GIVEN}, PFEDSIM),
-    "mail": ({"coordinator": ASIDE, "north": MAIL}, {**AWAY, "seed": 730}),
+    "mail": ({"coordinator": ASIDE, "north": MAIL}, {**AWAY, "seed": 727}),
     # who was away in round 2
     "directed": (
         {"coordinator": ROWS, "middle": OPENED},

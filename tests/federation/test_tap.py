@@ -108,7 +108,7 @@ def test_nothing_crosses_that_the_ledger_does_not_explain(tapped):
 @pytest.mark.timeout(300)
 def test_nothing_of_a_blind_job_crosses_that_the_ledger_does_not_explain(start, document):
     running = start(*SILOS)
-    security = {"secure_aggregation": "required", "weight_most": 2000}
+    security = {"secure_aggregation": "required", "weight_most": 2000, "tags": False}
     job = running.job(document("blind", SILOS, "fedavg", rounds=2, min_cohort=3, security=security))
     coordinator = running.start_coordinator(beat_seconds=2)
     with tapping(running) as tap:

@@ -11,7 +11,7 @@ from staddle.silo.declared import Declared, Records
 
 SILOS = ["a", "b", "c", "d", "e"]
 NOTHING = "0" * 64
-TAGGED = {"secure_aggregation": "required", "tags": True}
+TAGGED = {"secure_aggregation": "required"}
 COUNTS = {"weights": "public", "counts": dict.fromkeys(SILOS, 40)}
 JOBS = {
     "fedavg": ({}, TAGGED, 1.0),
@@ -115,7 +115,7 @@ def test_what_is_counted_once_comes_down_in_every_later_round():
 
 
 def test_without_a_key_nothing_is_tagged_and_all_comes_as_tensors():
-    job = made("fedavg", {}, {"secure_aggregation": "required"})
+    job = made("fedavg", {}, {"secure_aggregation": "required", "tags": False})
     assert not job.keyed
     assert all((sums_down(job, n), in_words(job, n)) == ((), ()) for n in range(job.length + 1))
     assert sums_published(job, 0) == ()
@@ -123,13 +123,13 @@ def test_without_a_key_nothing_is_tagged_and_all_comes_as_tensors():
 
 
 @pytest.mark.parametrize("key", ["tags", "audience"])
-def test_tags_that_would_check_nothing_and_an_audience_without_a_sum_are_refused(key):
-    security = TAGGED if key == "tags" else {"secure_aggregation": "required", "audience": "silos"}
-    said = rf"security\.{key} does nothing: no sum comes down to silos as it was opened"
-    with pytest.raises(LocalError, match=said):
-        made("pfedsim", {"rho": 0.0}, security)  # it never sums but its metrics
+def test_to_go_without_tags_that_are_there_and_an_audience_without_a_sum_are_refused(key):
+    own = {"tags": False} if key == "tags" else {"audience": "silos"}
+    said = {"tags": r"tags = false does nothing: its silos share a key", "audience": r"audience does nothing: no sum"}
+    with pytest.raises(LocalError, match=rf"security\.{said[key]}"):
+        made("pfedsim", {"rho": 0.0}, {"secure_aggregation": "required", **own})  # it never sums but its metrics
 
 
-def test_tags_of_sums_in_the_clear_are_refused():
-    with pytest.raises(ValueError, match='tags = True does nothing with secure_aggregation = "off"'):
-        made("fedavg", {}, {"tags": True})
+def test_to_go_without_tags_in_the_clear_is_refused():
+    with pytest.raises(ValueError, match='tags = False does nothing with secure_aggregation = "off"'):
+        made("fedavg", {}, {"tags": False})

@@ -232,9 +232,10 @@ def test_tags_of_masked_uploads_fit_the_opened_sum():
         term = Term(bytes([i]) * 32)
         made = [w.tobytes() for w in masked_sum.masked_chunks(spec, silo, values, [term], tagger)]
         accumulator.add(made)
-        sent[silo] = tagger.padded(KEY, spec.context(), silo)
-    accumulator.open([Term(bytes([i]) * 32) for i in range(4)], FOUR)
-    combined = combine(sent, 2)
+        sent[silo] = tagger.padded(KEY, spec.context(), silo, terms=[term])
+    left = [Term(bytes([i]) * 32) for i in range(4)]
+    accumulator.open(left, FOUR)
+    combined = combine(sent, 2, terms=left)
 
     def checked(shift):
         mine = Tagger(KEY, spec.context(), 2)

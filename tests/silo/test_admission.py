@@ -466,7 +466,7 @@ def test_4_rows_of_a_class_are_of_as_many_silos_as_the_policy_asks(ask, refused,
 def test_4_a_job_that_sums_by_class_wants_trust_in_the_coordinator(refused, blind):
     """Who can alter the holders can have the row of one silo alone."""
     why = refused("POLICY", **blind("untrusted-counts", BLIND, "fedssa", asks='trust = "none"'))
-    assert why.startswith("the tags of its sums would be hidden from coordinator by a key that every silo of the job")
+    assert why.startswith("the tags of its counts would be hidden from coordinator by a key that every silo of the job")
     assert why.endswith("in league with none of them, or ask for a method that sums nothing class by class")
 
 
@@ -502,8 +502,15 @@ def test_4_sums_for_silos_want_trust_and_a_coordinator_that_runs_none(refused, b
     assert "can open extractor, rows of every silo and the sum of model, whatever trust says" in why
 
 
-def test_4_trust_is_asked_of_no_job_that_only_sums(ask, blind):
-    assert not ask(**blind("summing", asks='trust = "none"')).job.keyed
+@pytest.mark.parametrize("tags", [True, False])
+def test_4_trust_is_asked_of_no_job_that_only_sums(ask, blind, made, tags):
+    """Nor of tags: who can forge them alters a sum, as any coordinator can where there are none."""
+    asked = blind("summing" if tags else "untagged", {**BLIND, "tags": tags}, asks='trust = "none"')
+    assert ask(**asked).job.keyed == tags
+    own = {"host_operator": made.roster["silo-b"].organisation}
+    entries = [entry.model_copy(update=own) if entry.id == "coordinator" else entry for entry in made.roster.entries]
+    roster = made.roster.model_copy(update={"entries": tuple(entries)})
+    assert sum_objections(blind.job, asked["policy"], roster) == ()
 
 
 @pytest.mark.parametrize("key", ["organisation", "host_operator"])

@@ -181,7 +181,7 @@ def twice(keyed):
     """The first two rounds that one silo is away in, and the sums of these."""
     job = keyed.jobs["directed"]
     away = {}
-    for round_ in range(1, job.length):
+    for round_ in range(1, 8):  # before that in which they come down
         away.setdefault(job.away(round_)[0], []).append(round_)
     silo, rounds = next((silo, rounds) for silo, rounds in away.items() if len(rounds) > 1)
     return silo, [Sum(keyed, job, round_) for round_ in rounds[:2]]
