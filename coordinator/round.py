@@ -22,7 +22,8 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
 An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when the fold is done;
 what was given in the open round stays given. A silo that did not answer in time may still do so: it is drawn from then
 on. In a blind job (``blind``) a round is one secure sum, which summing.py makes: nobody gives alone; a silo that fails
-drops out of an attempt at it, and may take part in the next, unless its privacy budget is spent. All silos of a keyed
+drops out of an attempt at it, and may take part in the next, unless its privacy budget is spent. Who is shown to have
+broken the rules (codes.GUILTY) is ``excluded`` from all attempts and rounds that follow. All silos of a keyed
 job (``keyed``) have given to its key when they accepted, so without one of them it does not begin.
 
 Events that come too late (an upload for a closed round) change nothing. What the silos should do meanwhile follows from
@@ -34,7 +35,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal, TypeAlias
 
-from .codes import BUDGET, in_words
+from .codes import BUDGET, GUILTY, in_words
 from .events import (
     Answered,
     Began,
@@ -84,6 +85,7 @@ class JobState:
     cohort: tuple[str, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)  # silo → digest of its upload in this round; "" in a sum
     failed: Mapping[str, str] = field(default_factory=dict)  # silo → why it drops out of this round
+    excluded: Mapping[str, str] = field(default_factory=dict)  # silo → what it was shown to have done
     counted: Mapping[str, int] = field(default_factory=dict)  # silo → one more than the last round it gave to
     done: frozenset[str] = frozenset()
     opened: bool = False  # admission is over
@@ -140,7 +142,7 @@ def advance(state: JobState, event: Event) -> Step:
             return _operated(state, event)
         case Drawn(round_, cohort) if state.stage == "drawing" and round_ == state.round:
             return _start_round(state, cohort)
-        case Given(silo, round_) | Failed(silo, round_) if _expected(state, silo, round_):
+        case Given() | Failed() if _expected(state, event):
             return _heard(state, event)
         case Summed(round_) | SumFailed(round_) if state.blind and round_ == state.round and state.cohort:
             return _gathered(state, event)
@@ -175,7 +177,8 @@ def _operated(state: JobState, event: Stopped | Resumed | Unkeyed) -> Step:
         case Stopped() if state.stage == "folding":
             return replace(state, stopping=True), ()
         case Resumed() if state.stage == "stopped":
-            return replace(state, stage="queued", failed={}), (Report("job.resumed", {"round": state.round}),)
+            state = replace(state, stage="queued", failed=_guilty(state))
+            return state, (Report("job.resumed", {"round": state.round}),)
         case Resumed():
             return replace(state, stopping=False), ()
         case Unkeyed(reason) if state.keyed and state.stage not in ("finishing", "ended"):
@@ -192,6 +195,8 @@ def _heard(state: JobState, event: Given | Failed) -> Step:
         case Given(silo, round_, digest):
             state = replace(state, given={**state.given, silo: digest})
             return _then(state, (Report("upload.accepted", {"silo": silo, "round": round_}),), _close_if_complete)
+        case Failed(silo, _, code) if state.stage != "round" or silo in state.failed:  # it had dropped out before
+            return replace(state, failed={**state.failed, silo: code}), ()
         case Failed(silo, round_, code):
             state = replace(state, failed={**state.failed, silo: code})
             told = Report("silo.dropped", {"silo": silo, "round": round_, "code": code})
@@ -208,12 +213,16 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
             return state, ()
         case SumFailed(round_, attempt, reason, final) if state.stage == "round":
             told = Report("sum.failed", {"round": round_, "attempt": attempt, "why": reason})
-            others = [code for code in state.failed.values() if code != BUDGET]
+            guilty, exhausted = _guilty(state), _exhausted(state)
+            if guilty.keys() > state.excluded.keys() and not final:  # not counted: there are only so many silos
+                state = replace(state, attempt=attempt + 1, excluded=guilty, failed=exhausted)
+                return state, (told, _gather(state))
+            others = [code for silo, code in state.failed.items() if silo not in exhausted]
             away = bool(others) and all(code in AWAY for code in others)
             state = replace(state, fruitless=state.fruitless + 1, refused=state.refused + (not away))
             if final or state.fruitless == MOST_ATTEMPTS or state.refused == MOST_REFUSED:
                 return _then(state, (told,), lambda state: _finish(state, "failed", f"round {round_}: {reason}"))
-            state = replace(state, attempt=attempt + 1, failed=_exhausted(state))
+            state = replace(state, attempt=attempt + 1, failed=exhausted)
             return state, (told, _gather(state))
         case SumFailed(_, attempt) if state.stage in ("stopped", "queued"):
             return replace(state, attempt=attempt + 1, failed=_exhausted(state)), ()
@@ -223,7 +232,12 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
 
 def _exhausted(state: JobState) -> dict[str, str]:
     """Silos that are out of every attempt at this round."""
-    return {silo: code for silo, code in state.failed.items() if code == BUDGET}
+    return {silo: code for silo, code in state.failed.items() if code == BUDGET or code in GUILTY}
+
+
+def _guilty(state: JobState) -> dict[str, str]:
+    """Silos that are out of the job."""
+    return {**state.excluded, **{silo: code for silo, code in state.failed.items() if code in GUILTY}}
 
 
 def _gather(state: JobState) -> Gather:
@@ -249,12 +263,15 @@ def _stop(state: JobState) -> Step:
 
 
 def _start_round(state: JobState, cohort: tuple[str, ...]) -> Step:
-    if len(cohort) < state.min_cohort:
+    out = {silo: code for silo, code in state.excluded.items() if silo in cohort}
+    if len(cohort) - len(out) < state.min_cohort:
+        lost = "".join(f"; {silo}: {in_words(code)}" for silo, code in out.items())
         why = (
-            f"round {state.round}: only {len(cohort)} of the drawn silos are admitted, min_cohort is {state.min_cohort}"
+            f"round {state.round}: only {len(cohort) - len(out)} of the drawn silos are admitted, "
+            f"min_cohort is {state.min_cohort}{lost}"
         )
         return _finish(state, "failed", why)
-    state = replace(state, stage="round", cohort=cohort, given={}, failed={})
+    state = replace(state, stage="round", cohort=cohort, given={}, failed=out)
     told = Report("round.opened", {"round": state.round, "cohort": cohort})
     return state, (told, _gather(state) if state.blind else Watch("round", state.round))
 
@@ -263,8 +280,11 @@ def _declined(silo: str, code: str) -> Report:
     return Report("job.declined", {"silo": silo, "code": code})
 
 
-def _expected(state: JobState, silo: str, round_: int) -> bool:
-    return state.stage == "round" and round_ == state.round and silo in state.open
+def _expected(state: JobState, event: Given | Failed) -> bool:
+    """Whether it is of an open member of the cohort; that one broke the rules is heard at any time."""
+    if isinstance(event, Failed) and event.code in GUILTY and event.silo in state.cohort:
+        return event.round == state.round
+    return state.stage == "round" and event.round == state.round and event.silo in state.open
 
 
 def _then(state: JobState, effects: tuple[Effect, ...], follow: Follow | None) -> Step:
@@ -324,7 +344,7 @@ def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: st
 
 def _emptied(state: JobState) -> JobState:
     """Without what was of a round that is over."""
-    return replace(state, cohort=(), given={}, failed={}, attempt=0, fruitless=0, refused=0)
+    return replace(state, cohort=(), given={}, failed={}, excluded=_guilty(state), attempt=0, fruitless=0, refused=0)
 
 
 def _end_if_complete(state: JobState) -> Step:

@@ -13,6 +13,8 @@ all else to the shell. A silo asks for the n-th entry of its list; replayed, the
                                                            masked words may have left
 
 Silos that signed survivors take part in no other attempt of the round: where too few others are left, it was the last.
+Where evidence shows why nothing could be opened (security/evidence.py), the very survivors repeat the sum without the
+dealer at fault, and it takes all of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,10 +28,12 @@ from ..proto.secure_told import SignedSpec, Told, ToldBody
 from ..security import secagg_coordinator as machine
 from ..security import secagg_coordinator_events as c
 from ..security import secagg_silo_events as s
-from ..security.round_spec import RoundSpec
+from ..security.evidence import Misdealing
+from ..security.round_spec import RoundSpec, check_survivors
 from ..security.secagg_coordinator import CoordinatorState
+from ..security.secagg_fault import Code
 from ..security.secagg_messages import Abandon
-from .codes import in_words
+from .codes import GUILTY, in_words
 from .secure_events import Happened, event_of, taken, unneeded
 from .secure_rows import Begun, Entry, Row, Spooled, loaded, said
 from .summing_shell import Setting, Shell, nothing
@@ -52,8 +56,8 @@ class Summing:
         self._why = ""  # the last attempt ended
         self._over = self._waiting = False  # the shell has heard of its end; is to tell when notes are overdue
         self._table: dict[type[c.Effect], Callable[[Any], None]] = {
-            c.Ask: lambda e: self._tell(e.silos, SignedSpec(e.document, e.signature, self._notes())),
-            c.TellKeys: lambda e: self._tell(e.silos, s.KeysTold(e.bundles)),
+            c.Ask: lambda e: self._tell(e.silos, SignedSpec(e.document, e.signature, self._notes(), self._evidence)),
+            c.TellKeys: lambda e: self._tell((e.silo,), s.KeysTold(e.bundles, e.keys)),
             c.TellShares: lambda e: self._tell((e.silo,), s.SharesTold(e.deliveries)),
             c.TellSurvivors: lambda e: self._tell(e.silos, s.SurvivorsTold(e.headers)),
             c.TellNotes: lambda e: self._tell(e.silos, s.NotesTold(e.survivals)),
@@ -243,7 +247,9 @@ class Summing:
                 self._take(attempt, entry)
 
     def _begun(self, spec: RoundSpec) -> machine.Step:
-        return machine.begin(spec, self._setting.signers, self._setting.terms, self._setting.sign)
+        only = self._repeating
+        out = {silo: Code.SURVIVORS.value for silo in spec.cohort if silo not in only} if only else machine.NOBODY
+        return machine.begin(spec, self._setting.signers, self._setting.terms, self._setting.sign, out)
 
     def _enter(self, state: CoordinatorState, effects: Sequence[c.Effect]) -> None:
         self._states.append(state)
@@ -262,8 +268,9 @@ class Summing:
         self._do(effects)
         if not self._live:
             return
-        for silo in state.failed.keys() - before.failed.keys():
-            self._shell.dropped(silo, state.failed[silo])
+        for silo, code in state.failed.items():
+            if before.failed.get(silo) != code:
+                self._shell.dropped(silo, code)
         self._conclude()
         for effect in effects:
             if isinstance(effect, c.Refuse):
@@ -289,6 +296,24 @@ class Summing:
         """Of all attempts before the last."""
         given = [note for state in self._states[:-1] for note in state.notes.values()]
         return tuple(sorted(given, key=lambda note: (note.silo, note.signature)))
+
+    @property
+    def _unopened(self) -> CoordinatorState | None:
+        """The last attempt that was signed and could not be opened, as evidence shows."""
+        return next((state for state in reversed(self._states) if state.evidence is not None), None)
+
+    @property
+    def _evidence(self) -> Misdealing | None:
+        """What the attempt that begins now is told of it: its own state is not among those of before."""
+        return self._unopened.evidence if self._unopened is not None else None
+
+    @property
+    def _repeating(self) -> tuple[str, ...]:
+        """Those who have to survive in every further attempt; empty where they are not bound to a signed one."""
+        state = self._unopened
+        if state is None or state.evidence is None:
+            return ()
+        return tuple(silo for silo in state.u3 if silo != state.evidence.dealer)
 
     def _watch(self, effect: c.Watch) -> None:
         if self._live:
@@ -324,7 +349,7 @@ class Summing:
         if state.stage == "done":
             self._over = True
             self._shell.summed(state.u3)
-        elif not state.notes_missing or set(state.u1) <= state.notes.keys() or self._final:
+        elif state.evidence or not state.notes_missing or set(state.u1) <= state.notes.keys() or self._final:
             self._finished()
         elif not self._waiting:
             self._waiting = True
@@ -332,9 +357,22 @@ class Summing:
 
     @property
     def _final(self) -> bool:
+        """Whether no further attempt could be opened, whoever comes back."""
         state = self._states[-1]
-        least = max(state.spec.threshold, state.spec.min_cohort)
-        return len(state.spec.cohort) - len(state.survivals) < least
+        guilty = {silo for silo, code in state.failed.items() if code in GUILTY}
+        if only := self._repeating:
+            stuck = bool(guilty & set(only)) or (bool(state.survivals) and state.evidence is None)
+            return stuck or not self._can_survive(only)
+        return not self._can_survive(
+            [silo for silo in state.spec.cohort if silo not in state.survivals and silo not in guilty]
+        )
+
+    def _can_survive(self, silos: Sequence[str]) -> bool:
+        try:
+            check_survivors(self._states[-1].spec, self._setting.terms, silos)
+        except RefusedError:
+            return False
+        return True
 
     def _finished(self) -> None:
         self._over, self._waiting = True, False

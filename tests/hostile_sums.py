@@ -155,8 +155,8 @@ class Attempted:
                 self.tell([SILO], SignedSpec(effect.document, effect.signature, self.notes))
                 for silo in self.others:
                     self.happen(silo, effect)
-            case c.TellKeys(silos, bundles):
-                self.tell(silos, s.KeysTold(bundles))
+            case c.TellKeys(silo, bundles, keys):
+                self.tell([silo], s.KeysTold(bundles, keys))
             case c.TellShares(silo, deliveries):
                 self.tell([silo], s.SharesTold(deliveries))
             case c.TellSurvivors(_, headers):
@@ -198,8 +198,8 @@ class Attempted:
 
     def event(self, who, body):
         match body:
-            case s.SendKeys(bundle):
-                return c.KeysGiven(bundle)
+            case s.SendKeys(bundle, keys):
+                return c.KeysGiven(bundle, keys)
             case s.SendShares(dealing, portions):
                 return c.SharesGiven(dealing, portions)
             case s.SendHeader(header):

@@ -147,10 +147,10 @@ class World:
         told = told_from_wire(pb.SecureTold.FromString(told_to_wire(self.next(silo)).SerializeToString()))
         self.had[silo] += 1
         match told.body:
-            case SignedSpec(document, signature, notes):
+            case SignedSpec(document, signature, notes, evidence):
                 party = machine.Party(silo, self.setting.signers, TERMS, signer(silo), self.draws[silo])
                 memory = self.memories.get(silo, Memory())
-                state, effects = machine.begin(party, FRAME, document, signature, memory, notes)
+                state, effects = machine.begin(party, FRAME, document, signature, memory, notes, evidence)
                 self.spec_of[silo] = told.attempt
             case Over(code):
                 state, effects = machine.advance(self.states[silo], s.Stopped(code))
@@ -335,7 +335,7 @@ def test_what_is_malformed_drops_its_sender_out(world):
     silo = world.silos[0]
     world.spec_of[silo] = world.next(silo).attempt
     message = given_to_wire(Given(b"session", world.spec_of[silo], Over(Code.STOPPED)))
-    message.keys.CopyFrom(pb.KeyBundle(silo=silo, seal=b"short"))
+    message.keys.CopyFrom(pb.GivenKeys(bundle=pb.KeyBundle(silo=silo, seal=b"short")))
     with pytest.raises(RefusedError, match="KEYS"):
         world.summing.give(silo, message)
     assert world.gone == {silo: "KEYS"}
@@ -460,8 +460,14 @@ def test_notes_that_do_not_come_are_waited_for_only_so_long(world):
 
 
 def test_a_note_of_an_earlier_attempt_is_taken_late_and_nothing_else_is(world):
-    slow = world.silos[3]
-    world.hear = stops_at(s.Upload, *world.silos[2:])(world)
+    slow, said = world.silos[3], []
+    stops = stops_at(s.Upload, *world.silos[2:])(world)
+
+    def hear(silo, effect):
+        said.extend([effect] if silo == slow else [])
+        return stops(silo, effect)
+
+    world.hear = hear
     world.begin().run()
     world.late()
     world.late()
@@ -472,7 +478,7 @@ def test_a_note_of_an_earlier_attempt_is_taken_late_and_nothing_else_is(world):
     world.say(slow, s.SendAbandon(note))
     assert world.refusals == []
     world.say(slow, s.SendAbandon(dataclasses.replace(note, signature=b"\0" * 64)))
-    world.say(slow, s.SendKeys(world.states[slow].bundle))
+    world.say(slow, next(effect for effect in said if isinstance(effect, s.SendKeys)))
     assert [why.partition(":")[0] for why in world.refusals] == ["ABANDON"]  # its keys were taken before: no harm
     world.say(slow, s.SendSurvival(Survival(slow, b"\0" * 64)))
     assert "ORDER: gives a message of attempt 0, which is over" in world.refusals[-1]
