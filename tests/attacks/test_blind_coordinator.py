@@ -276,7 +276,7 @@ def test_a_message_that_is_none_of_this_sum_loses_the_round_and_not_the_agent(wo
 NO_MESSAGES = {
     "garbage": GARBAGE,
     "more than a message may have": secure.SecureTold(spec=secure.SignedSpec(document=bytes(5_000_000))),
-    "more keys than there are members": secure.SecureTold(keys=secure.KeysTold(bundles=[secure.KeyBundle()] * 20)),
+    "more keys than there are members": secure.SecureTold(keys=secure.KeysTold(bundles=[secure.KeyBundle()] * 40)),
 }
 
 
