@@ -132,7 +132,7 @@ class Summing:
             if error.code == ENVELOPE:
                 raise
             if current:
-                self.drop(silo, error.code)
+                self.drop(silo, _said(error.code))
             raise RefusedError(silo, "SECURE", f"{error.code}: {error.why}") from error
         if given.attempt != self._named(number):
             raise RefusedError(silo, "SECURE", "names another job, round or attempt than its context is of")
@@ -142,7 +142,7 @@ class Summing:
         # (4) It is of the attempt that goes on, unless it gives up an earlier one.
         if isinstance(given.body, Over):
             if current:
-                self.drop(silo, given.body.code)
+                self.drop(silo, _said(given.body.code))
             return
         if not current and not isinstance(given.body, s.SendAbandon):
             raise RefusedError(silo, "SECURE", f"ORDER: gives a message of attempt {number}, which is over")
@@ -247,8 +247,10 @@ class Summing:
                 self._take(attempt, entry)
 
     def _begun(self, spec: RoundSpec) -> machine.Step:
-        only = self._repeating
-        out = {silo: Code.SURVIVORS.value for silo in spec.cohort if silo not in only} if only else machine.NOBODY
+        out = machine.NOBODY
+        if self._unopened is not None:
+            failed, only = self._unopened.failed, self._repeating
+            out = {silo: failed.get(silo, Code.SURVIVORS.value) for silo in spec.cohort if silo not in only}
         return machine.begin(spec, self._setting.signers, self._setting.terms, self._setting.sign, out)
 
     def _enter(self, state: CoordinatorState, effects: Sequence[c.Effect]) -> None:
@@ -377,3 +379,8 @@ class Summing:
     def _finished(self) -> None:
         self._over, self._waiting = True, False
         self._shell.failed(self.attempt, self._why, self._final)
+
+
+def _said(code: str) -> str:
+    """A code for which nobody is out of the job: what a silo says of itself is no evidence."""
+    return Code.ORDER.value if code in GUILTY else str(code)
