@@ -79,6 +79,8 @@ def make_world(folder, security, outsiders=(), **changes):
 class Attempted:
     """One attempt: an honest coordinator and three honest silos; ``told`` is what the real one is to be told."""
 
+    evidence = None  # that the real one is brought with the specification
+
     def __init__(self, world, job, round_=0, attempt=0, alter=None, notes=(), cohort=SILOS, absent=(), empty=False):
         """``absent`` silos are lost before they upload; ``empty``: nothing is delivered for the round."""
         self.cohort, self.others, self.absent, self.empty = (
@@ -152,7 +154,7 @@ class Attempted:
     def act(self, who, effect):
         match effect:
             case c.Ask():
-                self.tell([SILO], SignedSpec(effect.document, effect.signature, self.notes))
+                self.tell([SILO], SignedSpec(effect.document, effect.signature, self.notes, self.evidence))
                 for silo in self.others:
                     self.happen(silo, effect)
             case c.TellKeys(silo, bundles, keys):
