@@ -213,8 +213,8 @@ class Summing:
         state = self._states[-1]
         if state.stage in machine.WATCHED:
             self._shell.watch(self.attempt, state.stage)
-        if self.goes_on:
-            for silo, code in state.failed.items():
+        for silo, code in state.failed.items():
+            if self.goes_on or code in GUILTY:
                 self._shell.dropped(silo, code)
         if state.stage == "opening" and self._opening is not None:
             self._shell.open(self.attempt, state.spec, self._opening)
@@ -306,7 +306,7 @@ class Summing:
 
     @property
     def _evidence(self) -> Misdealing | None:
-        """What the attempt that begins now is told of it: its own state is not among those of before."""
+        """What silos are shown of it, beside the specification of the attempt that repeats it."""
         return self._unopened.evidence if self._unopened is not None else None
 
     @property

@@ -223,9 +223,8 @@ class BlindRound:
         try:
             if (self.round, self._start) != (memory.signed_round, memory.start):  # else `begin` asks for evidence
                 memory = memory.starting(self._start)
-            document, signature = told.document, told.signature
-            evidence = told.evidence
-            state, effects = begin(self._party, self._frame, document, signature, memory, told.notes, evidence)
+            brought = told.document, told.signature, memory, told.notes, told.evidence
+            state, effects = begin(self._party, self._frame, *brought)
         except RefusedError as error:
             self._state = None
             self._todo.append(Doing(attempt, End(Code(error.code), error.peer, error.why)))

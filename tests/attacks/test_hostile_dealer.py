@@ -28,8 +28,11 @@ ALL, OTHERS = sorted(SILOS), sorted(HONEST)
 class Played:
     """What came of a job with a bad silo in it."""
 
-    def __init__(self, start, how, **security):
-        """``security`` beside declared counts, so that a sum over three of the four is opened."""
+    def __init__(self, start, how, dies="", **security):
+        """``security`` beside declared counts, so that a sum over three of the four is opened.
+
+        One honest silo ``dies`` (federation/crashing.py) before it records a message of this kind, and is started anew.
+        """
         self.running = running = start(*SILOS)
         running.data = {silo: digits().take(np.arange(80 * i, 80 * i + 80)) for i, silo in enumerate(SILOS)}
         table = {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, 60)}
@@ -38,7 +41,7 @@ class Played:
         for silo in SILOS:
             running.write_silo(silo)
         for silo in HONEST:
-            running.start_silo(silo)
+            running.start_impatient(silo, f"every:{dies}" if dies and silo == HONEST[0] else "never")
         running.launch(BAD, (PROGRAM, how), running.federation.silo_config(BAD))
         ended = coordinator.wait_for("job.ended", 120)
         self.outcome, self.reason = ended["outcome"], ended["reason"]
@@ -83,6 +86,16 @@ def test_a_dealer_of_rubbish_goes_and_its_victim_stays(start):
     assert played.evicted == [[BAD]] * ROUNDS
     assert played.blamed == [BAD]  # once: it is out of the job
     assert played.ends("east") == [("SHARES", BAD)]
+    played.check_models()
+
+
+@pytest.mark.parametrize("tags", [False, True], ids=["", "tags"])
+def test_a_survivor_that_was_killed_takes_part_in_the_repeated_round(start, tags):
+    """It signed, and its process died before it revealed: the round needs it, and its memory is on disk."""
+    played = Played(start, "inconsistent", dies="protocol job 0 reveal", tags=tags)
+    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (played.evicted, played.reason)
+    killed = [line for line in played.running.daemons[HONEST[0]].log.read_text().splitlines() if '"killed"' in line]
+    assert len(killed) == 1
     played.check_models()
 
 

@@ -683,6 +683,7 @@ def test_a_coordinator_that_dies_while_a_dealer_is_found_out_goes_on(tmp_path, r
     world.dies_at = row
     world.begin().run()
     assert world.ends[-1][:2] == ("failed", 0)
+    assert world.gone == {dealer: "MISDEALT"}
     again(world, 1)
     assert world.rows >= row, "there are fewer rows than this test thinks: lower its range"
     world.check_sum(tuple(silo for silo in world.silos if silo != dealer))
