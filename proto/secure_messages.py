@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ..errors import RefusedError
 from ..security.dealing import PAIR, SEALED_BYTES, SELF, Dealing, Delivery, HeldShare, KeyBundle, Portion
-from ..security.evidence import Complaint, Misdealing
+from ..security.evidence import Complaint, Misdealing, ShownShare
 from ..security.identity import ID_PATTERN
 from ..security.merkle import HASH_BYTES
 from ..security.pairwise import KEY_BYTES
@@ -286,7 +286,9 @@ def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
         dealing=dealing_to_wire(evidence.dealing),
         portions=[portion_to_wire(portion) for portion in evidence.portions],
         kind=KINDS[evidence.kind],
-        shares=[pb.HolderShare(holder=who, share=held.share, salt=held.salt) for who, held in evidence.shares],
+        shares=[
+            pb.HolderShare(holder=each.holder, share=each.held.share, salt=each.held.salt) for each in evidence.shares
+        ],
     )
 
 
@@ -298,15 +300,17 @@ def misdealing_from_wire(peer: str, message: pb.Misdealing) -> Misdealing:
         message.portions, lambda by, m: portion_from_wire(by, m, dealing.dealer), lambda p: p.holder, "portions"
     )
     sent.check(message.kind in KINDS_FROM, f"shares of kind {message.kind}, which there is not, as evidence")
-    shares = sent.every(message.shares, _holder_share, lambda each: each[0], "shares of evidence")
+    shares = sent.every(message.shares, _holder_share, lambda each: each.holder, "shares of evidence")
     return Misdealing(bundle, dealing, portions, KINDS_FROM[message.kind], shares)
 
 
-def _holder_share(peer: str, message: pb.HolderShare) -> tuple[str, HeldShare]:
+def _holder_share(peer: str, message: pb.HolderShare) -> ShownShare:
     sent = Sender(peer, Code.MISDEALT)
     holder = sent.member(message.holder, "a share held by")
     share = sent.sized(message.share, SHARE_BYTES, f"the share of {holder!r}")
-    return holder, HeldShare(share, sent.sized(message.salt, SALT_BYTES, f"the salt of the share of {holder!r}"))
+    return ShownShare(
+        holder, HeldShare(share, sent.sized(message.salt, SALT_BYTES, f"the salt of the share of {holder!r}"))
+    )
 
 
 def abandon_to_wire(note: Abandon) -> pb.Abandon:

@@ -93,14 +93,22 @@ def make_complaint(ctx: bytes, silo: str, h_u2: bytes, dealer: str, key: bytes, 
 
 
 @dataclass(frozen=True, slots=True)
+class ShownShare:
+    """A share that its holder revealed."""
+
+    holder: str
+    held: HeldShare
+
+
+@dataclass(frozen=True, slots=True)
 class Misdealing:
-    """What a dealer signed, and t revealed shares of one kind that fit it and do not join, by holder."""
+    """What a dealer signed, and t revealed shares of one kind that fit it and do not join, ascending by holder."""
 
     bundle: KeyBundle
     dealing: Dealing
     portions: tuple[Portion, ...]
     kind: bytes
-    shares: tuple[tuple[str, HeldShare], ...]
+    shares: tuple[ShownShare, ...]
 
     @property
     def dealer(self) -> str:
@@ -113,7 +121,8 @@ class Misdealing:
             self._check(spec, signers)
         except RefusedError:
             return False
-        return not joins(spec, self.bundle, self.dealing, self.kind, dict(self.shares))
+        shares = {each.holder: each.held for each in self.shares}
+        return joins(spec, self.bundle, self.dealing, self.kind, shares) is None
 
     def _check(self, spec: RoundSpec, signers: Signers) -> None:
         ctx, dealer = spec.context(), self.dealer
@@ -128,12 +137,13 @@ class Misdealing:
         check_portions(self.dealing, self.portions, members)
         # (2) There is one share of each of t holders, and each is the one that was dealt to it.
         portions = {portion.holder: portion for portion in self.portions}
-        holders = [holder for holder, _ in self.shares]
+        holders = [each.holder for each in self.shares]
         enough = len(set(holders)) == len(holders) == spec.threshold and set(holders) <= portions.keys()
         check(enough, dealer, Code.MISDEALT, f"shares of {len(holders)} holders, not of {spec.threshold}, each once")
-        for holder, held in self.shares:
-            fits = held.fits(ctx, dealer, holder, self.kind, portions[holder].committed(self.kind))
-            check(fits, dealer, Code.MISDEALT, f"the share of {holder!r} is not the one that was dealt to it")
+        for each in self.shares:
+            committed = portions[each.holder].committed(self.kind)
+            fits = each.held.fits(ctx, dealer, each.holder, self.kind, committed)
+            check(fits, dealer, Code.MISDEALT, f"the share of {each.holder!r} is not the one that was dealt to it")
 
 
 def joins(

@@ -32,8 +32,8 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from ..errors import RefusedError
-from .dealing import SELF, Dealing, HeldShare, KeyBundle, Portion, check_portions, deliver, distinct_keys
-from .evidence import Complaint, Misdealing, joins
+from .dealing import SELF, Dealing, KeyBundle, Portion, check_portions, deliver, distinct_keys
+from .evidence import Complaint, Misdealing, ShownShare, joins
 from .labels import SECAGG_SPEC
 from .masks import Term, pair_term
 from .pairwise import agree, pair_key, self_key
@@ -362,7 +362,7 @@ class _Joined:
     """A dealer's secret, if t revealed shares join to it, and the first t that did not."""
 
     secret: bytes | None
-    wrong: tuple[tuple[str, HeldShare], ...]
+    wrong: tuple[ShownShare, ...]
 
 
 def _joined(state: CoordinatorState, dealer: str, kind: bytes) -> _Joined:
@@ -370,13 +370,13 @@ def _joined(state: CoordinatorState, dealer: str, kind: bytes) -> _Joined:
     shares = {
         holder: each.held for holder in state.reveals for each in state.reveals[holder].shares if each.dealer == dealer
     }
-    wrong: tuple[tuple[str, HeldShare], ...] = ()
+    wrong: tuple[ShownShare, ...] = ()
     for holders in islice(_subsets(sorted(shares), state.spec.threshold), MOST_SUBSETS):
         chosen = {holder: shares[holder] for holder in holders}
         secret = joins(state.spec, state.bundles[dealer], state.dealings[dealer], kind, chosen)
         if secret is not None:
             return _Joined(secret, wrong)
-        wrong = wrong or tuple(chosen.items())
+        wrong = wrong or tuple(ShownShare(holder, held) for holder, held in chosen.items())
     return _Joined(None, wrong)
 
 

@@ -6,7 +6,7 @@ from staddle.proto.secure_given import Asked, Attempt, Given, Over
 from staddle.proto.secure_told import SignedSpec, Told
 from staddle.security import secagg_silo_events as s
 from staddle.security.dealing import PAIR, SEALED_BYTES, SELF, Dealing, Delivery, HeldShare, KeyBundle, Portion
-from staddle.security.evidence import Complaint, Misdealing
+from staddle.security.evidence import Complaint, Misdealing, ShownShare
 from staddle.security.receiving_keys import KeyDelivery, ReceivingKey
 from staddle.security.secagg_fault import Code
 from staddle.security.secagg_messages import Abandon, Header, Reveal, Revealed, Survival
@@ -47,7 +47,7 @@ def longest_given(n, groups=0):
 
 def longest_evidence(n):
     silos = names(n)
-    shares = tuple((silo, HeldShare(b"\xfe" * 33, b"\xfd" * 32)) for silo in silos[: 2 * n // 3 + 1])
+    shares = tuple(ShownShare(silo, HeldShare(b"\xfe" * 33, b"\xfd" * 32)) for silo in silos[: 2 * n // 3 + 1])
     dealt = tuple(portion(silos[0], silo) for silo in silos)
     bundle = KeyBundle(silos[0], HASH, HASH, HASH, SIGNATURE)
     return Misdealing(bundle, Dealing(silos[0], HASH, HASH, HASH, SIGNATURE), dealt, PAIR, shares)
@@ -121,7 +121,7 @@ misdealings = dealings.flatmap(
         st.just(d),
         some(portions_of(d.dealer), lambda portion: portion.holder),
         st.sampled_from([SELF, PAIR]),
-        some(st.tuples(ids, held), lambda each: each[0]),
+        some(st.builds(ShownShare, ids, held), lambda each: each.holder),
     )
 )
 reveals = st.builds(Reveal, ids, some(revealed, lambda each: each.dealer), signatures)

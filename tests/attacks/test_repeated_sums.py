@@ -16,7 +16,7 @@ from hostile_sums import SILOS, Attempted, Blind, make_world
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo_events as s
 from staddle.security.dealing import SELF, seed_commitment
-from staddle.security.evidence import Misdealing, joins
+from staddle.security.evidence import Misdealing, ShownShare, joins
 from staddle.security.labels import SECAGG_DEALING
 from staddle.security.masked_sum import Accumulator
 from staddle.security.masks import Term
@@ -106,7 +106,7 @@ def against_an_honest_dealer(first):
     """The same of the victim, whose shares join."""
     state = first.state
     dealt = state.bundles[VICTIM], state.dealings[VICTIM], state.portions[VICTIM]
-    return Misdealing(*dealt, SELF, tuple(first.shares(VICTIM).items()))
+    return Misdealing(*dealt, SELF, tuple(ShownShare(*each) for each in first.shares(VICTIM).items()))
 
 
 def recovered(first, second):

@@ -13,7 +13,7 @@ from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo as silo_machine
 from staddle.security import secagg_silo_events as s
 from staddle.security.dealing import PAIR, SELF, deal, open_portion
-from staddle.security.evidence import Misdealing, make_complaint
+from staddle.security.evidence import Misdealing, ShownShare, make_complaint
 from staddle.security.labels import SECAGG_DEALING, SECAGG_KEYS
 from staddle.security.merkle import Tree
 from staddle.security.pairwise import public_key
@@ -338,7 +338,7 @@ def test_without_evidence_or_with_such_as_proves_nothing_no_sum_is_repeated():
     first = ended_by(misdealt())
     good = first.state.evidence
     honest = HONEST.state
-    shares = tuple((holder, held_of(HONEST, holder, DEALER, SELF)) for holder in FIVE[:4])
+    shares = tuple(ShownShare(holder, held_of(HONEST, holder, DEALER, SELF)) for holder in FIVE[:4])
     joining = Misdealing(honest.bundles[DEALER], honest.dealings[DEALER], honest.portions[DEALER], SELF, shares)
     assert not joining.proves(HONEST.spec, HONEST.signers)
     for wrong in (
@@ -346,7 +346,7 @@ def test_without_evidence_or_with_such_as_proves_nothing_no_sum_is_repeated():
         joining,
         replace(good, shares=good.shares[:3]),
         replace(good, shares=(*good.shares[:3], good.shares[2])),
-        replace(good, shares=(*good.shares[:3], (good.shares[3][0], good.shares[2][1]))),
+        replace(good, shares=(*good.shares[:3], replace(good.shares[3], held=good.shares[2].held))),
         replace(good, kind=PAIR),
         replace(good, portions=good.portions[1:]),
         replace(good, portions=good.portions[::-1]),
@@ -374,7 +374,7 @@ def test_no_shares_of_an_honest_dealer_are_evidence_against_it(kind):
     state = HONEST.state
     for dealer in FIVE:
         for holders in combinations(FIVE, 4):
-            shares = tuple((holder, held_of(HONEST, holder, dealer, kind)) for holder in holders)
+            shares = tuple(ShownShare(holder, held_of(HONEST, holder, dealer, kind)) for holder in holders)
             dealt = state.bundles[dealer], state.dealings[dealer], state.portions[dealer]
             assert not Misdealing(*dealt, kind, shares).proves(HONEST.spec, HONEST.signers)
 
