@@ -2,13 +2,13 @@
 
 A silo whose portion does not open, or does not fit its commitments, makes a ``Complaint``: the private key, of one use,
 with which it was to open what this one dealer sealed (receiving_keys.py). Whoever has what both of them signed opens
-the portion with it. Either the dealer broke the rules or, if the portion opens and fits, who complains.
+the portion with it. If it opens and fits, the silo that complains broke the rules, else the dealer did.
 
 What a complaint shows. It opens one portion and nothing else: keys for other dealers are derived apart, and what the
 silo sealed itself is under another key. If the complaint holds, that portion is rubbish. If it does not, the liar gave
 away its own share of an honest dealer, as it could have told the coordinator at any time: it is one of the colluders,
-and fewer than t shares say nothing (shamir.py). Where it holds, the attempt ends: no survivors were signed in it,
-nobody reveals a share, and no sum is opened.
+and fewer than t shares say nothing (shamir.py). Where a complaint holds, the coordinator ends the attempt: no survivors
+were signed in it, nobody reveals a share, and no sum is opened.
 
 Other ways were compared. To give away one private key for all dealers shows the coordinator an honest silo's share of
 every dealer, as if it colluded. A dealer that discloses the ephemeral secret of its sealing proves nothing where it
@@ -18,7 +18,9 @@ portion itself (Gennaro et al., EUROCRYPT 1999) takes one more step, in which a 
 
 A dealer may also deal shares that open and fit, and do not lie on one polynomial, or lead to another secret than it
 committed to. Nobody sees that before shares are revealed. Then t of them, which fit what the dealer signed and do not
-join to its secret, are evidence: any t shares of an honest dealer do. This is a ``Misdealing``.
+join to its secret, are evidence: any t shares of an honest dealer do. This is a ``Misdealing``. Commitments to the
+polynomial (Feldman, FOCS 1987) would show most of it earlier. They too take points to be added, and t of them cross
+from each dealer to each holder.
 """
 
 from collections.abc import Mapping
