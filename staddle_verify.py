@@ -112,7 +112,7 @@ VALUES = {
     "time": r'"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"',
     "taint": '"(?:public|dp|private)"',
     "status": '"(?:sent|failed|unknown)"',
-    "step": '"(?:keys|shares|header|survival|reveal|abandon|end|contribution|padded)"',
+    "step": '"(?:keys|shares|complaint|header|survival|reveal|abandon|end|contribution|padded)"',
     "fault": '"(?:SPEC|POLICY|ATTEMPT|ABANDON|KEYS|SHARES|UPLOAD|SURVIVORS|NOTES|REVEAL|SUM|ORDER|EQUIVOCATION|TOO_FEW'
     '|STOPPED)"',
     "reason": string(500),

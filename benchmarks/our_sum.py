@@ -165,10 +165,10 @@ class OurRound:
                 entered = machine.begin(party, self.frame, ask.document, ask.signature, Memory())
             self.states[silo], (_, keys) = entered
             self._note(silo, keys)
-            events.append(c.KeysGiven(keys.bundle))  # type: ignore[union-attr]
+            events.append(c.KeysGiven(keys.bundle, keys.keys))  # type: ignore[union-attr]
         state, effects = self._coordinate(state, events, "")
-        told = s.KeysTold(next(e.bundles for e in effects if isinstance(e, c.TellKeys)))
-        shares: list[Any] = [self._silo(silo, told, "setup")[-1] for silo in self.spec.cohort]
+        told = {e.silo: s.KeysTold(e.bundles, e.keys) for e in effects if isinstance(e, c.TellKeys)}
+        shares: list[Any] = [self._silo(silo, told[silo], "setup")[-1] for silo in self.spec.cohort]
         state, effects = self._coordinate(state, [c.SharesGiven(e.dealing, e.portions) for e in shares], "")
         return state, [effect for effect in effects if isinstance(effect, c.TellShares)]
 

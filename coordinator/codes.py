@@ -1,7 +1,14 @@
 """What the codes of silos that drop out of a round mean, where the code alone says too little."""
 
+from ..security.secagg_fault import Code
+
 BUDGET = "BUDGET"  # the round is over for the silo: asked again, it answers the same
-WORDS = {BUDGET: "its privacy budget is spent"}
+GUILTY = (Code.MISDEALT, Code.COMPLAINT)  # what it signed shows that the silo broke the rules: it takes no more part
+WORDS = {
+    BUDGET: "its privacy budget is spent",
+    Code.MISDEALT: "it dealt shares that do not open or do not join",
+    Code.COMPLAINT: "it complained of a dealer without a reason",
+}
 
 
 def in_words(code: str) -> str:

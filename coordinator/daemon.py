@@ -193,7 +193,7 @@ class Daemon:
             blind=job.security.required,
             keyed=job.keyed,
             batches=job.batches,
-            fewest=job.fewest if job.security.required else job.min_cohort,
+            fewest=job.fewest,
         )
         method = job.method().begin()
         run = self._job_run(job, StoredJob(signed, state, dict(method), {}))

@@ -22,9 +22,10 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
 An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when the fold is done;
 what was given in the open round stays given. A silo that did not answer in time may still do so: it is drawn from then
 on. In a blind job (``blind``) a round is one secure sum, which summing.py makes: nobody gives alone; a silo that fails
-drops out of an attempt at it, and may take part in the next, unless its privacy budget is spent. Silos of one batch are
-asked together (``batches``): the next attempt is made without the batch of a silo that was lost, while enough others
-are left, and else with all of the cohort again. All silos of a keyed job (``keyed``) have given to its key when they
+drops out of an attempt at it, and may take part in the next, unless its privacy budget is spent. Who is shown to have
+broken the rules (codes.GUILTY) is ``excluded`` from all attempts and rounds that follow. Silos of one batch are asked
+together (``batches``): the next attempt is made without the batch of a silo that was lost, while enough others are
+left, and else with all of the cohort again. All silos of a keyed job (``keyed``) have given to its key when they
 accepted, so without one of them it does not begin.
 
 Events that come too late (an upload for a closed round) change nothing. What the silos should do meanwhile follows from
@@ -37,7 +38,7 @@ from math import ceil
 from typing import Literal, TypeAlias
 
 from ..algorithms.batches import Batches, unbroken
-from .codes import BUDGET, in_words
+from .codes import BUDGET, GUILTY, in_words
 from .events import (
     Answered,
     Began,
@@ -87,6 +88,7 @@ class JobState:
     cohort: tuple[str, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)  # silo → digest of its upload in this round; "" in a sum
     failed: Mapping[str, str] = field(default_factory=dict)  # silo → why it drops out of this round
+    excluded: Mapping[str, str] = field(default_factory=dict)  # silo → what it was shown to have done
     counted: Mapping[str, int] = field(default_factory=dict)  # silo → one more than the last round it gave to
     done: frozenset[str] = frozenset()
     opened: bool = False  # admission is over
@@ -146,7 +148,7 @@ def advance(state: JobState, event: Event) -> Step:
             return _operated(state, event)
         case Drawn(round_, cohort) if state.stage == "drawing" and round_ == state.round:
             return _start_round(state, cohort)
-        case Given(silo, round_) | Failed(silo, round_) if _expected(state, silo, round_):
+        case Given() | Failed() if _expected(state, event):
             return _heard(state, event)
         case Summed(round_) | SumFailed(round_) if state.blind and round_ == state.round and state.cohort:
             return _gathered(state, event)
@@ -181,9 +183,8 @@ def _operated(state: JobState, event: Stopped | Resumed | Unkeyed) -> Step:
         case Stopped() if state.stage == "folding":
             return replace(state, stopping=True), ()
         case Resumed() if state.stage == "stopped":
-            return replace(state, stage="queued", failed={}, lost=frozenset()), (
-                Report("job.resumed", {"round": state.round}),
-            )
+            state = replace(state, stage="queued", failed=_guilty(state), lost=frozenset())
+            return state, (Report("job.resumed", {"round": state.round}),)
         case Resumed():
             return replace(state, stopping=False), ()
         case Unkeyed(reason) if state.keyed and state.stage not in ("finishing", "ended"):
@@ -200,6 +201,8 @@ def _heard(state: JobState, event: Given | Failed) -> Step:
         case Given(silo, round_, digest):
             state = replace(state, given={**state.given, silo: digest})
             return _then(state, (Report("upload.accepted", {"silo": silo, "round": round_}),), _close_if_complete)
+        case Failed(silo, _, code) if state.stage != "round" or silo in state.failed:  # it had dropped out before
+            return replace(state, failed={**state.failed, silo: code}), ()
         case Failed(silo, round_, code):
             state = replace(state, failed={**state.failed, silo: code})
             told = Report("silo.dropped", {"silo": silo, "round": round_, "code": code})
@@ -216,7 +219,11 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
             return state, ()
         case SumFailed(round_, attempt, reason, final) if state.stage == "round":
             told = Report("sum.failed", {"round": round_, "attempt": attempt, "why": reason})
-            others = [code for code in state.failed.values() if code != BUDGET]
+            guilty, exhausted = _guilty(state), _exhausted(state)
+            if guilty.keys() > state.excluded.keys() and not final:  # not counted: there are only so many silos
+                state = _without_lost(replace(state, excluded=guilty))
+                return state, (told, _gather(state))
+            others = [code for silo, code in state.failed.items() if silo not in exhausted]
             away = bool(others) and all(code in AWAY for code in others)
             state = replace(state, fruitless=state.fruitless + 1, refused=state.refused + (not away))
             if final or state.fruitless == MOST_ATTEMPTS or state.refused == MOST_REFUSED:
@@ -231,7 +238,12 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
 
 def _exhausted(state: JobState) -> dict[str, str]:
     """Silos that are out of every attempt at this round."""
-    return {silo: code for silo, code in state.failed.items() if code == BUDGET}
+    return {silo: code for silo, code in state.failed.items() if code == BUDGET or code in GUILTY}
+
+
+def _guilty(state: JobState) -> dict[str, str]:
+    """Silos that are out of the job."""
+    return {**state.excluded, **{silo: code for silo, code in state.failed.items() if code in GUILTY}}
 
 
 def _without_lost(state: JobState) -> JobState:
@@ -271,13 +283,17 @@ def _stop(state: JobState) -> Step:
 
 
 def _start_round(state: JobState, cohort: tuple[str, ...]) -> Step:
-    drawn, cohort = cohort, unbroken(state.batches, cohort)
-    least = max(state.min_cohort, state.fewest)
-    if len(cohort) < least:
-        why = f"round {state.round}: only {len(drawn)} of the drawn silos are admitted"
-        why += f", {len(cohort)} of them in whole batches" if state.batches else ""
-        return _finish(state, "failed", f"{why}, and a round takes {least}")
-    state = replace(state, stage="round", cohort=cohort, given={}, failed={})
+    out = {silo: code for silo, code in state.excluded.items() if silo in cohort}
+    left = [silo for silo in cohort if silo not in out]
+    whole, least = unbroken(state.batches, left), state.fewest if state.batches else state.min_cohort
+    if len(whole) < least:
+        of = f"{len(whole)} of them in whole batches, and it takes" if state.batches else "min_cohort is"
+        lost = "".join(f"; {silo}: {in_words(code)}" for silo, code in out.items())
+        why = f"round {state.round}: only {len(left)} of the drawn silos are admitted, {of} {least}{lost}"
+        return _finish(state, "failed", why)
+    if state.batches:
+        cohort, out = whole, {}
+    state = replace(state, stage="round", cohort=cohort, given={}, failed=out)
     told = Report("round.opened", {"round": state.round, "cohort": cohort})
     return state, (told, _gather(state) if state.blind else Watch("round", state.round))
 
@@ -286,8 +302,11 @@ def _declined(silo: str, code: str) -> Report:
     return Report("job.declined", {"silo": silo, "code": code})
 
 
-def _expected(state: JobState, silo: str, round_: int) -> bool:
-    return state.stage == "round" and round_ == state.round and silo in state.open
+def _expected(state: JobState, event: Given | Failed) -> bool:
+    """Whether it is of an open member of the cohort; that one broke the rules is heard at any time."""
+    if isinstance(event, Failed) and event.code in GUILTY and event.silo in state.cohort:
+        return event.round == state.round
+    return state.stage == "round" and event.round == state.round and event.silo in state.open
 
 
 def _then(state: JobState, effects: tuple[Effect, ...], follow: Follow | None) -> Step:
@@ -347,7 +366,8 @@ def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: st
 
 def _emptied(state: JobState) -> JobState:
     """Without what was of a round that is over."""
-    return replace(state, cohort=(), given={}, failed={}, lost=frozenset(), attempt=0, fruitless=0, refused=0)
+    state = replace(state, cohort=(), given={}, failed={}, excluded=_guilty(state), lost=frozenset())
+    return replace(state, attempt=0, fruitless=0, refused=0)
 
 
 def _end_if_complete(state: JobState) -> Step:

@@ -17,10 +17,12 @@ def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
     if not isinstance(entry, Said):
         return entry
     match entry.given.body:
-        case s.SendKeys(bundle):
-            return c.KeysGiven(bundle)
+        case s.SendKeys(bundle, keys):
+            return c.KeysGiven(bundle, keys)
         case s.SendShares(dealing, portions):
             return c.SharesGiven(dealing, portions)
+        case s.SendComplaint(complaint):
+            return c.ComplaintGiven(complaint)
         case s.SendHeader(header):
             here = spooled.get(entry.silo, Spooled(entry.silo, 0, b""))
             return c.Uploaded(header, here.size, here.sha256)
@@ -37,10 +39,12 @@ def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
 def taken(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
     """Whether the attempt has exactly this message of a silo."""
     match body:
-        case s.SendKeys(bundle):
-            return state.bundles.get(silo) == bundle
+        case s.SendKeys(bundle, keys):
+            return state.bundles.get(silo) == bundle and state.keys.get(silo) == keys
         case s.SendShares(dealing, portions):
             return state.dealings.get(silo) == dealing and state.portions.get(silo, portions) == portions
+        case s.SendComplaint(complaint):
+            return state.complaints.get(silo) == complaint
         case s.SendHeader(header):
             return state.headers.get(silo) == header
         case s.SendSurvival(survival):
@@ -54,5 +58,7 @@ def taken(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
 
 
 def unneeded(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
-    """Whether enough others have signed or revealed meanwhile: nobody is refused for being the last."""
+    """Whether enough others have signed, revealed or complained meanwhile: nobody is refused for being the last."""
+    if isinstance(body, s.SendComplaint) and state.complaints:
+        return True
     return state.stage in ("opening", "done") and silo in state.u3 and isinstance(body, s.SendSurvival | s.SendReveal)

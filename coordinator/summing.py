@@ -13,6 +13,8 @@ all else to the shell. A silo asks for the n-th entry of its list; replayed, the
                                                            masked words may have left
 
 Silos that signed survivors take part in no other attempt of the round: where too few others are left, it was the last.
+Where evidence shows why nothing could be opened (security/evidence.py), the very survivors repeat the sum without the
+dealer at fault, and it takes all of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,10 +29,12 @@ from ..proto.secure_told import SignedSpec, Told, ToldBody
 from ..security import secagg_coordinator as machine
 from ..security import secagg_coordinator_events as c
 from ..security import secagg_silo_events as s
-from ..security.round_spec import RoundSpec
+from ..security.evidence import Misdealing
+from ..security.round_spec import RoundSpec, check_survivors
 from ..security.secagg_coordinator import CoordinatorState
+from ..security.secagg_fault import Code
 from ..security.secagg_messages import Abandon
-from .codes import in_words
+from .codes import GUILTY, in_words
 from .secure_events import Happened, event_of, taken, unneeded
 from .secure_rows import Begun, Entry, Row, Spooled, loaded, said
 from .summing_shell import Setting, Shell, nothing
@@ -53,8 +57,8 @@ class Summing:
         self._why = ""  # the last attempt ended
         self._over = self._waiting = False  # the shell has heard of its end; is to tell when notes are overdue
         self._table: dict[type[c.Effect], Callable[[Any], None]] = {
-            c.Ask: lambda e: self._tell(e.silos, SignedSpec(e.document, e.signature, self._notes())),
-            c.TellKeys: lambda e: self._tell(e.silos, s.KeysTold(e.bundles)),
+            c.Ask: lambda e: self._tell(e.silos, SignedSpec(e.document, e.signature, self._notes(), self._evidence)),
+            c.TellKeys: lambda e: self._tell((e.silo,), s.KeysTold(e.bundles, e.keys)),
             c.TellShares: lambda e: self._tell((e.silo,), s.SharesTold(e.deliveries)),
             c.TellSurvivors: lambda e: self._tell(e.silos, s.SurvivorsTold(e.headers)),
             c.TellNotes: lambda e: self._tell(e.silos, s.NotesTold(e.survivals)),
@@ -129,7 +133,7 @@ class Summing:
             if error.code == ENVELOPE:
                 raise
             if current:
-                self.drop(silo, error.code)
+                self.drop(silo, _said(error.code))
             raise RefusedError(silo, "SECURE", f"{error.code}: {error.why}") from error
         if given.attempt != self._named(number):
             raise RefusedError(silo, "SECURE", "names another job, round or attempt than its context is of")
@@ -139,7 +143,7 @@ class Summing:
         # (4) It is of the attempt that goes on, unless it gives up an earlier one.
         if isinstance(given.body, Over):
             if current:
-                self.drop(silo, given.body.code)
+                self.drop(silo, _said(given.body.code))
             return
         if not current and not isinstance(given.body, s.SendAbandon):
             raise RefusedError(silo, "SECURE", f"ORDER: gives a message of attempt {number}, which is over")
@@ -210,8 +214,8 @@ class Summing:
         state = self._states[-1]
         if state.stage in machine.WATCHED:
             self._shell.watch(self.attempt, state.stage)
-        if self.goes_on:
-            for silo, code in state.failed.items():
+        for silo, code in state.failed.items():
+            if self.goes_on or code in GUILTY:
                 self._shell.dropped(silo, code)
         if state.stage == "opening" and self._opening is not None:
             self._shell.open(self.attempt, state.spec, self._opening)
@@ -244,7 +248,11 @@ class Summing:
                 self._take(attempt, entry)
 
     def _begun(self, spec: RoundSpec) -> machine.Step:
-        return machine.begin(spec, self._setting.signers, self._setting.terms, self._setting.sign)
+        out = machine.NOBODY
+        if self._unopened is not None:
+            failed, only = self._unopened.failed, self._repeating
+            out = {silo: failed.get(silo, Code.SURVIVORS.value) for silo in spec.cohort if silo not in only}
+        return machine.begin(spec, self._setting.signers, self._setting.terms, self._setting.sign, out)
 
     def _enter(self, state: CoordinatorState, effects: Sequence[c.Effect]) -> None:
         self._states.append(state)
@@ -263,8 +271,9 @@ class Summing:
         self._do(effects)
         if not self._live:
             return
-        for silo in state.failed.keys() - before.failed.keys():
-            self._shell.dropped(silo, state.failed[silo])
+        for silo, code in state.failed.items():
+            if before.failed.get(silo) != code:
+                self._shell.dropped(silo, code)
         self._conclude()
         for effect in effects:
             if isinstance(effect, c.Refuse):
@@ -290,6 +299,24 @@ class Summing:
         """Of all attempts before the last."""
         given = [note for state in self._states[:-1] for note in state.notes.values()]
         return tuple(sorted(given, key=lambda note: (note.silo, note.signature)))
+
+    @property
+    def _unopened(self) -> CoordinatorState | None:
+        """The last attempt that was signed and could not be opened, as evidence shows."""
+        return next((state for state in reversed(self._states) if state.evidence is not None), None)
+
+    @property
+    def _evidence(self) -> Misdealing | None:
+        """What silos are shown of it, beside the specification of the attempt that repeats it."""
+        return self._unopened.evidence if self._unopened is not None else None
+
+    @property
+    def _repeating(self) -> tuple[str, ...]:
+        """Those who have to survive in every further attempt; empty where they are not bound to a signed one."""
+        state = self._unopened
+        if state is None or state.evidence is None:
+            return ()
+        return tuple(silo for silo in state.u3 if silo != state.evidence.dealer)
 
     def _watch(self, effect: c.Watch) -> None:
         if self._live:
@@ -325,7 +352,7 @@ class Summing:
         if state.stage == "done":
             self._over = True
             self._shell.summed(state.u3)
-        elif not state.notes_missing or set(state.u1) <= state.notes.keys() or self._final:
+        elif state.evidence or not state.notes_missing or set(state.u1) <= state.notes.keys() or self._final:
             self._finished()
         elif not self._waiting:
             self._waiting = True
@@ -333,11 +360,29 @@ class Summing:
 
     @property
     def _final(self) -> bool:
+        """Whether no further attempt could be opened, whoever comes back."""
         state = self._states[-1]
-        least = max(state.spec.threshold, state.spec.min_cohort)
-        left = [silo for silo in state.spec.cohort if silo not in state.survivals]
-        return len(unbroken(self._setting.terms.batches, left)) < least
+        guilty = {silo for silo, code in state.failed.items() if code in GUILTY}
+        if only := self._repeating:
+            stuck = bool(guilty & set(only)) or (bool(state.survivals) and state.evidence is None)
+            return stuck or not self._can_survive(only)
+        left = [silo for silo in state.spec.cohort if silo not in state.survivals and silo not in guilty]
+        if batches := self._setting.terms.batches:  # the next attempt may be made without some of them
+            return len(unbroken(batches, left)) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
+        return not self._can_survive(left)
+
+    def _can_survive(self, silos: Sequence[str]) -> bool:
+        try:
+            check_survivors(self._states[-1].spec, self._setting.terms, silos)
+        except RefusedError:
+            return False
+        return True
 
     def _finished(self) -> None:
         self._over, self._waiting = True, False
         self._shell.failed(self.attempt, self._why, self._final)
+
+
+def _said(code: str) -> str:
+    """A code for which nobody is out of the job: what a silo says of itself is no evidence."""
+    return Code.ORDER.value if code in GUILTY else str(code)

@@ -5,17 +5,18 @@ a text. The longest each ``SecureGiven`` gets, in bytes, among n silos: ids of 6
 largest numbers, g tagged groups (0 in the columns, where there are no tags)::
 
     body       at most          n = 4       10      100     1000
-    keys       418                418      418      418      418
+    keys       354 + 102*n        761     1373    10553   102354
     shares     307 + 286*n       1450     3166    28907   286307
+    complaint  450                450      450      450      450
     header     434 + 8*g          429      429      429      429
     survival   350                350      350      350      350
     reveal     351 + 140*n        910     1750    14350   140351
     abandon    350                350      350      350      350
     end        219                219      219      219      219
 
-``SecureAsked`` has at most 178. So a silo's shares, what it reveals and the header of more than 73 tags are longer than
-a control message may be (1024 bytes, silo/control.py); all are below the 4 MiB of a message (channel.py). Of a message
-with more entries than there are silos nothing is made (bounds.py).
+``SecureAsked`` has at most 178. So a silo's keys, its shares, what it reveals and the header of more than 73 tags are
+longer than a control message may be (1024 bytes, silo/control.py); all are below the 4 MiB of a message (channel.py).
+Of a message with more entries than there are silos nothing is made (bounds.py).
 """
 
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from ..security.merkle import HASH_BYTES
 from ..security.secagg_fault import Code
 from ..security.secagg_silo_events import (
     SendAbandon,
+    SendComplaint,
     SendHeader,
     SendKeys,
     SendReveal,
@@ -41,19 +43,23 @@ from .secure_messages import (
     abandon_to_wire,
     bundle_from_wire,
     bundle_to_wire,
+    complaint_from_wire,
+    complaint_to_wire,
     dealing_from_wire,
     dealing_to_wire,
     header_from_wire,
     header_to_wire,
     portion_from_wire,
     portion_to_wire,
+    receiving_from_wire,
+    receiving_to_wire,
     reveal_from_wire,
     reveal_to_wire,
     survival_from_wire,
     survival_to_wire,
 )
 
-BODIES = range(2, 10)  # fields of SecureGiven that are messages
+BODIES = range(2, 11)  # fields of SecureGiven that are messages
 MOST_FIELDS = 8  # of SecureGiven, which has three; and of what is in a body beside its entries
 ENVELOPE = "MANIFEST"  # the ErrorCode of what is no message of a secure sum; what its body holds has the step's Code
 MOST_SESSION_BYTES = 64
@@ -79,7 +85,9 @@ class Over:
     code: Code
 
 
-GivenBody: TypeAlias = SendKeys | SendShares | SendHeader | SendSurvival | SendReveal | SendAbandon | Over
+GivenBody: TypeAlias = (
+    SendKeys | SendShares | SendComplaint | SendHeader | SendSurvival | SendReveal | SendAbandon | Over
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ class Asked:
 
 def most_given(silos: int, groups: int) -> int:
     """Bytes of all that one of so many silos gives in one attempt, masked words aside; the sum of the table."""
-    return 2429 + 426 * silos + 8 * groups
+    return 2815 + 528 * silos + 8 * groups
 
 
 def attempt_to_wire(attempt: Attempt) -> pb.SecureAttempt:
@@ -146,11 +154,14 @@ def given_to_wire(given: Given) -> pb.SecureGiven:
     """At the silo."""
     made = pb.SecureGiven(session=given.session, attempt=attempt_to_wire(given.attempt))
     match given.body:
-        case SendKeys(bundle):
-            made.keys.CopyFrom(bundle_to_wire(bundle))
+        case SendKeys(bundle, keys):
+            receiving = [receiving_to_wire(key) for key in keys]
+            made.keys.CopyFrom(pb.GivenKeys(bundle=bundle_to_wire(bundle), keys=receiving))
         case SendShares(dealing, portions):
             dealt = [portion_to_wire(portion) for portion in portions]
             made.shares.CopyFrom(pb.Dealt(dealing=dealing_to_wire(dealing), portions=dealt))
+        case SendComplaint(complaint):
+            made.complaint.CopyFrom(complaint_to_wire(complaint))
         case SendHeader(header):
             made.header.CopyFrom(header_to_wire(header))
         case SendSurvival(survival):
@@ -187,9 +198,11 @@ def given_from_wire(silo: str, message: pb.SecureGiven) -> Given:
 def _given_body(silo: str, message: pb.SecureGiven) -> GivenBody:
     match message.WhichOneof("body"):
         case "keys":
-            bundle = bundle_from_wire(silo, message.keys)
+            bundle = bundle_from_wire(silo, message.keys.bundle)
             _check_own(silo, Code.KEYS, bundle.silo)
-            return SendKeys(bundle)
+            given = Sender(silo, Code.KEYS)
+            keys = given.every(message.keys.keys, receiving_from_wire, lambda key: key.dealer, "receiving keys")
+            return SendKeys(bundle, keys)
         case "shares":
             dealing = dealing_from_wire(silo, message.shares.dealing)
             _check_own(silo, Code.SHARES, dealing.dealer)
@@ -198,6 +211,10 @@ def _given_body(silo: str, message: pb.SecureGiven) -> GivenBody:
                 dealt, lambda peer, m: portion_from_wire(peer, m, dealing.dealer), lambda p: p.holder, "portions"
             )
             return SendShares(dealing, portions)
+        case "complaint":
+            complaint = complaint_from_wire(silo, message.complaint)
+            _check_own(silo, Code.COMPLAINT, complaint.silo)
+            return SendComplaint(complaint)
         case "header":
             header = header_from_wire(silo, message.header)
             _check_own(silo, Code.UPLOAD, header.silo)

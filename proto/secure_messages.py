@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 
 from ..errors import RefusedError
 from ..security.dealing import PAIR, SEALED_BYTES, SELF, Dealing, Delivery, HeldShare, KeyBundle, Portion
+from ..security.evidence import Complaint, Misdealing, ShownShare
 from ..security.identity import ID_PATTERN
 from ..security.merkle import HASH_BYTES
 from ..security.pairwise import KEY_BYTES
+from ..security.receiving_keys import KeyDelivery, ReceivingKey
 from ..security.round_spec import MOST_SILOS
 from ..security.secagg_fault import Code
 from ..security.secagg_messages import Abandon, Header, Reveal, Revealed, Survival
@@ -86,7 +88,13 @@ class Sender:
 
 def bundle_to_wire(bundle: KeyBundle) -> pb.KeyBundle:
     """A silo's public keys."""
-    return pb.KeyBundle(silo=bundle.silo, seal=bundle.seal, mask=bundle.mask, signature=bundle.signature)
+    return pb.KeyBundle(
+        silo=bundle.silo,
+        seal=bundle.seal,
+        mask=bundle.mask,
+        receiving=bundle.receiving,
+        signature=bundle.signature,
+    )
 
 
 def bundle_from_wire(peer: str, message: pb.KeyBundle) -> KeyBundle:
@@ -97,8 +105,36 @@ def bundle_from_wire(peer: str, message: pb.KeyBundle) -> KeyBundle:
         silo,
         sent.sized(message.seal, KEY_BYTES, f"the seal key of {silo!r}"),
         sent.sized(message.mask, KEY_BYTES, f"the mask key of {silo!r}"),
+        sent.sized(message.receiving, HASH_BYTES, f"the root over the receiving keys of {silo!r}"),
         sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over the keys of {silo!r}"),
     )
+
+
+def receiving_to_wire(key: ReceivingKey) -> pb.ReceivingKey:
+    """The key that one dealer seals to."""
+    return pb.ReceivingKey(dealer=key.dealer, public=key.public)
+
+
+def receiving_from_wire(peer: str, message: pb.ReceivingKey) -> ReceivingKey:
+    """KEYS."""
+    sent = Sender(peer, Code.KEYS)
+    dealer = sent.member(message.dealer, "a receiving key for")
+    return ReceivingKey(dealer, sent.sized(message.public, KEY_BYTES, f"the receiving key for {dealer!r}"))
+
+
+def key_delivery_to_wire(delivery: KeyDelivery) -> pb.KeyDelivery:
+    """One receiving key, with its proof."""
+    return pb.KeyDelivery(silo=delivery.silo, key=receiving_to_wire(delivery.key), proof=delivery.proof)
+
+
+def key_delivery_from_wire(peer: str, message: pb.KeyDelivery) -> KeyDelivery:
+    """KEYS."""
+    sent = Sender(peer, Code.KEYS)
+    silo = sent.member(message.silo, "a receiving key of")
+    key = receiving_from_wire(peer, message.key)
+    sent.few(message.proof, MOST_HASHES, "hashes of a proof")
+    what = f"a hash of the proof of the receiving key of {silo!r}"
+    return KeyDelivery(silo, key, tuple(sent.sized(each, HASH_BYTES, what) for each in message.proof))
 
 
 def dealing_to_wire(dealing: Dealing) -> pb.Dealing:
@@ -157,6 +193,24 @@ def delivery_from_wire(peer: str, message: pb.Delivery) -> Delivery:
     sent.few(message.proof, MOST_HASHES, "hashes of a proof")
     what = f"a hash of the proof of what {dealing.dealer!r} dealt"
     return Delivery(dealing, portion, tuple(sent.sized(each, HASH_BYTES, what) for each in message.proof))
+
+
+def complaint_to_wire(complaint: Complaint) -> pb.Complaint:
+    """Evidence against a dealer."""
+    return pb.Complaint(silo=complaint.silo, dealer=complaint.dealer, key=complaint.key, signature=complaint.signature)
+
+
+def complaint_from_wire(peer: str, message: pb.Complaint) -> Complaint:
+    """COMPLAINT."""
+    sent = Sender(peer, Code.COMPLAINT)
+    silo = sent.member(message.silo, "a complaint of")
+    dealer = sent.member(message.dealer, f"a complaint of {silo!r} about")
+    return Complaint(
+        silo,
+        dealer,
+        sent.sized(message.key, KEY_BYTES, f"the key in the complaint of {silo!r}"),
+        sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over the complaint of {silo!r}"),
+    )
 
 
 def header_to_wire(header: Header) -> pb.Header:
@@ -223,6 +277,40 @@ def _revealed(peer: str, message: pb.Revealed) -> Revealed:
     share = sent.sized(message.share, SHARE_BYTES, f"a share of {dealer!r}")
     salt = sent.sized(message.salt, SALT_BYTES, f"the salt of a share of {dealer!r}")
     return Revealed(dealer, KINDS_FROM[message.kind], HeldShare(share, salt))
+
+
+def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
+    """Evidence that shares do not join."""
+    return pb.Misdealing(
+        bundle=bundle_to_wire(evidence.bundle),
+        dealing=dealing_to_wire(evidence.dealing),
+        portions=[portion_to_wire(portion) for portion in evidence.portions],
+        kind=KINDS[evidence.kind],
+        shares=[
+            pb.HolderShare(holder=each.holder, share=each.held.share, salt=each.held.salt) for each in evidence.shares
+        ],
+    )
+
+
+def misdealing_from_wire(peer: str, message: pb.Misdealing) -> Misdealing:
+    """KEYS, SHARES or MISDEALT."""
+    sent = Sender(peer, Code.MISDEALT)
+    bundle, dealing = bundle_from_wire(peer, message.bundle), dealing_from_wire(peer, message.dealing)
+    portions = sent.every(
+        message.portions, lambda by, m: portion_from_wire(by, m, dealing.dealer), lambda p: p.holder, "portions"
+    )
+    sent.check(message.kind in KINDS_FROM, f"shares of kind {message.kind}, which there is not, as evidence")
+    shares = sent.every(message.shares, _holder_share, lambda each: each.holder, "shares of evidence")
+    return Misdealing(bundle, dealing, portions, KINDS_FROM[message.kind], shares)
+
+
+def _holder_share(peer: str, message: pb.HolderShare) -> ShownShare:
+    sent = Sender(peer, Code.MISDEALT)
+    holder = sent.member(message.holder, "a share held by")
+    share = sent.sized(message.share, SHARE_BYTES, f"the share of {holder!r}")
+    return ShownShare(
+        holder, HeldShare(share, sent.sized(message.salt, SALT_BYTES, f"the salt of the share of {holder!r}"))
+    )
 
 
 def abandon_to_wire(note: Abandon) -> pb.Abandon:

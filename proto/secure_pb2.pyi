@@ -32,6 +32,8 @@ class SecureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SECURE_CODE_EQUIVOCATION: _ClassVar[SecureCode]
     SECURE_CODE_TOO_FEW: _ClassVar[SecureCode]
     SECURE_CODE_STOPPED: _ClassVar[SecureCode]
+    SECURE_CODE_COMPLAINT: _ClassVar[SecureCode]
+    SECURE_CODE_MISDEALT: _ClassVar[SecureCode]
 SHARE_KIND_UNSPECIFIED: ShareKind
 SHARE_KIND_SELF: ShareKind
 SHARE_KIND_PAIR: ShareKind
@@ -51,6 +53,8 @@ SECURE_CODE_ORDER: SecureCode
 SECURE_CODE_EQUIVOCATION: SecureCode
 SECURE_CODE_TOO_FEW: SecureCode
 SECURE_CODE_STOPPED: SecureCode
+SECURE_CODE_COMPLAINT: SecureCode
+SECURE_CODE_MISDEALT: SecureCode
 
 class SecureAttempt(_message.Message):
     __slots__ = ("job", "job_digest", "round", "attempt", "context")
@@ -67,7 +71,7 @@ class SecureAttempt(_message.Message):
     def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., context: _Optional[bytes] = ...) -> None: ...
 
 class SecureGiven(_message.Message):
-    __slots__ = ("session", "attempt", "keys", "shares", "header", "survival", "reveal", "abandon", "end")
+    __slots__ = ("session", "attempt", "keys", "shares", "header", "survival", "reveal", "abandon", "end", "complaint")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -77,16 +81,18 @@ class SecureGiven(_message.Message):
     REVEAL_FIELD_NUMBER: _ClassVar[int]
     ABANDON_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    COMPLAINT_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     attempt: SecureAttempt
-    keys: KeyBundle
+    keys: GivenKeys
     shares: Dealt
     header: Header
     survival: Survival
     reveal: Reveal
     abandon: Abandon
     end: SecureEnd
-    def __init__(self, session: _Optional[bytes] = ..., attempt: _Optional[_Union[SecureAttempt, _Mapping]] = ..., keys: _Optional[_Union[KeyBundle, _Mapping]] = ..., shares: _Optional[_Union[Dealt, _Mapping]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., survival: _Optional[_Union[Survival, _Mapping]] = ..., reveal: _Optional[_Union[Reveal, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., end: _Optional[_Union[SecureEnd, _Mapping]] = ...) -> None: ...
+    complaint: Complaint
+    def __init__(self, session: _Optional[bytes] = ..., attempt: _Optional[_Union[SecureAttempt, _Mapping]] = ..., keys: _Optional[_Union[GivenKeys, _Mapping]] = ..., shares: _Optional[_Union[Dealt, _Mapping]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., survival: _Optional[_Union[Survival, _Mapping]] = ..., reveal: _Optional[_Union[Reveal, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., end: _Optional[_Union[SecureEnd, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ...) -> None: ...
 
 class SecureTaken(_message.Message):
     __slots__ = ()
@@ -135,14 +141,16 @@ class SecureNothing(_message.Message):
     def __init__(self) -> None: ...
 
 class SignedSpec(_message.Message):
-    __slots__ = ("document", "signature", "notes")
+    __slots__ = ("document", "signature", "notes", "evidence")
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     document: bytes
     signature: bytes
     notes: _containers.RepeatedCompositeFieldContainer[Abandon]
-    def __init__(self, document: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., notes: _Optional[_Iterable[_Union[Abandon, _Mapping]]] = ...) -> None: ...
+    evidence: Misdealing
+    def __init__(self, document: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., notes: _Optional[_Iterable[_Union[Abandon, _Mapping]]] = ..., evidence: _Optional[_Union[Misdealing, _Mapping]] = ...) -> None: ...
 
 class Sealing(_message.Message):
     __slots__ = ("sender", "ephemeral", "commitment", "root")
@@ -331,22 +339,52 @@ class OpenSum(_message.Message):
     def __init__(self, part: _Optional[str] = ..., document: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., survivors: _Optional[_Iterable[str]] = ..., tag: _Optional[bytes] = ...) -> None: ...
 
 class KeyBundle(_message.Message):
-    __slots__ = ("silo", "seal", "mask", "signature")
+    __slots__ = ("silo", "seal", "mask", "signature", "receiving")
     SILO_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
     MASK_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVING_FIELD_NUMBER: _ClassVar[int]
     silo: str
     seal: bytes
     mask: bytes
     signature: bytes
-    def __init__(self, silo: _Optional[str] = ..., seal: _Optional[bytes] = ..., mask: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    receiving: bytes
+    def __init__(self, silo: _Optional[str] = ..., seal: _Optional[bytes] = ..., mask: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., receiving: _Optional[bytes] = ...) -> None: ...
+
+class ReceivingKey(_message.Message):
+    __slots__ = ("dealer", "public")
+    DEALER_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_FIELD_NUMBER: _ClassVar[int]
+    dealer: str
+    public: bytes
+    def __init__(self, dealer: _Optional[str] = ..., public: _Optional[bytes] = ...) -> None: ...
+
+class GivenKeys(_message.Message):
+    __slots__ = ("bundle", "keys")
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    bundle: KeyBundle
+    keys: _containers.RepeatedCompositeFieldContainer[ReceivingKey]
+    def __init__(self, bundle: _Optional[_Union[KeyBundle, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[ReceivingKey, _Mapping]]] = ...) -> None: ...
+
+class KeyDelivery(_message.Message):
+    __slots__ = ("silo", "key", "proof")
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    silo: str
+    key: ReceivingKey
+    proof: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, silo: _Optional[str] = ..., key: _Optional[_Union[ReceivingKey, _Mapping]] = ..., proof: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class KeysTold(_message.Message):
-    __slots__ = ("bundles",)
+    __slots__ = ("bundles", "keys")
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     bundles: _containers.RepeatedCompositeFieldContainer[KeyBundle]
-    def __init__(self, bundles: _Optional[_Iterable[_Union[KeyBundle, _Mapping]]] = ...) -> None: ...
+    keys: _containers.RepeatedCompositeFieldContainer[KeyDelivery]
+    def __init__(self, bundles: _Optional[_Iterable[_Union[KeyBundle, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyDelivery, _Mapping]]] = ...) -> None: ...
 
 class Dealing(_message.Message):
     __slots__ = ("dealer", "h_u1", "seed", "root", "signature")
@@ -397,6 +435,18 @@ class SharesTold(_message.Message):
     DELIVERIES_FIELD_NUMBER: _ClassVar[int]
     deliveries: _containers.RepeatedCompositeFieldContainer[Delivery]
     def __init__(self, deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
+
+class Complaint(_message.Message):
+    __slots__ = ("silo", "dealer", "key", "signature")
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    DEALER_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    silo: str
+    dealer: str
+    key: bytes
+    signature: bytes
+    def __init__(self, silo: _Optional[str] = ..., dealer: _Optional[str] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Header(_message.Message):
     __slots__ = ("silo", "h_u2", "length", "sha256", "tags", "signature")
@@ -455,6 +505,30 @@ class Reveal(_message.Message):
     shares: _containers.RepeatedCompositeFieldContainer[Revealed]
     signature: bytes
     def __init__(self, silo: _Optional[str] = ..., shares: _Optional[_Iterable[_Union[Revealed, _Mapping]]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class HolderShare(_message.Message):
+    __slots__ = ("holder", "share", "salt")
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    holder: str
+    share: bytes
+    salt: bytes
+    def __init__(self, holder: _Optional[str] = ..., share: _Optional[bytes] = ..., salt: _Optional[bytes] = ...) -> None: ...
+
+class Misdealing(_message.Message):
+    __slots__ = ("bundle", "dealing", "portions", "kind", "shares")
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    DEALING_FIELD_NUMBER: _ClassVar[int]
+    PORTIONS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    bundle: KeyBundle
+    dealing: Dealing
+    portions: _containers.RepeatedCompositeFieldContainer[Portion]
+    kind: ShareKind
+    shares: _containers.RepeatedCompositeFieldContainer[HolderShare]
+    def __init__(self, bundle: _Optional[_Union[KeyBundle, _Mapping]] = ..., dealing: _Optional[_Union[Dealing, _Mapping]] = ..., portions: _Optional[_Iterable[_Union[Portion, _Mapping]]] = ..., kind: _Optional[_Union[ShareKind, str]] = ..., shares: _Optional[_Iterable[_Union[HolderShare, _Mapping]]] = ...) -> None: ...
 
 class ResultTold(_message.Message):
     __slots__ = ("sha256", "tags")

@@ -3,17 +3,17 @@
 It is told the events of its machine, the signed specification before, or that the attempt is over: a code. The longest
 each gets, in bytes, among n silos: ids of 64 characters, the largest numbers, p = ceil(log2 n) hashes in a proof, g
 tagged groups (0 in the columns, where there are no tags), a specification of d bytes (2 MiB at most, in the columns 0)
-with m abandon notes (4000 at most, in the columns n)::
+with m abandon notes (4000 at most, in the columns n) and evidence of t = floor(2n/3) + 1 shares::
 
-    body        at most             n = 4       10      100     1000
-    spec        225 + d + 135*m       758     1568    13718   135219
-    keys        153 + 203*n           964     2182    20453   203153
-    shares      4 + n*(526 + 34*p)   2379     6623    76404   866004
-    survivors   154 + n*(219 + 8*g)  1008     2292    21553   214153
-    notes       153 + 135*n           692     1502    13652   135153
-    result      191 + 8*g             185      185      185      185
-    abandon     151                   151      151      151      151
-    end         153                   153      153      153      153
+    body        at most                               n = 4       10      100     1000
+    spec        557 + d + 135*m + 286*n + 138*t        2646     5724    51896   513596
+    keys        408*n + 34*p*(n - 1) - 18              1817     5285    64344   747642
+    shares      4 + n*(526 + 34*p)                     2379     6623    76404   866004
+    survivors   154 + n*(219 + 8*g)                    1008     2292    21553   214153
+    notes       153 + 135*n                             692     1502    13652   135153
+    result      191 + 8*g                               185      185      185      185
+    abandon     151                                     151      151      151      151
+    end         153                                     153      153      153      153
 
 All are below the 4 MiB of a message (channel.py) but one: the survivors of a sum with tags for more than 496 groups,
 where they are 1000; of 100 survivors any sum's tags fit.
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..errors import RefusedError
+from ..security.evidence import Misdealing
 from ..security.merkle import HASH_BYTES
 from ..security.round_spec import MOST_SILOS
 from ..security.secagg_fault import COORDINATOR, Code
@@ -53,12 +54,17 @@ from .secure_messages import (
     delivery_to_wire,
     header_from_wire,
     header_to_wire,
+    key_delivery_from_wire,
+    key_delivery_to_wire,
+    misdealing_from_wire,
+    misdealing_to_wire,
     survival_from_wire,
     survival_to_wire,
 )
 
 BODIES = range(1, 11)  # fields of SecureTold that are messages
-SPEC, SHARES = 3, 5
+SPEC, KEYS, SHARES = 3, 4, 5
+EVIDENCE = 4  # of a SignedSpec
 MOST_DELIVERY_BYTES = 526 + 34 * MOST_HASHES  # with its proof
 MOST_SPEC_BYTES = 1 << 21  # the longest specification, of 1000 silos and 4096 groups, is shorter
 MOST_NOTES = 4 * MOST_SILOS  # notes of several attempts may be due
@@ -66,11 +72,15 @@ MOST_NOTES = 4 * MOST_SILOS  # notes of several attempts may be due
 
 @dataclass(frozen=True, slots=True)
 class SignedSpec:
-    """What a silo is asked into, and abandon notes of earlier attempts, ascending by silo and signature."""
+    """What a silo is asked into, and abandon notes of earlier attempts, ascending by silo and signature.
+
+    ``evidence``: why a round whose survivors were signed is summed again.
+    """
 
     document: bytes
     signature: bytes
     notes: tuple[Abandon, ...] = ()
+    evidence: Misdealing | None = None
 
 
 ToldBody: TypeAlias = SignedSpec | KeysTold | SharesTold | SurvivorsTold | NotesTold | ResultTold | AbandonAsked | Over
@@ -90,11 +100,13 @@ def told_to_wire(told: Told | None) -> pb.SecureTold:
         return pb.SecureTold(nothing=pb.SecureNothing())
     made = pb.SecureTold(attempt=attempt_to_wire(told.attempt))
     match told.body:
-        case SignedSpec(document, signature, notes):
+        case SignedSpec(document, signature, notes, evidence):
             noted = [abandon_to_wire(note) for note in notes]
-            made.spec.CopyFrom(pb.SignedSpec(document=document, signature=signature, notes=noted))
-        case KeysTold(bundles):
-            made.keys.CopyFrom(pb.KeysTold(bundles=[bundle_to_wire(bundle) for bundle in bundles]))
+            shown = None if evidence is None else misdealing_to_wire(evidence)
+            made.spec.CopyFrom(pb.SignedSpec(document=document, signature=signature, notes=noted, evidence=shown))
+        case KeysTold(bundles, keys):
+            given = [key_delivery_to_wire(key) for key in keys]
+            made.keys.CopyFrom(pb.KeysTold(bundles=[bundle_to_wire(bundle) for bundle in bundles], keys=given))
         case SharesTold(deliveries):
             made.shares.CopyFrom(pb.SharesTold(deliveries=[delivery_to_wire(each) for each in deliveries]))
         case SurvivorsTold(headers):
@@ -114,7 +126,12 @@ def read_told(data: bytes, silos: int) -> pb.SecureTold:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
     bounds = {
         **dict.fromkeys(BODIES, Bound(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)),
-        SPEC: Bound(MOST_NOTES + MOST_FIELDS, MAX_MESSAGE_BYTES),
+        SPEC: Bound(
+            MOST_NOTES + MOST_FIELDS,
+            MAX_MESSAGE_BYTES,
+            {EVIDENCE: Bound(2 * silos + MOST_FIELDS, MOST_DELIVERY_BYTES)},
+        ),
+        KEYS: Bound(2 * silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
         SHARES: Bound(silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
     }
     check_fields(data, MOST_FIELDS, bounds)
@@ -136,8 +153,10 @@ def _told_body(message: pb.SecureTold) -> ToldBody:
         case "spec":
             return _spec(message.spec)
         case "keys":
-            keys = Sender(COORDINATOR, Code.KEYS)
-            return KeysTold(keys.every(message.keys.bundles, bundle_from_wire, lambda b: b.silo, "keys"))
+            sent = Sender(COORDINATOR, Code.KEYS)
+            bundles = sent.every(message.keys.bundles, bundle_from_wire, lambda b: b.silo, "keys")
+            keys = sent.every(message.keys.keys, key_delivery_from_wire, lambda key: key.silo, "receiving keys")
+            return KeysTold(bundles, keys)
         case "shares":
             shares, dealt = Sender(COORDINATOR, Code.SHARES), message.shares.deliveries
             return SharesTold(shares.every(dealt, delivery_from_wire, lambda d: d.dealing.dealer, "deliveries"))
@@ -168,4 +187,5 @@ def _spec(message: pb.SignedSpec) -> SignedSpec:
     notes = noted.every(
         message.notes, abandon_from_wire, lambda n: (n.silo, n.signature), "abandon notes", most=MOST_NOTES
     )
-    return SignedSpec(message.document, signature, notes)
+    evidence = misdealing_from_wire(COORDINATOR, message.evidence) if message.HasField("evidence") else None
+    return SignedSpec(message.document, signature, notes, evidence)

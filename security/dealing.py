@@ -1,27 +1,27 @@
 """The first half of a secure sum: fresh keys of each silo, and shares of its two secrets, dealt to all others.
 
-A silo draws four seeds of 32 bytes an attempt: of the key that shares are sealed with, of the key that it agrees on
-masks with, of the mask that it has to itself, and of all that it draws while dealing. It deals shares of the second and
-third, because the coordinator needs the
-one if the silo is lost and the other if it is not. Its signature is over a Merkle root (merkle.py) of one leaf a
-holder, so that all see one word of the dealer, and each holder its own portion alone.
+A silo draws five seeds of 32 bytes an attempt: of the key that it seals shares with, of the key that it agrees on masks
+with, of the mask that it has to itself, of all that it draws while dealing, and of the keys that others seal to
+(receiving_keys.py). It deals shares of the second and third, because the coordinator needs the one if the silo is lost
+and the other if it is not. Its signature is over a Merkle root (merkle.py) of one leaf a holder, so that all see one
+word of the dealer, and each holder its own portion alone.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import ProofError, RefusedError
 from .labels import SECAGG_DEALING, SECAGG_KEYS, SECAGG_SEED, framed
 from .masks import Keystream
 from .merkle import HASH_BYTES, Hashes, Tree, leaf_hash, verify_inclusion
 from .pairwise import TAG_BYTES, agree, public_key, seal, seal_key, unseal
+from .receiving_keys import PROBE, KeyDelivery
 from .secagg_fault import COORDINATOR, Code, check
 from .shamir import SALT_BYTES, SHARE_BYTES, Draw, commitment, is_share, split
 from .signers import Sign, Signers
 
 SELF, PAIR = b"self", b"pair"  # kinds of shares: of the self-mask seed, and of the seed of the pairwise masks' key
-PROBE = bytes(32)  # any seed shows a point of low order
 SEALED_BYTES = 2 * (SHARE_BYTES + SALT_BYTES) + TAG_BYTES
 
 
@@ -33,6 +33,7 @@ class Seeds:
     mask: bytes = field(repr=False)
     own: bytes = field(repr=False)
     dealing: bytes = field(repr=False)
+    receiving: bytes = field(repr=False)
 
     def drawing(self) -> Draw:
         """Coefficients and salts, from the stream of ``dealing`` (masks.py): the same ones in a replay."""
@@ -48,16 +49,20 @@ class Seeds:
 
 @dataclass(frozen=True, slots=True)
 class KeyBundle:
-    """A silo's public keys of this attempt, 32 bytes each: ``seal`` to seal shares with, ``mask`` for masks."""
+    """A silo's public keys of this attempt, 32 bytes each: ``seal`` to seal shares with, ``mask`` for masks.
+
+    ``receiving`` is the Merkle root over the keys to which others seal.
+    """
 
     silo: str
     seal: bytes
     mask: bytes
+    receiving: bytes
     signature: bytes = b""
 
     def payload(self, ctx: bytes) -> bytes:
         """What the silo signs, behind KEYS."""
-        return framed(ctx, self.silo.encode(), self.seal, self.mask)
+        return framed(ctx, self.silo.encode(), self.seal, self.mask, self.receiving)
 
     def encoded(self, ctx: bytes) -> bytes:
         """All of it, for H(U1)."""
@@ -71,10 +76,10 @@ class KeyBundle:
             agree(PROBE, key, self.silo)
 
 
-def make_bundle(ctx: bytes, silo: str, seal_seed: bytes, mask_seed: bytes, sign: Sign) -> KeyBundle:
-    """The signed bundle of two 32-byte seeds."""
-    bundle = KeyBundle(silo, public_key(seal_seed), public_key(mask_seed))
-    return KeyBundle(silo, bundle.seal, bundle.mask, sign(SECAGG_KEYS, bundle.payload(ctx)))
+def make_bundle(ctx: bytes, silo: str, seal_seed: bytes, mask_seed: bytes, receiving: bytes, sign: Sign) -> KeyBundle:
+    """The signed bundle of two 32-byte seeds and the root over the keys to which others seal."""
+    bundle = KeyBundle(silo, public_key(seal_seed), public_key(mask_seed), receiving)
+    return replace(bundle, signature=sign(SECAGG_KEYS, bundle.payload(ctx)))
 
 
 def distinct_keys(bundles: Sequence[KeyBundle]) -> KeyBundle | None:
@@ -161,19 +166,24 @@ class Dealing:
 def deal(
     ctx: bytes,
     h_u1: bytes,
-    bundles: Sequence[KeyBundle],
+    keys: Sequence[KeyDelivery],
     dealer: str,
     seeds: Seeds,
     threshold: int,
     holders: Mapping[str, int],
     sign: Sign,
 ) -> tuple[Dealing, tuple[Portion, ...], Held]:
-    """Split both seeds among U1; what is sent, and what the dealer keeps for itself."""
-    numbers, draw = [holders[bundle.silo] for bundle in bundles], seeds.drawing()
+    """Split both seeds among U1; what is sent, and what the dealer keeps for itself.
+
+    ``keys`` are those to which it seals, one of each other member of U1, checked before.
+    """
+    public = {delivery.silo: delivery.key.public for delivery in keys}
+    members, draw = sorted([dealer, *public]), seeds.drawing()
+    numbers = [holders[silo] for silo in members]
     own, pair = (split(seed, threshold, numbers, draw) for seed in (seeds.own, seeds.mask))
-    kept, portions = None, []
-    for bundle in bundles:
-        silo, number = bundle.silo, holders[bundle.silo]
+    portions = []
+    for silo in members:
+        number = holders[silo]
         held = Held(HeldShare(own[number], draw(SALT_BYTES)), HeldShare(pair[number], draw(SALT_BYTES)))
         commitments = [
             commitment(ctx, dealer, silo, kind, held.of(kind).salt, held.of(kind).share) for kind in (SELF, PAIR)
@@ -182,11 +192,9 @@ def deal(
             kept, sealed = held, b""
         else:
             plain = held.own.share + held.own.salt + held.pair.share + held.pair.salt
-            key = seal_key(agree(seeds.seal, bundle.seal, silo), ctx, dealer, silo)
+            key = seal_key(agree(seeds.seal, public[silo], silo), ctx, dealer, silo)
             sealed = seal(key, ctx, dealer, silo, plain)
         portions.append(Portion(silo, sealed, *commitments))
-    if kept is None:
-        raise RefusedError(dealer, Code.KEYS, "is not among those who gave keys")
     root = Tree(portion.leaf() for portion in portions).root()
     unsigned = Dealing(dealer, h_u1, seed_commitment(ctx, dealer, seeds.own), root)
     signature = sign(SECAGG_DEALING, unsigned.payload(ctx))
@@ -235,20 +243,19 @@ def check_delivery(delivery: Delivery, members: Sequence[str], holder: str) -> N
         raise RefusedError(COORDINATOR, Code.SHARES, why) from None
 
 
-def open_delivery(delivery: Delivery, ctx: bytes, bundles: Sequence[KeyBundle], holder: str, seal_seed: bytes) -> Held:
-    """Open what another silo dealt to ``holder``; the delivery is checked before. RefusedError names the dealer."""
-    dealer, portion = delivery.dealing.dealer, delivery.portion
+def open_portion(portion: Portion, ctx: bytes, dealer: KeyBundle, receiving: bytes) -> Held:
+    """Open what a silo dealt; ``receiving`` is the holder's private key for it. RefusedError names the dealer."""
+    holder = portion.holder
     # (1) It opens.
-    (public,) = (bundle.seal for bundle in bundles if bundle.silo == dealer)
-    key = seal_key(agree(seal_seed, public, dealer), ctx, dealer, holder)
-    plain = unseal(key, ctx, dealer, holder, portion.sealed)
+    key = seal_key(agree(receiving, dealer.seal, dealer.silo), ctx, dealer.silo, holder)
+    plain = unseal(key, ctx, dealer.silo, holder, portion.sealed)
     # (2) Both shares fit their commitments.
     half = SHARE_BYTES + SALT_BYTES
     shares = [HeldShare(p[:SHARE_BYTES], p[SHARE_BYTES:]) for p in (plain[:half], plain[half:])]
     held = Held(*shares)
     for kind in (SELF, PAIR):
-        fits = held.of(kind).fits(ctx, dealer, holder, kind, portion.committed(kind))
-        check(fits, dealer, Code.SHARES, f"its share for {holder!r} does not fit the commitment to it")
+        fits = held.of(kind).fits(ctx, dealer.silo, holder, kind, portion.committed(kind))
+        check(fits, dealer.silo, Code.SHARES, f"its share for {holder!r} does not fit the commitment to it")
     return held
 
 

@@ -14,12 +14,13 @@ HEAD = b"staddle/head/1"  # a silo over the head that it holds of another one's 
 
 SECAGG_CONTEXT = b"staddle/secagg/context/1"  # ctx of an attempt at a secure sum: everything else there is bound to it
 SECAGG_SPEC = b"staddle/secagg/spec/1"  # the coordinator over the specification of an attempt
-SECAGG_KEYS = b"staddle/secagg/keys/1"  # a silo over its two keys of an attempt
+SECAGG_KEYS = b"staddle/secagg/keys/1"  # a silo over its keys of an attempt
 SECAGG_DEALING = b"staddle/secagg/dealing/1"  # a silo over the shares that it deals
 SECAGG_UPLOAD = b"staddle/secagg/upload/1"  # a silo over its masked upload
 SECAGG_SURVIVORS = b"staddle/secagg/survivors/1"  # a silo over the one set of survivors
 SECAGG_REVEAL = b"staddle/secagg/reveal/1"  # a silo over the shares that it reveals
 SECAGG_ABANDON = b"staddle/secagg/abandon/1"  # a silo: it will never help to unmask this attempt
+SECAGG_COMPLAINT = b"staddle/secagg/complaint/1"  # a silo over the key that shows what one dealer sealed to it
 
 SECAGG_MODEL = b"staddle/secagg/model/1"  # hashed: what a silo received for the round of a secure sum
 SECAGG_SHARE = b"staddle/secagg/share/1"  # hashed: a dealer's commitment to a share
@@ -27,6 +28,7 @@ SECAGG_SEED = b"staddle/secagg/seed/1"  # hashed: a dealer's commitment to its s
 SECAGG_SET = b"staddle/secagg/set/1"  # hashed: H(U), a set of signed messages
 SECAGG_CANARY = b"staddle/secagg/canary/1"  # hashed: the words that show whether masks came off
 SECAGG_SEAL = b"staddle/secagg/seal/1"  # HKDF: key under which shares travel from one silo to another
+SECAGG_RECEIVING = b"staddle/secagg/receiving/1"  # HKDF: private key that opens what one dealer seals to one silo
 SECAGG_PAIR = b"staddle/secagg/pair/1"  # HKDF: key of the mask that two silos share
 SECAGG_SELF = b"staddle/secagg/self/1"  # HKDF: key of the mask that one silo has to itself
 SECAGG_TAG = b"staddle/secagg/tag/1"  # HKDF: key of the coefficients of linear tags, from the group key
@@ -71,6 +73,7 @@ SIGNED = (
     SECAGG_SURVIVORS,
     SECAGG_REVEAL,
     SECAGG_ABANDON,
+    SECAGG_COMPLAINT,
     GROUP_CONTRIBUTION,
     MIX_UPLOAD,
     MIX_PREKEY,
@@ -84,6 +87,7 @@ HASHED = (
     SECAGG_SET,
     SECAGG_CANARY,
     SECAGG_SEAL,
+    SECAGG_RECEIVING,
     SECAGG_PAIR,
     SECAGG_SELF,
     SECAGG_TAG,

@@ -1,9 +1,10 @@
 """Keys of one attempt at a secure sum: what two silos agree on, and the sealing of shares between them.
 
-A silo draws two fresh X25519 keys an attempt and signs them with its protocol key: one to seal shares with (c), one
-to agree on masks with (s). From the agreed 32 bytes HKDF-SHA256 (RFC 5869) derives keys of one use each::
+A silo draws fresh X25519 keys an attempt and signs them with its protocol key: one to seal shares with (c), one for
+each dealer that seals to it (r, receiving_keys.py), one to agree on masks with (s). From the agreed 32 bytes
+HKDF-SHA256 (RFC 5869) derives keys of one use each::
 
-    seal key, u to v   HKDF(X25519(c_u, c_v), salt = ctx, info = framed(SEAL, u, v))
+    seal key, u to v   HKDF(X25519(c_u, r_vu), salt = ctx, info = framed(SEAL, u, v))
     pair key, u and v  HKDF(X25519(s_u, s_v), salt = ctx, info = framed(PAIR, prg, min(u, v), max(u, v), H(U2)))
     self key, u        HKDF(b_u,              salt = ctx, info = framed(SELF, prg, u, H(U2)))
 

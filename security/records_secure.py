@@ -16,7 +16,7 @@ from .secagg_fault import Code
 MOST_WHY = 500  # characters
 
 ProtocolKind: TypeAlias = Literal[
-    "keys", "shares", "header", "survival", "reveal", "abandon", "end", "contribution", "padded"
+    "keys", "shares", "complaint", "header", "survival", "reveal", "abandon", "end", "contribution", "padded"
 ]
 
 

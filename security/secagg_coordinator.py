@@ -9,6 +9,7 @@ sum. No tensor, file or clock here; uploads are spooled and folded by the shell.
     keys       all of the cohort gave keys or failed, or the deadline  shares   (U1 is large enough), else ended
     shares     all of U1 dealt or failed, or the deadline              masked   (U2 is), else ended
     masked     all of U2 uploaded or failed, or the deadline           survivors (U3 is), else ended
+    masked     a complaint about a dealer holds (evidence.py)          ended, and the dealer is named
     survivors  t survivors signed                                      reveal;  ended at the deadline
     reveal     t survivors revealed shares that join                   opening; ended at the deadline
     opening    the sum is open                                         done;    ended if canaries do not come out
@@ -19,25 +20,31 @@ another may follow when ``notes_missing`` is 0.
 
 A share that is none of its dealer's polynomial fits its commitment all the same. Where the first t shares do not join
 to what the dealer committed to, the other survivors' are awaited and other t of them are tried: one wrong share ends no
-sum while t + 1 survivors reveal. A dealer of whose shares no t that were tried join ends it, and is named.
+sum while t + 1 survivors reveal. Either way the dealer is named, for any t shares of an honest one join. Where no t
+that were tried join, they are evidence (evidence.py), with which silos repeat the sum over the same survivors without
+it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, islice
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from ..algorithms.batches import unbroken
 from ..errors import RefusedError
-from .dealing import PAIR, SELF, Dealing, KeyBundle, Portion, check_portions, deliver, distinct_keys, seed_commitment
+from .dealing import SELF, Dealing, KeyBundle, Portion, check_portions, deliver, distinct_keys
+from .evidence import Complaint, Misdealing, ShownShare, joins
 from .labels import SECAGG_SPEC
 from .masks import Term, pair_term
-from .pairwise import agree, pair_key, public_key, self_key
+from .pairwise import agree, pair_key, self_key
+from .receiving_keys import ReceivingKey, check_keys, deliver_keys
 from .round_spec import RoundSpec, Terms, check_cohort, check_survivors
 from .secagg_coordinator_events import (
     AbandonGiven,
     Ask,
     AskAbandon,
+    ComplaintGiven,
     Deadline,
     Discard,
     Effect,
@@ -62,13 +69,13 @@ from .secagg_coordinator_events import (
 )
 from .secagg_fault import Code, check
 from .secagg_messages import Abandon, Header, Reveal, Sets, Survival, kinds_to_reveal, set_digest
-from .shamir import join, weights_at_zero
 from .signers import Sign, Signers
 from .tags import combine
 
 Stage: TypeAlias = Literal["keys", "shares", "masked", "survivors", "reveal", "opening", "done", "ended"]
 
 MOST_SUBSETS = 300  # of t shares, tried for one dealer: half a second among 100 silos
+NOBODY: Mapping[str, str] = MappingProxyType({})
 WATCHED: tuple[Stage, ...] = ("keys", "shares", "masked", "survivors", "reveal")  # a deadline closes them
 
 
@@ -84,12 +91,15 @@ class CoordinatorState:
     told: bool = False  # U2 was told: masked bytes may have left silos
     failed: Mapping[str, str] = field(default_factory=dict)  # why
     bundles: Mapping[str, KeyBundle] = field(default_factory=dict)
+    keys: Mapping[str, tuple[ReceivingKey, ...]] = field(default_factory=dict)
     dealings: Mapping[str, Dealing] = field(default_factory=dict)
     portions: Mapping[str, tuple[Portion, ...]] = field(default_factory=dict)
+    complaints: Mapping[str, Complaint] = field(default_factory=dict)
     headers: Mapping[str, Header] = field(default_factory=dict)
     survivals: Mapping[str, Survival] = field(default_factory=dict)
     reveals: Mapping[str, Reveal] = field(default_factory=dict)
     notes: Mapping[str, Abandon] = field(default_factory=dict)
+    evidence: Misdealing | None = None  # why nothing could be opened, though survivors signed
     u1: tuple[str, ...] = ()
     u2: tuple[str, ...] = ()
     u3: tuple[str, ...] = ()
@@ -108,20 +118,26 @@ class CoordinatorState:
 Step: TypeAlias = tuple[CoordinatorState, tuple[Effect, ...]]
 
 
-def begin(spec: RoundSpec, signers: Signers, terms: Terms, sign: Sign) -> Step:
-    """Ask the cohort; RefusedError for one that silos with these terms would not join."""
+def begin(spec: RoundSpec, signers: Signers, terms: Terms, sign: Sign, out: Mapping[str, str] = NOBODY) -> Step:
+    """Ask the cohort; RefusedError for one that silos with these terms would not join.
+
+    ``out`` are members that cannot take part in this attempt, and why: they are not asked.
+    """
     check_cohort(spec, terms)
-    state = CoordinatorState(spec, spec.context(), signers, terms)
-    return state, (Ask(spec.cohort, spec.payload(), sign(SECAGG_SPEC, spec.payload())), Watch("keys"))
+    state = CoordinatorState(spec, spec.context(), signers, terms, failed=out)
+    asked = tuple(silo for silo in spec.cohort if silo not in out)
+    return state, (Ask(asked, spec.payload(), sign(SECAGG_SPEC, spec.payload())), Watch("keys"))
 
 
 def advance(state: CoordinatorState, event: Event) -> Step:
     """The next state and what has to be done."""
     match event:
-        case KeysGiven(bundle):
+        case KeysGiven(bundle, _):
             return _given(state, "keys", bundle.silo, state.spec.cohort, event)
-        case SharesGiven(dealing):
+        case SharesGiven(dealing, _):
             return _given(state, "shares", dealing.dealer, state.u1, event)
+        case ComplaintGiven(complaint):
+            return _complained(state, complaint)
         case Uploaded(header):
             return _given(state, "masked", header.silo, state.u2, event)
         case SurvivalGiven(survival):
@@ -163,11 +179,13 @@ def _take(state: CoordinatorState, event: Event) -> Step:
     """Check a message that may come now; RefusedError blames who sent it."""
     ctx, signers = state.ctx, state.signers
     match event:
-        case KeysGiven(bundle):
+        case KeysGiven(bundle, keys):
             bundle.check(ctx, signers)
+            check_keys(bundle.silo, bundle.receiving, keys, state.spec.cohort)
             twin = distinct_keys([*state.bundles.values(), bundle])
             check(twin is None, bundle.silo, Code.KEYS, "gave a key that is in use already")
-            return replace(state, bundles={**state.bundles, bundle.silo: bundle}), ()
+            bundles = {**state.bundles, bundle.silo: bundle}
+            return replace(state, bundles=bundles, keys={**state.keys, bundle.silo: keys}), ()
         case SharesGiven(dealing, portions):
             dealing.check(ctx, state.h_u1, signers)
             check_portions(dealing, portions, state.u1)
@@ -190,6 +208,28 @@ def _take(state: CoordinatorState, event: Event) -> Step:
             return replace(state, reveals={**state.reveals, reveal.silo: reveal}), ()
         case _:
             return state, ()
+
+
+def _complained(state: CoordinatorState, complaint: Complaint) -> Step:
+    """End the attempt by evidence against a dealer, or drop out who complains without any.
+
+    Who was lost meanwhile is heard; who has uploaded had opened all that was dealt to it.
+    """
+    silo, dealer = complaint.silo, complaint.dealer
+    if state.stage != "masked" or silo not in state.u2 or silo in state.headers:
+        return state, (Refuse(silo, Code.ORDER, f"complains in stage {state.stage!r}, or after its upload"),)
+    try:
+        dealt = dealer in state.u2 and dealer != silo
+        check(dealt, silo, Code.COMPLAINT, f"complains of {dealer[:64]!r}, who dealt nothing to it")
+        (given,) = (key for key in state.keys[silo] if key.dealer == dealer)
+        (portion,) = (portion for portion in state.portions[dealer] if portion.holder == silo)
+        complaint.check(state.ctx, state.h_u2, given, state.bundles[dealer], portion, state.signers)
+    except RefusedError as error:
+        state, more = _close_if_complete(replace(state, failed={**state.failed, silo: error.code}))
+        return state, (Refuse(silo, Code.COMPLAINT, error.why), *more)
+    complaints, failed = {**state.complaints, silo: complaint}, {**state.failed, dealer: Code.MISDEALT.value}
+    why = f"{dealer!r} sealed to {silo!r} what does not open or fit, as {silo!r} showed"
+    return _end(replace(state, complaints=complaints, failed=failed), Code.MISDEALT, dealer, why)
 
 
 def _answered(state: CoordinatorState, stage: Stage) -> Mapping[str, object]:
@@ -253,8 +293,12 @@ def _close(state: CoordinatorState) -> Step:
 def _close_keys(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     bundles = tuple(state.bundles[silo] for silo in members)
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
+    given = {silo: deliver_keys(silo, state.keys[silo]) for silo in members}
+    told = tuple(
+        TellKeys(silo, bundles, tuple(given[other][silo] for other in members if other != silo)) for silo in members
+    )
     state = replace(state, stage="shares", u1=members, h_u1=h_u1)
-    return _opened_stage(state, (TellKeys(members, bundles), Watch("shares")))
+    return _opened_stage(state, (*told, Watch("shares")))
 
 
 def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
@@ -295,46 +339,50 @@ def _open(state: CoordinatorState, awaited: bool) -> Step:
     Left on the sum are the survivors' masks to themselves, and those that they share with the lost.
     """
     spec, ctx = state.spec, state.ctx
-    weights: dict[tuple[str, ...], dict[int, int]] = {}
     terms: list[Term] = []
+    failed = dict(state.failed)
     for dealer, kind in kinds_to_reveal(state.u2, state.u3).items():
-        secret = _joined(state, dealer, kind, weights)
-        if secret is None and awaited:
+        joined = _joined(state, dealer, kind)
+        if joined.secret is None and awaited:
             return state, ()
-        if secret is None:
-            return _end(state, Code.SHARES, dealer, f"{dealer!r} dealt shares of something else than it committed to")
+        if joined.wrong:
+            failed[dealer] = Code.MISDEALT.value
+        if joined.secret is None:
+            dealt = state.bundles[dealer], state.dealings[dealer], state.portions[dealer]
+            state = replace(state, failed=failed, evidence=Misdealing(*dealt, kind, joined.wrong))
+            why = f"{dealer!r} dealt shares that do not join to what it committed to"
+            return _end(state, Code.MISDEALT, dealer, why)
         if kind == SELF:
-            terms.append(Term(self_key(secret, ctx, dealer, spec.prg, state.h_u2)))
+            terms.append(Term(self_key(joined.secret, ctx, dealer, spec.prg, state.h_u2)))
             continue
         for survivor in state.u3:
-            shared = agree(secret, state.bundles[survivor].mask, survivor)
+            shared = agree(joined.secret, state.bundles[survivor].mask, survivor)
             terms.append(pair_term(survivor, dealer, pair_key(shared, ctx, survivor, dealer, spec.prg, state.h_u2)))
     tags = _tags(state, terms)
-    return replace(state, stage="opening", tags=tags), (Open(tuple(terms), state.u3, tags),)
+    return replace(state, stage="opening", failed=failed, tags=tags), (Open(tuple(terms), state.u3, tags),)
 
 
-def _joined(
-    state: CoordinatorState, dealer: str, kind: bytes, weights: dict[tuple[str, ...], dict[int, int]]
-) -> bytes | None:
-    """The secret that a dealer committed to, of t revealed shares that join to it; None if no t that were tried do.
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """A dealer's secret, if t revealed shares join to it, and the first t that did not."""
 
-    ``weights``, by holders, are those made so far: of an honest dealer the first t join, so there is one set for all.
-    """
-    spec = state.spec
+    secret: bytes | None
+    wrong: tuple[ShownShare, ...]
+
+
+def _joined(state: CoordinatorState, dealer: str, kind: bytes) -> _Joined:
+    """The secret that a dealer committed to, of t revealed shares that join to it."""
     shares = {
-        holder: each.held.share
-        for holder in state.reveals
-        for each in state.reveals[holder].shares
-        if each.dealer == dealer
+        holder: each.held for holder in state.reveals for each in state.reveals[holder].shares if each.dealer == dealer
     }
-    for holders in islice(_subsets(sorted(shares), spec.threshold), MOST_SUBSETS):
-        if holders not in weights:
-            numbers = [spec.holder(holder) for holder in holders]
-            weights[holders] = dict(zip(numbers, weights_at_zero(numbers), strict=True))
-        secret = join({spec.holder(holder): shares[holder] for holder in holders}, weights[holders])
-        if secret is not None and _is_secret(state, dealer, kind, secret):
-            return secret
-    return None
+    wrong: tuple[ShownShare, ...] = ()
+    for holders in islice(_subsets(sorted(shares), state.spec.threshold), MOST_SUBSETS):
+        chosen = {holder: shares[holder] for holder in holders}
+        secret = joins(state.spec, state.bundles[dealer], state.dealings[dealer], kind, chosen)
+        if secret is not None:
+            return _Joined(secret, wrong)
+        wrong = wrong or tuple(ShownShare(holder, held) for holder, held in chosen.items())
+    return _Joined(None, wrong)
 
 
 def _subsets(holders: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
@@ -352,13 +400,6 @@ def _tags(state: CoordinatorState, terms: Sequence[Term]) -> bytes:
     return combine(tags, len(state.spec.groups), terms=terms)
 
 
-def _is_secret(state: CoordinatorState, dealer: str, kind: bytes, secret: bytes) -> bool:
-    """Whether joined shares are what the dealer committed to before."""
-    if kind == PAIR:
-        return public_key(secret) == state.bundles[dealer].mask
-    return seed_commitment(state.ctx, dealer, secret) == state.dealings[dealer].seed
-
-
 def _abandoned(state: CoordinatorState, note: Abandon) -> Step:
     """Keep the note; its signer drops out of an attempt that still goes on."""
     state = replace(state, notes={**state.notes, note.silo: note})
@@ -366,6 +407,6 @@ def _abandoned(state: CoordinatorState, note: Abandon) -> Step:
 
 
 def _end(state: CoordinatorState, code: Code, blame: str, why: str) -> Step:
-    asked: tuple[Effect, ...] = (AskAbandon(state.u1),) if state.told else ()
+    asked: tuple[Effect, ...] = (AskAbandon(state.u1),) if state.told and state.evidence is None else ()
     discarded = tuple(Discard(silo) for silo in state.headers)
     return replace(state, stage="ended"), (*discarded, End(code, blame, why), *asked)

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .dealing import Dealing, Delivery, KeyBundle, Portion
+from .evidence import Complaint
 from .masks import Term
+from .receiving_keys import KeyDelivery, ReceivingKey
 from .secagg_fault import Code
 from .secagg_messages import Abandon, Header, Reveal, Survival
 
@@ -14,6 +16,7 @@ class KeysGiven:
     """A silo gave its keys."""
 
     bundle: KeyBundle
+    keys: tuple[ReceivingKey, ...]
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,13 @@ class SharesGiven:
 
     dealing: Dealing
     portions: tuple[Portion, ...]
+
+
+@dataclass(frozen=True)
+class ComplaintGiven:
+    """A silo shows that a dealer sealed rubbish to it."""
+
+    complaint: Complaint
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,7 @@ class OpenFailed:
 Event: TypeAlias = (
     KeysGiven
     | SharesGiven
+    | ComplaintGiven
     | Uploaded
     | SurvivalGiven
     | RevealGiven
@@ -111,10 +122,11 @@ class Ask:
 
 @dataclass(frozen=True)
 class TellKeys:
-    """Send the keys of U1 to its members."""
+    """Send one member of U1 the keys of all, and those to which it seals."""
 
-    silos: tuple[str, ...]
+    silo: str
     bundles: tuple[KeyBundle, ...]
+    keys: tuple[KeyDelivery, ...]
 
 
 @dataclass(frozen=True)

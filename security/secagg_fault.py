@@ -19,6 +19,8 @@ class Code(StrEnum):
     ABANDON = "ABANDON"  # too few abandon notes, or one that does not hold
     KEYS = "KEYS"  # a bundle of keys is unsigned, of a stranger, repeated or unusable
     SHARES = "SHARES"  # dealt shares are unsigned, do not open, or do not fit their commitments
+    COMPLAINT = "COMPLAINT"  # a complaint about a dealer does not hold
+    MISDEALT = "MISDEALT"  # evidence shows that a dealer's shares do not open, or do not join (evidence.py)
     UPLOAD = "UPLOAD"  # a masked upload or its header is not what it should be
     SURVIVORS = "SURVIVORS"  # the set of survivors is too small, or not one that this silo may sign
     NOTES = "NOTES"  # too few survivors signed the same set, or a signature does not hold

@@ -3,8 +3,8 @@
 Kept by instance (``Frame.instance``) and durable before the message that it is about leaves; canonical JSON, here cut::
 
     {"abandoned":false,"attempt":1,"ctx":"5c1f…","pending":[{"colluders":1,"ctx":"5c1f…","members":["a","b","c","d"],
-     "model":"e3b0…","round":17,"start":17,"threshold":3}],"round":17,"signed_ctx":"77ab…","signed_models":["9a0b…"],
-     "signed_round":16,"start":17}
+     "model":"e3b0…","round":17,"start":17,"threshold":3}],"round":17,"signed_attempt":0,"signed_ctx":"77ab…",
+     "signed_models":["9a0b…"],"signed_round":16,"signed_survivors":["a","b","c","d"],"start":17}
 
 The secrets of an attempt are not in it: a process that starts again is a dropout in the attempt that it was in.
 
@@ -12,6 +12,11 @@ A silo trains from one of its own states: ``start`` is how many rounds are behin
 enter one opened sum, whatever the coordinator says of earlier rounds and whatever it delivers in between (rule 34).
 Otherwise a coordinator that sets a silo back to the same state, round after round, opens sums over other sets of silos
 and solves them for each silo.
+
+One signed sum may be made again: where evidence shows that a dealer dealt shares which do not join (evidence.py), so
+that nobody could open it. It is made over the very survivors that were signed, without that dealer. Should the dealer
+have told the coordinator its secret, and so opened the first sum, both sums show the same honest silos together, and
+no difference of them shows one. Evidence names no honest dealer, and no two sets of survivors have t signatures.
 """
 
 from collections.abc import Sequence
@@ -19,8 +24,9 @@ from typing import Annotated, Protocol, Self
 
 from pydantic import Field
 
-from ..errors import LocalError
+from ..errors import LocalError, RefusedError
 from ..files import Strict
+from .evidence import Misdealing
 from .identity import Hex32, Id
 from .round_spec import RoundSpec
 from .secagg_fault import COORDINATOR, Code, check
@@ -70,6 +76,8 @@ class Memory(Strict):
     start: Number = 0
     signed_round: Number = -1
     signed_ctx: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    signed_attempt: Number = -1
+    signed_survivors: tuple[Id, ...] = ()
     signed_models: tuple[Hex32, ...] = ()
     pending: tuple[Pending, ...] = ()
 
@@ -93,21 +101,48 @@ class Memory(Strict):
         resolved = [p for p in self.pending if p.round == round_ and (p.ctx != ctx or silo not in survivors)]
         return self._with(pending=tuple(p for p in self.pending if p not in resolved)) if resolved else self
 
-    def entered(self, spec: RoundSpec, notes: Sequence[Abandon], signers: Signers) -> Self:
+    def repeated(self, spec: RoundSpec, evidence: Misdealing | None, signers: Signers) -> tuple[str, ...]:
+        """The one set of survivors over which a round that was signed may be summed again; empty for any other round.
+
+        RefusedError where it is a round that was signed, and nothing shows that its sum could not be opened.
+        """
+        if spec.round != self.signed_round:
+            return ()
+        here = f"round {spec.round}, attempt {spec.attempt}"
+        why = f"asks for {here} after its survivors were signed"
+        if evidence is None:
+            raise RefusedError(COORDINATOR, Code.ATTEMPT, why)
+        # (1) All but the number of the attempt is as it was.
+        signed = spec.model_copy(update={"attempt": self.signed_attempt})
+        same = signed.context().hex() == self.signed_ctx
+        check(same, COORDINATOR, Code.ATTEMPT, f"{why}, and specifies another sum than was signed")
+        # (2) A dealer of the attempt that was signed dealt shares which do not join.
+        proven = evidence.proves(signed, signers)
+        check(proven, COORDINATOR, Code.ATTEMPT, f"{why}, and what it brings proves nothing of {evidence.dealer!r}")
+        return tuple(silo for silo in self.signed_survivors if silo != evidence.dealer)
+
+    def is_signed(self, ctx: bytes) -> bool:
+        """Whether this silo signed the survivors of this attempt, the newest that it signed."""
+        return self.signed_ctx == ctx.hex()
+
+    def may_be_opened(self, round_: int, ctx: bytes) -> bool:
+        """Whether a sum that was opened in a round can be of this attempt: the one signed, or one that repeats it."""
+        repeats = any(p.round == round_ and p.ctx == ctx.hex() for p in self.pending)
+        return round_ != self.signed_round or self.is_signed(ctx) or repeats
+
+    def entered(
+        self, spec: RoundSpec, notes: Sequence[Abandon], signers: Signers, evidence: Misdealing | None = None
+    ) -> Self:
         """Memory of entering an attempt; the steps run in order, RefusedError says why it may not be entered."""
         here = f"round {spec.round}, attempt {spec.attempt}"
         # (1) It is later than all that was entered.
         newer = (spec.round, spec.attempt) > (self.round, self.attempt)
         check(newer, COORDINATOR, Code.ATTEMPT, f"asks for {here} after round {self.round}, attempt {self.attempt}")
-        # (2) No survivors were signed in this round, or of this model.
-        check(
-            spec.round != self.signed_round,
-            COORDINATOR,
-            Code.ATTEMPT,
-            f"asks for {here} after its survivors were signed",
-        )
-        fresh = spec.model_digest not in self.signed_models
-        check(fresh, COORDINATOR, Code.ATTEMPT, f"asks for {here} from model {spec.model_digest[:12]}…, summed before")
+        # (2) No survivors were signed in this round, or of this model; or that round is repeated.
+        if not self.repeated(spec, evidence, signers):
+            fresh = spec.model_digest not in self.signed_models
+            why = f"asks for {here} from model {spec.model_digest[:12]}…, summed before"
+            check(fresh, COORDINATOR, Code.ATTEMPT, why)
         # (3) What may have left of the same values, or of others from the same state, can never be opened any more.
         same = [
             p
@@ -137,20 +172,22 @@ class Memory(Strict):
         )
         return self._with(pending=(*self.pending, pending))
 
-    def signed(self, spec: RoundSpec) -> Self:
+    def signed(self, spec: RoundSpec, survivors: Sequence[str]) -> Self:
         """Memory of signing survivors, before the signature leaves."""
         if self.abandoned:
             raise LocalError("survivors of an abandoned attempt are never signed; this is a bug in Staddle")
         return self._with(
             signed_round=spec.round,
             signed_ctx=spec.context().hex(),
-            signed_models=(*self.signed_models, spec.model_digest),
+            signed_attempt=spec.attempt,
+            signed_survivors=tuple(survivors),
+            signed_models=tuple(dict.fromkeys((*self.signed_models, spec.model_digest))),
             pending=tuple(p for p in self.pending if p.ctx != self.ctx),
         )
 
     def given_up(self) -> Self:
         """Memory of an abandon note for the newest attempt, before the note leaves."""
-        if self.signed_round == self.round:
+        if self.signed_ctx == self.ctx:
             raise LocalError("an attempt whose survivors were signed is never abandoned; this is a bug in Staddle")
         return self._with(abandoned=True)
 

@@ -1,19 +1,22 @@
 """The messages of a secure sum, in the order in which they cross: who makes each, what it signs, how it is checked.
 
-=============  ====================  ==================================================================================
-message        from, to              signed, behind its label: framed(ctx, silo, ...)
-=============  ====================  ==================================================================================
-``KeyBundle``  silo, to all          its two X25519 keys of this attempt
-``Dealing``    silo, to all          H(U1), the commitment to its self-mask seed, the Merkle root over what it deals
-``Portion``    silo, to one holder   nothing itself: ``Dealing.root`` covers it; travels as ``Delivery`` with its proof
-``Header``     silo, to all          H(U2), the length, SHA-256 and tags of its masked upload
-``Survival``   silo, to all          H(U1), H(U2), H(U3): the one set of survivors that it will help to unmask
-``Reveal``     silo, to coordinator  H(U3), and one share of each member of U2
-``Abandon``    silo, to all          that it never signs or unmasks this attempt
-=============  ====================  ==================================================================================
+==============  ====================  ==================================================================================
+message         from, to              signed, behind its label: framed(ctx, silo, ...)
+==============  ====================  ==================================================================================
+``KeyBundle``   silo, to all          its two X25519 keys of this attempt, the Merkle root over its receiving keys
+``KeyDelivery`` silo, to one dealer   nothing itself: ``KeyBundle.receiving`` covers it; travels with its proof
+``Dealing``     silo, to all          H(U1), the commitment to its self-mask seed, the Merkle root over what it deals
+``Portion``     silo, to one holder   nothing itself: ``Dealing.root`` covers it; travels as ``Delivery`` with its proof
+``Complaint``   silo, to coordinator  H(U2), the private key that opens what one dealer sealed to it (evidence.py)
+``Header``      silo, to all          H(U2), the length, SHA-256 and tags of its masked upload
+``Survival``    silo, to all          H(U1), H(U2), H(U3): the one set of survivors that it will help to unmask
+``Reveal``      silo, to coordinator  H(U3), and one share of each member of U2
+``Abandon``     silo, to all          that it never signs or unmasks this attempt
+==============  ====================  ==================================================================================
 
 H(U) is the SHA-256 of the signed messages themselves, in the order of the silos' ids: bundles (U1), dealings (U2),
-headers (U3). So whoever signs a later set has agreed on all that came before. The first three are in dealing.py.
+headers (U3). So whoever signs a later set has agreed on all that came before. The first four are in dealing.py and
+receiving_keys.py.
 """
 
 import hashlib

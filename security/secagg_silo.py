@@ -9,6 +9,7 @@ what follows it leaves) and brings back what came of them.
     -          begin(...)                 keys       Remember, SendKeys
     keys       KeysTold(U1)               shares     SendShares
     shares     SharesTold(U2)             uploading  Remember, Upload(terms)
+    shares     the same, not all opens    ended      SendComplaint, End: the dealer is to blame
     uploading  Streamed(length, sha256)   uploaded   SendHeader
     uploaded   Streamed, the same         uploaded   SendHeader: a lost connection was resumed
     uploaded   SurvivorsTold(U3)          signed     Remember, SendSurvival
@@ -36,10 +37,12 @@ from .dealing import (
     deal,
     distinct_keys,
     make_bundle,
-    open_delivery,
+    open_portion,
 )
+from .evidence import Misdealing, make_complaint
 from .masks import Term, pair_term
 from .pairwise import KEY_BYTES, agree, pair_key, self_key
+from .receiving_keys import KeyDelivery, check_key_delivery, key_root, receiving_keys, receiving_seed
 from .round_spec import Frame, RoundSpec, Terms, check_survivors, receive
 from .secagg_fault import COORDINATOR, Code, check, passed_on
 from .secagg_memory import Memory
@@ -66,6 +69,7 @@ from .secagg_silo_events import (
     Remember,
     ResultTold,
     SendAbandon,
+    SendComplaint,
     SendHeader,
     SendKeys,
     SendReveal,
@@ -105,6 +109,7 @@ class SiloState:
     memory: Memory
     seeds: Seeds | None  # None once they are not needed any more
     bundle: KeyBundle  # our own
+    only: tuple[str, ...] = ()  # where a round is repeated: the survivors that it has to have
     bundles: tuple[KeyBundle, ...] = ()  # U1
     dealing: Dealing | None = None  # our own
     held: Mapping[str, Held] = field(default_factory=dict)  # dealer -> its shares for us
@@ -125,14 +130,23 @@ Step: TypeAlias = tuple[SiloState, tuple[Effect, ...]]
 
 
 def begin(
-    party: Party, frame: Frame, document: bytes, signature: bytes, memory: Memory, notes: Sequence[Abandon] = ()
+    party: Party,
+    frame: Frame,
+    document: bytes,
+    signature: bytes,
+    memory: Memory,
+    notes: Sequence[Abandon] = (),
+    evidence: Misdealing | None = None,
 ) -> Step:
     """Enter an attempt; RefusedError says why this silo does not, and then nothing is remembered or sent."""
     spec = receive(document, signature, frame, party.terms, party.signers, party.silo)
-    memory = memory.entered(spec, notes, party.signers)
-    ctx, seeds = spec.context(), Seeds(*(party.draw(KEY_BYTES) for _ in range(4)))
-    bundle = make_bundle(ctx, party.silo, seeds.seal, seeds.mask, party.sign)
-    return SiloState("keys", party, spec, ctx, memory, seeds, bundle), (Remember(memory), SendKeys(bundle))
+    only = memory.repeated(spec, evidence, party.signers)
+    memory = memory.entered(spec, notes, party.signers, evidence)
+    ctx, seeds = spec.context(), Seeds(*(party.draw(KEY_BYTES) for _ in range(5)))
+    keys = receiving_keys(seeds.receiving, ctx, party.silo, spec.cohort)
+    bundle = make_bundle(ctx, party.silo, seeds.seal, seeds.mask, key_root(keys), party.sign)
+    state = SiloState("keys", party, spec, ctx, memory, seeds, bundle, only)
+    return state, (Remember(memory), SendKeys(bundle, keys))
 
 
 def advance(state: SiloState, event: Event) -> Step:
@@ -149,8 +163,8 @@ def advance(state: SiloState, event: Event) -> Step:
 
 def _advance(state: SiloState, event: Event) -> Step:
     match event:
-        case KeysTold(bundles):
-            return _deal(state, bundles) if state.stage == "keys" else _again(state, state.bundles, bundles)
+        case KeysTold(bundles, keys):
+            return _deal(state, bundles, keys) if state.stage == "keys" else _again(state, state.bundles, bundles)
         case SharesTold(deliveries) if state.stage == "shares":
             return _open_shares(state, deliveries)
         case SharesTold(deliveries):
@@ -180,7 +194,7 @@ def _again(state: SiloState, first: tuple[object, ...], now: tuple[object, ...])
     return state, ()
 
 
-def _deal(state: SiloState, bundles: tuple[KeyBundle, ...]) -> Step:
+def _deal(state: SiloState, bundles: tuple[KeyBundle, ...], keys: tuple[KeyDelivery, ...]) -> Step:
     """U1 is known: split our secrets among it."""
     silo, spec, party, seeds = state.silo, state.spec, state.party, _seeds(state)
     members = [bundle.silo for bundle in bundles]
@@ -197,9 +211,16 @@ def _deal(state: SiloState, bundles: tuple[KeyBundle, ...]) -> Step:
     check(twin is None, COORDINATOR, Code.KEYS, f"passes on a key twice, the second time of {twin and twin.silo!r}")
     # (5) Enough are left.
     _check_size(state, members, "U1", Code.KEYS)
+    # (6) Each other member gave us a key to seal to, and signed it.
+    others = [bundle for bundle in bundles if bundle.silo != silo]
+    each = [delivery.silo for delivery in keys] == [bundle.silo for bundle in others]
+    check(each, COORDINATOR, Code.KEYS, f"brings {len(keys)} receiving keys, not one of each of {len(others)} others")
+    for bundle, delivery in zip(others, keys, strict=True):
+        check_key_delivery(delivery, bundle.receiving, spec.cohort, silo)
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
     holders = {member: spec.holder(member) for member in members}
-    dealing, portions, kept = deal(state.ctx, h_u1, bundles, silo, seeds, spec.threshold, holders, party.sign)
+    with passed_on():  # a key of low order
+        dealing, portions, kept = deal(state.ctx, h_u1, keys, silo, seeds, spec.threshold, holders, party.sign)
     state = replace(state, stage="shares", bundles=bundles, h_u1=h_u1, dealing=dealing, held={silo: kept})
     return state, (SendShares(dealing, portions),)
 
@@ -222,10 +243,21 @@ def _open_shares(state: SiloState, deliveries: tuple[Delivery, ...]) -> Step:
     # (5) All portions are those that their dealers signed for us.
     for delivery in deliveries:
         check_delivery(delivery, [bundle.silo for bundle in state.bundles], silo)
-    # (6) They open, and fit what their dealers committed to.
-    others = [delivery for delivery in deliveries if delivery.dealing.dealer != silo]
-    opened = {d.dealing.dealer: open_delivery(d, ctx, state.bundles, silo, seeds.seal) for d in others}
     h_u2 = set_digest(b"U2", ctx, [dealing.encoded(ctx) for dealing in dealings])
+    # (6) They open, and fit what their dealers committed to; else we show what was dealt to us.
+    opened: dict[str, Held] = {}
+    for delivery in deliveries:
+        dealer = delivery.dealing.dealer
+        if dealer == silo:
+            continue
+        (bundle,) = (bundle for bundle in state.bundles if bundle.silo == dealer)
+        key = receiving_seed(seeds.receiving, ctx, silo, dealer)
+        try:
+            opened[dealer] = open_portion(delivery.portion, ctx, bundle, key)
+        except RefusedError as error:
+            complaint = make_complaint(ctx, silo, h_u2, dealer, key, party.sign)
+            state, ended = _end(state, Code(error.code), error.peer, error.why)
+            return state, (SendComplaint(complaint), *ended)
     terms = [Term(self_key(seeds.own, ctx, silo, spec.prg, h_u2))]
     public = {bundle.silo: bundle.mask for bundle in state.bundles}
     for other in opened:
@@ -265,8 +297,11 @@ def _sign_survivors(state: SiloState, headers: tuple[Header, ...]) -> Step:
     check(state.header in headers, COORDINATOR, Code.SURVIVORS, f"does not name the upload of {state.silo!r}")
     # (4) The sum over them may be opened.
     check_survivors(spec, party.terms, survivors)
+    # (5) Where the round is repeated, they are those of before without the dealer at fault.
+    same = not state.only or survivors == list(state.only)
+    check(same, COORDINATOR, Code.SURVIVORS, f"repeats a sum over {list(state.only)} with survivors {survivors}")
     h_u3 = set_digest(b"U3", ctx, [header.encoded(ctx) for header in headers])
-    memory = state.memory.signed(spec)
+    memory = state.memory.signed(spec, survivors)
     survival = make_survival(ctx, state.silo, Sets(state.h_u1, state.h_u2, h_u3), party.sign)
     state = replace(state, stage="signed", headers=headers, h_u3=h_u3, memory=memory)
     return state, (Remember(memory), SendSurvival(survival))
@@ -294,7 +329,7 @@ def _reveal(state: SiloState, survivals: tuple[Survival, ...]) -> Step:
 
 def _abandon(state: SiloState) -> Step:
     """Nothing, once survivors were signed."""
-    if state.memory.signed_round == state.spec.round:
+    if state.memory.is_signed(state.ctx):
         return state, ()
     memory = state.memory.given_up()
     note = make_abandon(state.ctx, state.silo, state.party.sign)
@@ -310,7 +345,7 @@ def abandon_remembered(party: Party, memory: Memory, ctx: bytes) -> tuple[Memory
     """The note of a silo that was restarted since; RefusedError unless it is for its newest attempt, not signed."""
     newest = memory.ctx == ctx.hex()
     check(newest, COORDINATOR, Code.ABANDON, "asks to abandon an attempt that is not the newest one of this silo")
-    open_ = memory.signed_round != memory.round
+    open_ = not memory.is_signed(ctx)
     check(open_, COORDINATOR, Code.ABANDON, "asks to abandon an attempt whose survivors this silo has signed")
     return memory.given_up(), make_abandon(ctx, party.silo, party.sign)
 

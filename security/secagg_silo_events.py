@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .dealing import Dealing, Delivery, KeyBundle, Portion
+from .evidence import Complaint
 from .masks import Term
+from .receiving_keys import KeyDelivery, ReceivingKey
 from .secagg_fault import Code
 from .secagg_memory import Memory
 from .secagg_messages import Abandon, Header, Reveal, Survival
@@ -12,9 +14,10 @@ from .secagg_messages import Abandon, Header, Reveal, Survival
 
 @dataclass(frozen=True)
 class KeysTold:
-    """The coordinator passed on the keys of U1."""
+    """The coordinator passed on the keys of U1, and those to which we seal, one of each other member."""
 
     bundles: tuple[KeyBundle, ...]
+    keys: tuple[KeyDelivery, ...]
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,10 @@ class Remember:
 
 @dataclass(frozen=True)
 class SendKeys:
-    """To the coordinator, for all."""
+    """To the coordinator, for all; of ``keys`` each dealer gets its own."""
 
     bundle: KeyBundle
+    keys: tuple[ReceivingKey, ...]
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,13 @@ class SendShares:
 
     dealing: Dealing
     portions: tuple[Portion, ...]
+
+
+@dataclass(frozen=True)
+class SendComplaint:
+    """To the coordinator, as evidence."""
+
+    complaint: Complaint
 
 
 @dataclass(frozen=True)
@@ -150,5 +161,15 @@ class End:
 
 
 Effect: TypeAlias = (
-    Remember | SendKeys | SendShares | Upload | SendHeader | SendSurvival | SendReveal | SendAbandon | Finish | End
+    Remember
+    | SendKeys
+    | SendShares
+    | SendComplaint
+    | Upload
+    | SendHeader
+    | SendSurvival
+    | SendReveal
+    | SendAbandon
+    | Finish
+    | End
 )

@@ -32,6 +32,7 @@ from ..security.secagg_silo_events import (
     Finish,
     Remember,
     SendAbandon,
+    SendComplaint,
     SendHeader,
     SendKeys,
     SendReveal,
@@ -52,7 +53,7 @@ from .signed_sets import SignedSets
 Pads = Callable[[RoundSpec], Mapping[int, Term]]
 PAUSE_SECONDS = 0.5  # after an answer without a message that came at once: a coordinator does not set our pace
 MOST_IDLE = 300  # messages of one round that lead to nothing, at our full pace
-LEADING_ON = SendShares | Upload | SendSurvival | SendReveal | Finish
+LEADING_ON = SendShares | SendComplaint | Upload | SendSurvival | SendReveal | Finish
 REFUSED = "SECURE"  # the ErrorCode of a message that the coordinator does not take
 CLOSED = "ROUND_CLOSED"  # and that of an upload that comes too late, for the attempt or for its round
 
@@ -225,8 +226,10 @@ class BlindRound:
         if self._state is None and memory.round == attempt.round and memory.attempt > attempt.attempt:
             return  # told from the first on, after an interruption
         try:
-            memory = memory.starting(self._start)
-            state, effects = begin(self._party, self._frame, told.document, told.signature, memory, told.notes)
+            if (self.round, self._start) != (memory.signed_round, memory.start):  # else `begin` asks for evidence
+                memory = memory.starting(self._start)
+            brought = told.document, told.signature, memory, told.notes, told.evidence
+            state, effects = begin(self._party, self._frame, *brought)
         except RefusedError as error:
             self._state = None
             self._todo.append(Doing(attempt, End(Code(error.code), error.peer, error.why)))
@@ -278,7 +281,9 @@ class BlindRound:
                 await self._end(attempt, effect)
                 if code is not Code.STOPPED:
                     await self._give(attempt, Over(code))
-            case SendKeys() | SendShares() | SendHeader() | SendSurvival() | SendReveal() | SendAbandon() | Over():
+            case SendKeys() | SendShares() | SendComplaint() | SendHeader() | SendSurvival() | SendReveal():
+                await self._give(attempt, effect)
+            case SendAbandon() | Over():
                 await self._give(attempt, effect)
 
     async def _note_signed(self, attempt: Attempt) -> None:

@@ -116,10 +116,8 @@ class Sums:
         drawn = set(spec.cohort) <= set(job.cohort(place.round))
         check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")
         # Of a round in which this silo signed survivors it is the very sum that was signed (SECURITY.md rule 34).
-        if place.round == self.memory.signed_round:
-            same = spec.context().hex() == self.memory.signed_ctx
-            why = f"delivers the sum of another attempt at round {place.round} than the one that this silo signed"
-            check(same, COORDINATOR, Code.SUM, why)
+        why = f"delivers the sum of another attempt at round {place.round} than the one that this silo signed"
+        check(self.memory.may_be_opened(place.round, spec.context()), COORDINATOR, Code.SUM, why)
         return spec
 
     def _finish(self, coming: _Coming, words: Words) -> None:

@@ -65,8 +65,8 @@ class BlindSilo(Caller):
     async def heard(self, own, told):
         self.attempt = told.attempt
         match told.body:
-            case SignedSpec(document, signature, notes):
-                self.state, effects = machine.begin(self.party, own, document, signature, self.memory, notes)
+            case SignedSpec(document, signature, notes, evidence):
+                self.state, effects = machine.begin(self.party, own, document, signature, self.memory, notes, evidence)
             case Over(code):
                 self.state, effects = machine.advance(self.state, s.Stopped(code))
                 effects = [effect for effect in effects if not isinstance(effect, s.End)]

@@ -80,6 +80,8 @@ def make_world(folder, security, outsiders=(), silos=None, **changes):
 class Attempted:
     """One attempt: an honest coordinator and three honest silos; ``told`` is what the real one is to be told."""
 
+    evidence = None  # that the real one is brought with the specification
+
     def __init__(
         self, world, job, round_=0, attempt=0, alter=None, notes=(), cohort=SILOS, absent=(), empty=False, lenient=False
     ):
@@ -158,11 +160,11 @@ class Attempted:
     def act(self, who, effect):
         match effect:
             case c.Ask():
-                self.tell([SILO], SignedSpec(effect.document, effect.signature, self.notes))
+                self.tell([SILO], SignedSpec(effect.document, effect.signature, self.notes, self.evidence))
                 for silo in self.others:
                     self.happen(silo, effect)
-            case c.TellKeys(silos, bundles):
-                self.tell(silos, s.KeysTold(bundles))
+            case c.TellKeys(silo, bundles, keys):
+                self.tell([silo], s.KeysTold(bundles, keys))
             case c.TellShares(silo, deliveries):
                 self.tell([silo], s.SharesTold(deliveries))
             case c.TellSurvivors(_, headers):
@@ -204,8 +206,8 @@ class Attempted:
 
     def event(self, who, body):
         match body:
-            case s.SendKeys(bundle):
-                return c.KeysGiven(bundle)
+            case s.SendKeys(bundle, keys):
+                return c.KeysGiven(bundle, keys)
             case s.SendShares(dealing, portions):
                 return c.SharesGiven(dealing, portions)
             case s.SendHeader(header):

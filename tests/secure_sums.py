@@ -142,15 +142,15 @@ class Run:
 
     def act(self, who, effect):
         answers = {
-            s.SendKeys: lambda: c.KeysGiven(effect.bundle),
+            s.SendKeys: lambda: c.KeysGiven(effect.bundle, effect.keys),
             s.SendShares: lambda: c.SharesGiven(effect.dealing, effect.portions),
+            s.SendComplaint: lambda: c.ComplaintGiven(effect.complaint),
             s.SendSurvival: lambda: c.SurvivalGiven(effect.survival),
             s.SendReveal: lambda: c.RevealGiven(effect.reveal),
             s.SendAbandon: lambda: c.AbandonGiven(effect.note),
         }
         tells = {
             c.Ask: lambda: effect,
-            c.TellKeys: lambda: s.KeysTold(effect.bundles),
             c.TellSurvivors: lambda: s.SurvivorsTold(effect.headers),
             c.TellNotes: lambda: s.NotesTold(effect.survivals),
             c.TellResult: lambda: s.ResultTold(effect.sha256, effect.tags),
@@ -177,6 +177,8 @@ class Run:
             case s.End() if who != "coordinator":
                 self.ends[who] = effect
                 self.queue.append(("coordinator", c.Failed(who, effect.code)))
+            case c.TellKeys(silo, bundles, keys):
+                self.queue.append((silo, s.KeysTold(bundles, keys)))
             case c.TellShares(silo, deliveries):
                 self.queue.append((silo, s.SharesTold(deliveries)))
             case c.Open(terms, survivors):

@@ -6,6 +6,8 @@ from staddle.proto.secure_given import Asked, Attempt, Given, Over
 from staddle.proto.secure_told import SignedSpec, Told
 from staddle.security import secagg_silo_events as s
 from staddle.security.dealing import PAIR, SEALED_BYTES, SELF, Dealing, Delivery, HeldShare, KeyBundle, Portion
+from staddle.security.evidence import Complaint, Misdealing, ShownShare
+from staddle.security.receiving_keys import KeyDelivery, ReceivingKey
 from staddle.security.secagg_fault import Code
 from staddle.security.secagg_messages import Abandon, Header, Reveal, Revealed, Survival
 
@@ -29,8 +31,11 @@ def longest_given(n, groups=0):
     me, dealing = silos[0], Dealing(silos[0], HASH, HASH, HASH, SIGNATURE)
     shares = tuple(Revealed(silo, PAIR, HeldShare(b"\xfe" * 33, b"\xfd" * 32)) for silo in silos)
     bodies = {
-        "keys": s.SendKeys(KeyBundle(me, HASH, HASH, SIGNATURE)),
+        "keys": s.SendKeys(
+            KeyBundle(me, HASH, HASH, HASH, SIGNATURE), tuple(ReceivingKey(silo, HASH) for silo in silos[1:])
+        ),
         "shares": s.SendShares(dealing, tuple(portion(me, silo) for silo in silos)),
+        "complaint": s.SendComplaint(Complaint(me, silos[1], HASH, SIGNATURE)),
         "header": s.SendHeader(Header(me, HASH, 2**64 - 1, HASH, b"\xff" * 8 * groups, SIGNATURE)),
         "survival": s.SendSurvival(Survival(me, SIGNATURE)),
         "reveal": s.SendReveal(Reveal(me, shares, SIGNATURE)),
@@ -40,14 +45,27 @@ def longest_given(n, groups=0):
     return {name: Given(SESSION, ATTEMPT, body) for name, body in bodies.items()}
 
 
+def longest_evidence(n):
+    silos = names(n)
+    shares = tuple(ShownShare(silo, HeldShare(b"\xfe" * 33, b"\xfd" * 32)) for silo in silos[: 2 * n // 3 + 1])
+    dealt = tuple(portion(silos[0], silo) for silo in silos)
+    bundle = KeyBundle(silos[0], HASH, HASH, HASH, SIGNATURE)
+    return Misdealing(bundle, Dealing(silos[0], HASH, HASH, HASH, SIGNATURE), dealt, PAIR, shares)
+
+
 def longest_told(n, groups=0, document=b"", noted=None):
     """By the name of its body, the longest message that the first of n silos is told."""
     silos, tags = names(n), b"\xff" * 8 * groups
     notes = tuple(Abandon(silo, SIGNATURE) for silo in names(n if noted is None else noted))
     deliveries = [(Dealing(silo, HASH, HASH, HASH, SIGNATURE), portion(silo, silos[0])) for silo in silos]
     bodies = {
-        "spec": SignedSpec(document, SIGNATURE, notes),
-        "keys": s.KeysTold(tuple(KeyBundle(silo, HASH, HASH, SIGNATURE) for silo in silos)),
+        "spec": SignedSpec(document, SIGNATURE, notes, longest_evidence(n)),
+        "keys": s.KeysTold(
+            tuple(KeyBundle(silo, HASH, HASH, HASH, SIGNATURE) for silo in silos),
+            tuple(
+                KeyDelivery(silo, ReceivingKey(silos[0], HASH), (HASH,) * (n - 1).bit_length()) for silo in silos[1:]
+            ),
+        ),
         "shares": s.SharesTold(tuple(Delivery(*each, (HASH,) * (n - 1).bit_length()) for each in deliveries)),
         "survivors": s.SurvivorsTold(tuple(Header(silo, HASH, 2**64 - 1, HASH, tags, SIGNATURE) for silo in silos)),
         "notes": s.NotesTold(tuple(Survival(silo, SIGNATURE) for silo in silos)),
@@ -67,7 +85,9 @@ tags = st.integers(0, 5).flatmap(lambda n: st.binary(min_size=8 * n, max_size=8 
 small = st.integers(0, 2**32 - 1)
 attempts = st.builds(Attempt, ids, hashes, small, small, hashes)
 overs = st.builds(Over, st.sampled_from(Code))
-bundles = st.builds(KeyBundle, ids, hashes, hashes, signatures)
+bundles = st.builds(KeyBundle, ids, hashes, hashes, hashes, signatures)
+receiving = st.builds(ReceivingKey, ids, hashes)
+complaints = st.builds(Complaint, ids, ids, hashes, signatures)
 dealings = st.builds(Dealing, ids, hashes, hashes, hashes, signatures)
 headers = st.builds(Header, ids, hashes, st.integers(0, 2**64 - 1), hashes, tags, signatures)
 survivals = st.builds(Survival, ids, signatures)
@@ -94,10 +114,21 @@ deliveries = dealings.flatmap(lambda d: st.builds(Delivery, st.just(d), portions
 dealt = dealings.flatmap(
     lambda d: st.builds(s.SendShares, st.just(d), some(portions_of(d.dealer), lambda portion: portion.holder))
 )
+misdealings = dealings.flatmap(
+    lambda d: st.builds(
+        Misdealing,
+        bundles,
+        st.just(d),
+        some(portions_of(d.dealer), lambda portion: portion.holder),
+        st.sampled_from([SELF, PAIR]),
+        some(st.builds(ShownShare, ids, held), lambda each: each.holder),
+    )
+)
 reveals = st.builds(Reveal, ids, some(revealed, lambda each: each.dealer), signatures)
 given_bodies = (
-    st.builds(s.SendKeys, bundles)
+    st.builds(s.SendKeys, bundles, some(receiving, lambda key: key.dealer))
     | dealt
+    | st.builds(s.SendComplaint, complaints)
     | st.builds(s.SendHeader, headers)
     | st.builds(s.SendSurvival, survivals)
     | st.builds(s.SendReveal, reveals)
@@ -105,8 +136,18 @@ given_bodies = (
     | overs
 )
 told_bodies = (
-    st.builds(SignedSpec, st.binary(min_size=1, max_size=80), signatures, some(notes, lambda n: (n.silo, n.signature)))
-    | st.builds(s.KeysTold, some(bundles, lambda bundle: bundle.silo))
+    st.builds(
+        SignedSpec,
+        st.binary(min_size=1, max_size=80),
+        signatures,
+        some(notes, lambda n: (n.silo, n.signature)),
+        st.none() | misdealings,
+    )
+    | st.builds(
+        s.KeysTold,
+        some(bundles, lambda bundle: bundle.silo),
+        some(st.builds(KeyDelivery, ids, receiving, proofs), lambda delivery: delivery.silo),
+    )
     | st.builds(s.SharesTold, some(deliveries, lambda delivery: delivery.dealing.dealer))
     | st.builds(s.SurvivorsTold, some(headers, lambda header: header.silo))
     | st.builds(s.NotesTold, some(survivals, lambda survival: survival.silo))
@@ -126,7 +167,9 @@ def giver(given):
             return dealing.dealer
         case Over():
             return "any"
-        case s.SendKeys(message) | s.SendHeader(message) | s.SendSurvival(message):
+        case s.SendKeys(message, _):
+            return message.silo
+        case s.SendComplaint(message) | s.SendHeader(message) | s.SendSurvival(message):
             return message.silo
         case s.SendReveal(message) | s.SendAbandon(message):
             return message.silo

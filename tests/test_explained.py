@@ -192,7 +192,7 @@ class Recording:
 def recorded(tmp_path_factory):
     made = Recording(tmp_path_factory.mktemp("ledger"))
     made.begin()
-    made.give("keys", secure.KeyBundle(silo="silo-a", seal=b"s" * 32))
+    made.give("keys", secure.GivenKeys(bundle=secure.KeyBundle(silo="silo-a", seal=b"s" * 32)))
     made.ask(0)
     made.ask(1)
     made.give("shares", secure.Dealt())
@@ -235,7 +235,7 @@ DOCTORED = {
         "no record is of this message",
     ),
     "another message": (
-        lambda c: rewrite(of(c, "Secure"), 0, secure.SecureGiven, lambda m: setattr(m.keys, "mask", b"secret")),
+        lambda c: rewrite(of(c, "Secure"), 0, secure.SecureGiven, lambda m: setattr(m.keys.bundle, "mask", b"secret")),
         "no record is of this message of",
     ),
     "a second message in a call": (lambda c: of(c, "Secure").sent.append(b""), "2 messages in a call that has one"),
@@ -290,7 +290,7 @@ def test_a_record_that_says_another_thing_than_its_message_is_found(tmp_path, wr
     made = Recording(tmp_path)
     made.begin()
     given = secure.SecureGiven(session=SESSION, attempt=secure.SecureAttempt(**OF, context=bytes.fromhex(CTX)))
-    given.keys.silo = "silo-a"
+    given.keys.bundle.silo = "silo-a"
     data = given.SerializeToString(deterministic=True)
     message = Payload(bytes=len(data), sha256=sha256(data).hexdigest())
     protocol(made.ledger, **{"kind": "keys", "message": message, **wrong})
@@ -302,7 +302,7 @@ def test_a_record_that_says_another_thing_than_its_message_is_found(tmp_path, wr
 def test_a_message_of_another_session_is_found(tmp_path):
     made = Recording(tmp_path)
     made.begin()
-    made.give("keys", secure.KeyBundle(silo="silo-a"), session=b"another")
+    made.give("keys", secure.GivenKeys(bundle=secure.KeyBundle(silo="silo-a")), session=b"another")
     (problem,) = unexplained(*made.close(), Roster())
     assert problem.endswith("the message names another session")
 

@@ -135,22 +135,22 @@ ALTERED = {  # name: what is changed, code, what the real silo gives beside "end
     "unsigned": (when(SignedSpec, lambda _, body: [replace(body, signature=bytes(64))]), "SPEC", ASKED),
     "the same again": (when(SignedSpec, lambda _, body: [body, body]), "ATTEMPT", DEALT),
     "keys of its own": (
-        when(s.KeysTold, lambda _, t: [s.KeysTold(swapped(t.bundles, 0, mask=bytes(range(32))))]),
+        when(s.KeysTold, lambda _, t: [s.KeysTold(swapped(t.bundles, 0, mask=bytes(range(32))), t.keys)]),
         "KEYS",
         DEALT,
     ),
     "bad signature of a bundle": (
-        when(s.KeysTold, lambda _, t: [s.KeysTold(swapped(t.bundles, 3, signature=bytes(64)))]),
+        when(s.KeysTold, lambda _, t: [s.KeysTold(swapped(t.bundles, 3, signature=bytes(64)), t.keys)]),
         "KEYS",
         DEALT,
     ),
     "keys without ours": (
-        when(s.KeysTold, lambda _, t: [s.KeysTold(tuple(b for b in t.bundles if b.silo != SILO))]),
+        when(s.KeysTold, lambda _, t: [s.KeysTold(tuple(b for b in t.bundles if b.silo != SILO), t.keys)]),
         "KEYS",
         DEALT,
     ),
     "two sets of keys": (
-        when(s.KeysTold, lambda _, t: [t, s.KeysTold(t.bundles[:3])]),
+        when(s.KeysTold, lambda _, t: [t, s.KeysTold(t.bundles[:3], t.keys[:2])]),
         "EQUIVOCATION",
         ("keys", "shares"),
     ),
@@ -243,7 +243,7 @@ def malformed(world):
     honest = Attempted(world, "public")
     spec = honest.told[0]
     other = Attempted(world, "private").told[0]
-    bundle = secure.KeyBundle(silo="east", seal=bytes(32), mask=bytes(32), signature=bytes(64))
+    bundle = secure.KeyBundle(silo="east", seal=bytes(32), mask=bytes(32), receiving=bytes(32), signature=bytes(64))
     return {
         "specification of 3.9 MB": secure.SecureTold(
             attempt=spec.attempt, spec=secure.SignedSpec(document=b"x" * 3_900_000, signature=bytes(64))
@@ -257,7 +257,7 @@ def malformed(world):
     }
 
 
-KEY_OF_FOUR = secure.KeyBundle(silo="east", seal=bytes(4), mask=bytes(32), signature=bytes(64))
+KEY_OF_FOUR = secure.KeyBundle(silo="east", seal=bytes(4), mask=bytes(32), receiving=bytes(32), signature=bytes(64))
 
 
 MALFORMED = (
@@ -281,7 +281,7 @@ def test_a_message_that_is_none_of_this_sum_loses_the_round_and_not_the_agent(wo
 NO_MESSAGES = {
     "garbage": GARBAGE,
     "more than a message may have": secure.SecureTold(spec=secure.SignedSpec(document=bytes(5_000_000))),
-    "more keys than there are members": secure.SecureTold(keys=secure.KeysTold(bundles=[secure.KeyBundle()] * 20)),
+    "more keys than there are members": secure.SecureTold(keys=secure.KeysTold(bundles=[secure.KeyBundle()] * 40)),
 }
 
 
@@ -323,7 +323,7 @@ def test_training_that_ends_while_the_round_is_told_again_loses_nothing(world, t
 
 
 def test_a_malformed_message_in_an_attempt_is_recorded_as_its_end(world, tmp_path):
-    bundle = secure.KeyBundle(silo="east", seal=bytes(32), mask=bytes(32), signature=bytes(64))
+    bundle = secure.KeyBundle(silo="east", seal=bytes(32), mask=bytes(32), receiving=bytes(32), signature=bytes(64))
     twice = lambda attempted, _: [  # noqa: E731
         secure.SecureTold(attempt=attempt_to_wire(attempted.attempt), keys=secure.KeysTold(bundles=[bundle] * 2))
     ]

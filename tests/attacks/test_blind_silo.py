@@ -31,10 +31,9 @@ from staddle.security import secagg_silo as machine
 from staddle.security import secagg_silo_events as s
 from staddle.security.dealing import deal, make_bundle
 from staddle.security.identity import load_keys
-from staddle.security.labels import SECAGG_DEALING
 from staddle.security.masked_sum import Given as Values
 from staddle.security.masked_sum import masked_chunks
-from staddle.security.merkle import Tree
+from staddle.security.receiving_keys import receiving_keys
 from staddle.security.round_spec import Terms
 from staddle.security.secagg_fault import Code
 from staddle.security.secagg_memory import Memory
@@ -125,6 +124,8 @@ class BlindCaller(Caller):
                     self.party, self.frame, told.body.document, told.body.signature, Memory()
                 )
             else:
+                if isinstance(told.body, s.KeysTold):
+                    self.keys = told.body.keys
                 self.state, effects = machine.advance(self.state, told.body)
             for effect in effects:
                 if isinstance(effect, at or ()) and not await harm(self, effect):
@@ -198,8 +199,8 @@ def serving(world, tmp_path):
     return begin
 
 
-def play(serving, harm, at, seconds=PATIENT):
-    """A round with this harm; who survived, and what became of the bad silo in it."""
+def play(serving, harm, at, seconds=PATIENT, stays=True):
+    """A round with this harm; who survived. The bad silo is asked into the next one, if it ``stays``."""
 
     async def scenario():
         harmed = asyncio.Event()
@@ -218,7 +219,7 @@ def play(serving, harm, at, seconds=PATIENT):
                 await asyncio.gather(bad.run(first, at), *others)
             assert {silo.survivors for silo in good} == {good[0].survivors}
             await bad.hello()  # the coordinator lives, and takes the bad one again, too
-            for silo in (bad, *good):
+            for silo in (bad, *good) if stays else good:
                 assert (await silo.told("round")).round == 1
             return good[0].survivors
 
@@ -255,9 +256,13 @@ def test_who_stops_in_a_stage_holds_nobody_up_for_long(serving, at, survivors, s
 
 async def differing_keys(bad, effect):
     """The same message is taken again, another one in its place is not."""
-    own = make_bundle(bad.state.ctx, bad.silo, os.urandom(32), os.urandom(32), bad.party.sign)
-    await bad.secure(bad.message(s.SendKeys(bad.state.bundle)))
-    return bad.message(s.SendKeys(own))
+    state = bad.state
+    keys = receiving_keys(state.seeds.receiving, state.ctx, bad.silo, state.spec.cohort)
+    await bad.secure(bad.message(s.SendKeys(state.bundle, keys)))
+    root = state.bundle.receiving
+    return bad.message(
+        s.SendKeys(make_bundle(state.ctx, bad.silo, os.urandom(32), os.urandom(32), root, bad.party.sign), keys)
+    )
 
 
 def late(make):
@@ -402,53 +407,14 @@ def test_one_share_that_does_not_join_ends_no_sum(serving, victim):
         holders = {member: state.spec.holder(member) for member in state.spec.cohort}
         with patch("staddle.security.dealing.split", wrong):
             dealing, portions, kept = deal(
-                state.ctx, state.h_u1, state.bundles, bad.silo, state.seeds, state.spec.threshold, holders, sign
+                state.ctx, state.h_u1, bad.keys, bad.silo, state.seeds, state.spec.threshold, holders, sign
             )
         bad.state = replace(state, dealing=dealing, held={bad.silo: kept})
         object.__setattr__(effect, "dealing", dealing)  # it is sent in the place of the honest one
         object.__setattr__(effect, "portions", portions)
         return True
 
-    assert play(serving, harm, s.SendShares) == EVERYBODY
-
-
-def test_shares_that_do_not_open_cost_who_got_them_the_sum_and_nobody_else(serving):
-    """Only the holder can see it: it ends its attempt, names the dealer in its own ledger, and tells nobody."""
-    ended = []
-
-    def spoilt(bad, effect):
-        portions = tuple(
-            replace(portion, sealed=os.urandom(len(portion.sealed))) if portion.holder == "east" else portion
-            for portion in effect.portions
-        )
-        root = Tree(portion.leaf() for portion in portions).root()
-        unsigned = replace(effect.dealing, root=root)
-        signature = bad.party.sign(SECAGG_DEALING, unsigned.payload(bad.state.ctx))
-        return s.SendShares(replace(unsigned, signature=signature), portions)
-
-    async def gives_up(silo, effect):
-        ended.append((silo.silo, effect.code, effect.blame))
-        await silo.secure(silo.message(Over(effect.code)))
-        return False
-
-    async def scenario():
-        async with serving(PATIENT) as (bad, *good):
-            honest = bad.do
-
-            async def do(effect):
-                if isinstance(effect, s.SendShares):
-                    effect = spoilt(bad, effect)
-                    bad.state = replace(bad.state, dealing=effect.dealing)
-                await honest(effect)
-
-            bad.do = do
-            async with asyncio.timeout(SECONDS):
-                await asyncio.gather(bad.run(), *(silo.run(gives_up, s.End) for silo in good))
-            return {silo.silo: silo.survivors for silo in (bad, *good)}
-
-    survivors = ("north", "south", "west")
-    assert asyncio.run(scenario()) == {**dict.fromkeys(survivors, survivors), "east": None}
-    assert ended == [("east", Code.SHARES, "north")]
+    assert play(serving, harm, s.SendShares, stays=False) == EVERYBODY  # it goes, if the wrong share was looked at
 
 
 # Many calls, and large numbers.

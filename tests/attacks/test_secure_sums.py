@@ -76,7 +76,7 @@ def test_static_counts_over_varying_cohorts_are_solved_for():
 
 
 def test_static_counts_are_summed_over_all_or_not_at_all():
-    terms = Terms(whole=FIVE)
+    terms = Terms(batches=(FIVE,))
     for number, cohort in enumerate(combinations(FIVE, 4)):
         own = count_frame(number)
         for silo in cohort:

@@ -546,7 +546,7 @@ def test_a_round_has_whole_batches_of_those_that_are_drawn_and_admitted():
     state, effects = batched("a", "b", "c", "e", "f")
     assert (state.cohort, gathered(effects)) == (("a", "b", "e", "f"), [("a", "b", "e", "f")])
     state, _ = batched("a", "c", "d")
-    why = "round 0: only 3 of the drawn silos are admitted, 2 of them in whole batches, and a round takes 4"
+    why = "round 0: only 3 of the drawn silos are admitted, 2 of them in whole batches, and it takes 4"
     assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", why)
 
 
@@ -975,3 +975,73 @@ def test_after_a_restart_the_sum_is_gathered_again():
     assert resumed(state) == (Gather(0, SILOS, 1, 1),)
     assert resumed(blind(*SUMMED)[0]) == (Fold(0, SUM),)
     assert resumed(blind(*OPEN, Stopped())[0]) == ()
+
+
+# Who is shown to have broken the rules.
+
+GUILTY_CODES = ("MISDEALT", "COMPLAINT")
+
+
+@pytest.mark.parametrize("code", GUILTY_CODES)
+def test_who_broke_the_rules_is_out_of_the_job_and_the_attempt_is_not_counted(code):
+    state, _ = blind(*OPEN, Failed("a", 0, code))
+    state, effects = run(state, SumFailed(0, 0, "MISDEALT: ..."))
+    assert without_reports(effects) == (Gather(0, SILOS, 1, 0),)  # at once: no pause for a fruitless one
+    assert (state.fruitless, state.refused, state.failed, state.excluded) == (0, 0, {"a": code}, {"a": code})
+    state, _ = run(state, Summed(0, SUM), Folded(0), Drawn(1, SILOS))
+    assert (state.stage, state.open) == ("round", ("b", "c"))
+    assert [task_for(state, silo) for silo in SILOS] == [RoundTask(1, SILOS, 1), None, RoundTask(1, SILOS, 1)]
+    state, _ = run(state, Summed(1, SUM), Folded(1))
+    assert isinstance(task_for(state, "a"), FinishTask)  # it is told the end
+
+
+def test_one_after_another_may_break_the_rules_however_many_attempts_that_takes():
+    silos = tuple(f"s{i:02}" for i in range(40))
+    state = replace(job(silos, min_cohort=3), blind=True)
+    state, _ = run(state, Began(), *(Answered(silo, None) for silo in silos), Drawn(0, silos))
+    for number, silo in enumerate(silos[:37]):
+        state, effects = run(state, Failed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ..."))
+        assert without_reports(effects) == (Gather(0, silos, number + 1, 0),)
+    assert state.open == silos[37:]
+
+
+@pytest.mark.parametrize("code", GUILTY_CODES)
+def test_an_attempt_without_anybody_new_at_fault_is_counted_as_ever(code):
+    state, _ = blind(*OPEN, Failed("a", 0, code), SumFailed(0, 0, "MISDEALT: ..."))
+    for number in range(1, MOST_REFUSED + 1):
+        assert state.stage == "round"
+        state, _ = run(state, Failed("b", 0, "POLICY"), SumFailed(0, number, "TOO_FEW"))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    state, _ = blind(*OPEN, Failed("a", 0, code), SumFailed(0, 0, "MISDEALT: ..."))
+    for number in range(1, MOST_REFUSED + 2):  # who is away is waited for, beside one that is out
+        state, _ = run(state, Failed("b", 0, "lost"), SumFailed(0, number, "TOO_FEW"))
+    assert (state.stage, state.refused) == ("round", 0)
+
+
+def test_a_job_ends_at_once_where_no_other_attempt_can_follow_or_too_few_are_left():
+    state, _ = blind(*OPEN, Failed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: a dealt …", final=True))
+    assert (state.stage, state.reason) == ("finishing", "round 0: MISDEALT: a dealt …")
+    at_fault = (Failed("a", 0, "MISDEALT"), SumFailed(0, 0, "x"), Failed("b", 0, "COMPLAINT"))
+    state, _ = blind(*OPEN, *at_fault, SumFailed(0, 1, "y"), Summed(0, ("c",)))
+    assert state.stage == "finishing"
+    state, _ = blind(*OPEN, Failed("a", 0, "MISDEALT"), Summed(0, SILOS), Folded(0), Drawn(1, ("a", "c")))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert state.reason == (
+        "round 1: only 1 of the drawn silos are admitted, min_cohort is 2; "
+        "a: MISDEALT, it dealt shares that do not open or do not join"
+    )
+
+
+def test_who_dealt_a_wrong_share_that_did_no_harm_is_in_the_sum_of_this_round_and_in_no_other():
+    state, _ = blind(*OPEN, Failed("a", 0, "MISDEALT"), Summed(0, SILOS))
+    state, _ = run(state, Folded(0), Drawn(1, SILOS))
+    assert (state.counted["a"], state.open) == (1, ("b", "c"))
+
+
+def test_fault_is_noted_of_who_had_dropped_out_and_while_a_job_is_stopped():
+    state, _ = blind(*OPEN, Failed("a", 0, "lost"), Failed("a", 0, "MISDEALT"))
+    assert state.failed == {"a": "MISDEALT"}
+    state, _ = blind(*OPEN, Stopped(), Failed("a", 0, "MISDEALT"), SumFailed(0, 0, "stopped"), Resumed(), Began())
+    assert (state.failed, state.open) == ({"a": "MISDEALT"}, ("b", "c"))
+    state, _ = run(state, Failed("a", 1, "MISDEALT"), Failed("stranger", 0, "MISDEALT"))
+    assert "stranger" not in state.failed

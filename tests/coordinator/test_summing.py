@@ -23,7 +23,10 @@ from staddle.security import masked_sum
 from staddle.security import secagg_silo as machine
 from staddle.security import secagg_silo_events as s
 from staddle.security.blind_sum import Bounds, Quantised, folded, given, group
+from staddle.security.dealing import seed_commitment
+from staddle.security.labels import SECAGG_DEALING
 from staddle.security.masked_sum import masked_chunks, upload_bytes
+from staddle.security.merkle import Tree
 from staddle.security.round_spec import Terms, specify
 from staddle.security.secagg_fault import Code
 from staddle.security.secagg_memory import Memory
@@ -147,10 +150,10 @@ class World:
         told = told_from_wire(pb.SecureTold.FromString(told_to_wire(self.next(silo)).SerializeToString()))
         self.had[silo] += 1
         match told.body:
-            case SignedSpec(document, signature, notes):
+            case SignedSpec(document, signature, notes, evidence):
                 party = machine.Party(silo, self.setting.signers, TERMS, signer(silo), self.draws[silo])
                 memory = self.memories.get(silo, Memory())
-                state, effects = machine.begin(party, FRAME, document, signature, memory, notes)
+                state, effects = machine.begin(party, FRAME, document, signature, memory, notes, evidence)
                 self.spec_of[silo] = told.attempt
             case Over(code):
                 state, effects = machine.advance(self.states[silo], s.Stopped(code))
@@ -187,6 +190,9 @@ class World:
         spec, ctx = self.summing.spec, self.summing.ctx
         values = [given(part, own, gift(silo)[part.name]) for part, own in zip(PARTS, spec.groups, strict=True)]
         data = b"".join(words.tobytes() for words in masked_chunks(spec, silo, values, terms))
+        if self.summing.stage == "ended":  # a dealer was named meanwhile
+            self.states[silo], _ = machine.advance(self.states[silo], s.Stopped("refused"))
+            return
         self.summing.check_upload(silo, ctx)
         self.store.masked(3, silo).write_bytes(data)
         self.surviving(
@@ -335,7 +341,7 @@ def test_what_is_malformed_drops_its_sender_out(world):
     silo = world.silos[0]
     world.spec_of[silo] = world.next(silo).attempt
     message = given_to_wire(Given(b"session", world.spec_of[silo], Over(Code.STOPPED)))
-    message.keys.CopyFrom(pb.KeyBundle(silo=silo, seal=b"short"))
+    message.keys.CopyFrom(pb.GivenKeys(bundle=pb.KeyBundle(silo=silo, seal=b"short")))
     with pytest.raises(RefusedError, match="KEYS"):
         world.summing.give(silo, message)
     assert world.gone == {silo: "KEYS"}
@@ -460,8 +466,14 @@ def test_notes_that_do_not_come_are_waited_for_only_so_long(world):
 
 
 def test_a_note_of_an_earlier_attempt_is_taken_late_and_nothing_else_is(world):
-    slow = world.silos[3]
-    world.hear = stops_at(s.Upload, *world.silos[2:])(world)
+    slow, said = world.silos[3], []
+    stops = stops_at(s.Upload, *world.silos[2:])(world)
+
+    def hear(silo, effect):
+        said.extend([effect] if silo == slow else [])
+        return stops(silo, effect)
+
+    world.hear = hear
     world.begin().run()
     world.late()
     world.late()
@@ -472,7 +484,7 @@ def test_a_note_of_an_earlier_attempt_is_taken_late_and_nothing_else_is(world):
     world.say(slow, s.SendAbandon(note))
     assert world.refusals == []
     world.say(slow, s.SendAbandon(dataclasses.replace(note, signature=b"\0" * 64)))
-    world.say(slow, s.SendKeys(world.states[slow].bundle))
+    world.say(slow, next(effect for effect in said if isinstance(effect, s.SendKeys)))
     assert [why.partition(":")[0] for why in world.refusals] == ["ABANDON"]  # its keys were taken before: no harm
     world.say(slow, s.SendSurvival(Survival(slow, b"\0" * 64)))
     assert "ORDER: gives a message of attempt 0, which is over" in world.refusals[-1]
@@ -538,3 +550,155 @@ def test_a_sum_that_was_not_opened_is_opened_by_the_next_process(world):
     world.check_sum(world.silos)
     world.start()  # and once more, before the job has heard of it
     assert world.ends == [("summed", world.silos)]
+
+
+# Dealers at fault.
+
+
+def rubbish(world, dealer, victim):
+    """What the dealer seals to the victim does not open."""
+
+    def hear(silo, effect):
+        if silo != dealer or not isinstance(effect, s.SendShares):
+            return effect
+        portions = tuple(
+            dataclasses.replace(p, sealed=bytes(len(p.sealed))) if p.holder == victim else p for p in effect.portions
+        )
+        return resigned(world, dealer, effect.dealing, portions)
+
+    return hear
+
+
+def again(world, attempt, *guilty):
+    """The next attempt; who is guilty drops out of it first, as the job has noted."""
+    world.ends.clear()
+    world.begin(attempt)
+    for silo in guilty:
+        world.summing.drop(silo, "MISDEALT")
+    world.run()
+
+
+def resigned(world, dealer, dealing, portions):
+    unsigned = dataclasses.replace(dealing, root=Tree(p.leaf() for p in portions).root(), signature=b"")
+    signature = signer(dealer)(SECAGG_DEALING, unsigned.payload(world.states[dealer].ctx))
+    signed = dataclasses.replace(unsigned, signature=signature)
+    world.states[dealer] = dataclasses.replace(world.states[dealer], dealing=signed)
+    return s.SendShares(signed, portions)
+
+
+def unjoined(world, dealer):
+    """The dealer's shares are of another secret than it committed to."""
+
+    def hear(silo, effect):
+        if silo != dealer or not isinstance(effect, s.SendShares):
+            return effect
+        seed = seed_commitment(world.states[dealer].ctx, dealer, b"w" * 32)
+        return resigned(world, dealer, dataclasses.replace(effect.dealing, seed=seed), effect.portions)
+
+    return hear
+
+
+@pytest.mark.parametrize("n", [4, 7])
+@pytest.mark.parametrize("fault", [rubbish, unjoined])
+def test_after_a_dealer_at_fault_the_next_attempt_is_summed_without_it(tmp_path, n, fault):
+    world = World(tmp_path, n=n)
+    dealer = world.silos[1]
+    world.hear = fault(world, dealer, *([world.silos[2]] if fault is rubbish else []))
+    world.begin().run()
+    (end,) = world.ends
+    assert (end[:2], end[3], world.gone) == (("failed", 0), False, {dealer: "MISDEALT"})
+    assert end[2].endswith(f"({dealer}: MISDEALT, it dealt shares that do not open or do not join)")
+    again(world, 1, *([dealer] if fault is rubbish else []))
+    world.check_sum(tuple(silo for silo in world.silos if silo != dealer))
+    assert all("ORDER" in why for why in world.refusals)  # the dealer, who is not awaited any more
+
+
+def test_two_that_were_sealed_rubbish_complain_and_neither_is_refused(tmp_path):
+    world = World(tmp_path, n=7)
+    dealer, *victims = world.silos[:4]
+    first = [rubbish(world, dealer, victim) for victim in victims]
+
+    def hear(silo, effect):
+        for spoil in first:
+            effect = spoil(silo, effect)
+        return effect
+
+    world.hear = hear
+    world.begin().run()
+    assert (world.refusals, world.gone) == ([], {dealer: "MISDEALT"})
+
+
+def test_a_sum_that_is_repeated_needs_all_who_signed_and_waits_for_them(tmp_path):
+    world = World(tmp_path, n=7)
+    dealer, lost = world.silos[1], world.silos[2]
+    world.hear = unjoined(world, dealer)
+    world.begin().run()
+    world.hear = stops_at(s.Upload, lost)(world)
+    again(world, 1)
+    world.late()
+    assert world.summing.stage == "ended"
+    assert (world.ends[-1][:2], world.ends[-1][3]) == (("failed", 1), False)
+    world.silent.clear()
+    world.hear = lambda _, effect: effect
+    again(world, 2)
+    world.check_sum(tuple(silo for silo in world.silos if silo != dealer))
+
+
+def test_a_sum_that_is_repeated_ends_where_one_of_those_it_needs_is_at_fault_itself(tmp_path):
+    world = World(tmp_path, n=7)
+    dealer, other, victim = world.silos[1:4]
+    world.hear = unjoined(world, dealer)
+    world.begin().run()
+    world.hear = rubbish(world, other, victim)
+    again(world, 1)
+    assert world.gone == {dealer: "MISDEALT", other: "MISDEALT"}
+    assert (world.ends[-1][:2], world.ends[-1][3]) == (("failed", 1), True)
+
+
+def test_one_dealer_after_another_whose_shares_do_not_join_goes(tmp_path):
+    world = World(tmp_path, n=7)
+    for number, dealer in enumerate(world.silos[:2]):
+        world.hear = unjoined(world, dealer)
+        again(world, number)
+        assert (world.ends[-1][:2], world.ends[-1][3]) == (("failed", number), False)
+    world.hear = lambda _, effect: effect
+    again(world, 2)
+    world.check_sum(world.silos[2:])
+
+
+def test_where_all_are_needed_one_dealer_at_fault_ends_it(tmp_path):
+    world = World(tmp_path)
+    world.setting = dataclasses.replace(world.setting, terms=Terms(batches=(tuple(world.silos),)))
+    world.start()
+    world.hear = rubbish(world, world.silos[1], world.silos[2])
+    world.begin().run()
+    assert (world.ends[-1][:2], world.ends[-1][3]) == (("failed", 0), True)
+
+
+@pytest.mark.parametrize("row", range(14, 40))
+def test_a_coordinator_that_dies_while_a_dealer_is_found_out_goes_on(tmp_path, row):
+    world = World(tmp_path, seed=3)
+    dealer = world.silos[1]
+    world.hear = unjoined(world, dealer)
+    world.dies_at = row
+    world.begin().run()
+    assert world.ends[-1][:2] == ("failed", 0)
+    assert world.gone == {dealer: "MISDEALT"}
+    again(world, 1)
+    assert world.rows >= row, "there are fewer rows than this test thinks: lower its range"
+    world.check_sum(tuple(silo for silo in world.silos if silo != dealer))
+
+
+@pytest.mark.parametrize("code", [Code.MISDEALT, Code.COMPLAINT])
+def test_what_a_silo_says_of_itself_is_no_evidence(world, code):
+    world.begin()
+    silo = world.silos[0]
+    world.spec_of[silo] = world.next(silo).attempt
+    world.say(silo, Over(code))
+    assert world.gone == {silo: "ORDER"}
+    other = world.silos[1]
+    message = given_to_wire(Given(b"session", world.next(other).attempt, Over(Code.STOPPED)))
+    message.complaint.CopyFrom(pb.Complaint(silo=other, dealer=silo, key=b"short"))
+    with pytest.raises(RefusedError, match="COMPLAINT"):
+        world.summing.give(other, message)
+    assert world.gone == {silo: "ORDER", other: "ORDER"}

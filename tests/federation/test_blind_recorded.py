@@ -44,7 +44,8 @@ SEEN = {  # all that silos say in blind rounds; the same table stands in docs/wi
     "Fetch": "session job job_digest round",
     "Beat": "session job round",
     "SecureNext": "session job job_digest round had",
-    "Secure keys": f"session {ATTEMPT} keys.silo keys.seal keys.mask keys.signature",
+    "Secure keys": f"session {ATTEMPT} keys.bundle.silo keys.bundle.seal keys.bundle.mask keys.bundle.receiving "
+    "keys.bundle.signature keys.keys.dealer keys.keys.public",
     "Secure shares": f"session {ATTEMPT} shares.dealing.dealer shares.dealing.h_u1 shares.dealing.seed "
     "shares.dealing.root shares.dealing.signature shares.portions.holder shares.portions.sealed shares.portions.own "
     "shares.portions.pair",

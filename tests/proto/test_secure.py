@@ -86,7 +86,9 @@ def table(module):
 
 
 def bound(formula, n, g, d=0, m=None):
-    return eval(formula, {"n": n, "g": g, "d": d, "m": n if m is None else m, "p": (n - 1).bit_length()})
+    return eval(
+        formula, {"n": n, "g": g, "d": d, "m": n if m is None else m, "p": (n - 1).bit_length(), "t": 2 * n // 3 + 1}
+    )
 
 
 def test_the_longest_that_a_silo_gives():
@@ -122,7 +124,7 @@ def test_the_limits_that_the_docstrings_name():
     assert most <= MAX_MESSAGE_BYTES < most + 8 * 1000
     assert given_to_wire(longest_given(4, 73)["header"]).ByteSize() <= MAX_CONTROL_BYTES
     assert given_to_wire(longest_given(4, 75)["header"]).ByteSize() > MAX_CONTROL_BYTES
-    fixed = ("keys", "header", "survival", "abandon", "end")
+    fixed = ("complaint", "header", "survival", "abandon", "end")
     assert all(given_to_wire(longest_given(100)[body]).ByteSize() <= MAX_CONTROL_BYTES for body in fixed)
 
 
@@ -177,8 +179,11 @@ class Wired(Run):
 
     def up(self, event):
         match event:
-            case c.KeysGiven(bundle):
-                return c.KeysGiven(self.given_by(bundle.silo, s.SendKeys(bundle)).bundle)
+            case c.KeysGiven(bundle, keys):
+                body = self.given_by(bundle.silo, s.SendKeys(bundle, keys))
+                return c.KeysGiven(body.bundle, body.keys)
+            case c.ComplaintGiven(complaint):
+                return c.ComplaintGiven(self.given_by(complaint.silo, s.SendComplaint(complaint)).complaint)
             case c.SharesGiven(dealing, portions):
                 body = self.given_by(dealing.dealer, s.SendShares(dealing, portions))
                 return c.SharesGiven(body.dealing, body.portions)

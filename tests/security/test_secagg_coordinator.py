@@ -79,7 +79,7 @@ def test_replaying_the_events_gives_the_states():
         lambda e: replace(e, bundle=replace(e.bundle, signature=b"x" * 64)),
         lambda e: replace(e, bundle=replace(e.bundle, mask=bytes(31))),
         lambda e: replace(e, bundle=replace(e.bundle, seal=e.bundle.mask)),
-        lambda e: replace(e, bundle=make_bundle(b"another" * 4, LIAR, bytes(32), b"1" * 32, signer(LIAR))),
+        lambda e: replace(e, bundle=make_bundle(b"another" * 4, LIAR, bytes(32), b"1" * 32, bytes(32), signer(LIAR))),
     ],
 )
 def test_keys_that_do_not_hold(change):
@@ -93,8 +93,8 @@ def test_the_keys_of_another_silo(run):
     state, event = run.before["coordinator", "KeysGiven"]
     silo, victim = event.bundle.silo, next(iter(state.bundles))
     seeds = run.before[victim, "KeysTold"][0].seeds
-    copied = make_bundle(state.ctx, silo, seeds.seal, b"1" * 32, signer(silo))
-    after, (refused, *_) = machine.advance(state, c.KeysGiven(copied))
+    copied = make_bundle(state.ctx, silo, seeds.seal, b"1" * 32, event.bundle.receiving, signer(silo))
+    after, (refused, *_) = machine.advance(state, c.KeysGiven(copied, event.keys))
     assert (refused.silo, refused.code, silo in after.failed) == (silo, "KEYS", True)
 
 
@@ -243,9 +243,7 @@ def test_a_dealer_of_shares_of_something_else_is_named(which):
         state, event = run.before[LIAR, "KeysTold"]
         wrong = replace(state.seeds, **{which: b"w" * 32})
         holders = {member: state.spec.holder(member) for member in FIVE}
-        dealing, portions, _ = deal(
-            state.ctx, effect.dealing.h_u1, event.bundles, LIAR, wrong, 4, holders, signer(LIAR)
-        )
+        dealing, portions, _ = deal(state.ctx, effect.dealing.h_u1, event.keys, LIAR, wrong, 4, holders, signer(LIAR))
         honest = replace(dealing, seed=effect.dealing.seed, signature=b"")
         dealing = replace(honest, signature=signer(LIAR)(SECAGG_DEALING, honest.payload(state.ctx)))
         run.silos[LIAR] = replace(run.silos[LIAR], dealing=dealing)
@@ -254,7 +252,7 @@ def test_a_dealer_of_shares_of_something_else_is_named(which):
     run = Run(attempt(5), ones(FIVE), drops=drops, alter=alter)
     run.finish()
     assert run.opened is None
-    assert (run.ends["coordinator"].code, run.ends["coordinator"].blame) == ("SHARES", LIAR)
+    assert (run.ends["coordinator"].code, run.ends["coordinator"].blame) == ("MISDEALT", LIAR)
 
 
 def wrongly_dealt(run, holders):
@@ -271,7 +269,7 @@ def wrongly_dealt(run, holders):
         numbers = {member: state.spec.holder(member) for member in FIVE}
         with patch("staddle.security.dealing.split", split):
             dealing, portions, kept = deal(
-                state.ctx, effect.dealing.h_u1, event.bundles, LIAR, state.seeds, 4, numbers, signer(LIAR)
+                state.ctx, effect.dealing.h_u1, event.keys, LIAR, state.seeds, 4, numbers, signer(LIAR)
             )
         run.silos[LIAR] = replace(run.silos[LIAR], dealing=dealing, held={LIAR: kept})
         return s.SendShares(dealing, portions)
@@ -296,7 +294,7 @@ def test_where_no_other_shares_come_a_wrong_one_ends_the_sum_and_its_dealer_is_n
         wrongly_dealt(Run(attempt(5), ones(FIVE)), [silo for silo in FIVE if silo != LIAR]),
     ):
         assert run.opened is None
-        assert (run.ends["coordinator"].code, run.ends["coordinator"].blame) == ("SHARES", LIAR)
+        assert (run.ends["coordinator"].code, run.ends["coordinator"].blame) == ("MISDEALT", LIAR)
 
 
 def test_garbage_in_a_masked_upload_is_noticed_by_its_canaries():

@@ -5,13 +5,16 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from secure_sums import Run, attempt, names, ones
+from secure_sums import Run, attempt, names, ones, signer
 
 from staddle.errors import RefusedError
 from staddle.security import secagg_coordinator as coordinator
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo as machine
 from staddle.security import secagg_silo_events as s
+from staddle.security.dealing import PAIR, SELF
+from staddle.security.evidence import Misdealing, ShownShare, make_complaint
+from staddle.security.receiving_keys import receiving_seed
 
 FIVE = names(5)
 RUN = Run(attempt(5), ones(FIVE), drops={FIVE[4]: "SendHeader"}).finish()
@@ -87,6 +90,43 @@ def test_a_specification_with_anything_in_it_is_refused(data):
     with pytest.raises(RefusedError) as caught:
         machine.begin(RUN.party(FIVE[0]), RUN.frame, document, ask.signature, machine.Memory())
     assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
+
+
+def shares_of(dealer, kind):
+    """Those that four silos hold of an honest dealer."""
+    return tuple(ShownShare(silo, RUN.before[silo, "SurvivorsTold"][0].held[dealer].of(kind)) for silo in FIVE[:4])
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.data())
+def test_nothing_made_of_what_an_honest_dealer_said_is_evidence_against_it(data):
+    dealer, kind = data.draw(st.sampled_from(FIVE[:4])), data.draw(st.sampled_from([SELF, PAIR]))
+    state, other = RUN.state, data.draw(st.sampled_from(FIVE[:4]))
+    evidence = Misdealing(
+        state.bundles[dealer],
+        state.dealings[data.draw(st.sampled_from([dealer, other]))],
+        state.portions[data.draw(st.sampled_from([dealer, other]))],
+        kind,
+        shares_of(data.draw(st.sampled_from([dealer, other])), data.draw(st.sampled_from([SELF, PAIR]))),
+    )
+    for _ in range(data.draw(st.integers(0, 2))):
+        evidence = corrupted(data.draw, evidence)
+    assert not evidence.proves(RUN.spec, RUN.signers)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_complaint_about_an_honest_dealer_names_who_complains_whatever_is_in_it(data):
+    state = replace(RUN.before["coordinator", "Uploaded"][0], headers={})
+    silo, dealer = data.draw(st.permutations(FIVE[:4]))[:2]
+    seed = RUN.before[silo, "KeysTold"][0].seeds.receiving
+    key = data.draw(st.just(receiving_seed(seed, state.ctx, silo, dealer)) | st.binary(min_size=32, max_size=32))
+    complaint = make_complaint(state.ctx, silo, state.h_u2, dealer, key, signer(silo))
+    if data.draw(st.booleans()):
+        complaint = replace(corrupted(data.draw, complaint), silo=silo)
+    after, effects = coordinator.advance(state, c.ComplaintGiven(complaint))
+    assert (effects[0].silo, effects[0].code) == (silo, "COMPLAINT")
+    assert {name: code for name, code in after.failed.items() if code != "lost"} == {silo: "COMPLAINT"}
 
 
 def test_what_an_end_says_names_no_secret():

@@ -55,7 +55,7 @@ def test_1_a_restarted_silo_refuses_the_attempt_that_it_was_in():
 
 def test_2_nothing_else_of_a_round_or_a_model_that_was_signed():
     of = spec(3, 0)
-    memory = entered(of).uploading(of, FIVE).signed(of)
+    memory = entered(of).uploading(of, FIVE).signed(of, FIVE)
     assert memory.pending == ()
     everyone = notes_of(of, *FIVE)
     assert refused(memory, spec(3, 1), everyone) == "ATTEMPT"
@@ -90,7 +90,7 @@ def test_3_after_the_first_masked_byte_only_with_abandon_notes():
 def test_values_from_one_state_are_in_one_signed_sum():
     """The coordinator says that no round counted, or not the last one (SECURITY.md rule 34)."""
     of = spec(3, 0)
-    signed = entered(of, Memory().starting(2)).uploading(of, FIVE).signed(of)
+    signed = entered(of, Memory().starting(2)).uploading(of, FIVE).signed(of, FIVE)
     assert (signed.start, signed.signed_round, signed.signed_ctx) == (2, 3, of.context().hex())
     for start in range(4):
         with pytest.raises(RefusedError, match=f"rounds count up to round {start - 1}, .* survivors of round 3") as no:
@@ -140,9 +140,9 @@ def test_signing_and_abandoning_exclude_each_other():
     of = spec(3, 0)
     memory = entered(of).uploading(of, FIVE)
     with pytest.raises(LocalError, match="never signed"):
-        memory.given_up().signed(of)
+        memory.given_up().signed(of, FIVE)
     with pytest.raises(LocalError, match="never abandoned"):
-        memory.signed(of).given_up()
+        memory.signed(of, FIVE).given_up()
 
 
 def test_a_restarted_silo_abandons_its_newest_attempt_unless_it_signed():
@@ -152,7 +152,11 @@ def test_a_restarted_silo_abandons_its_newest_attempt_unless_it_signed():
     after, note = machine.abandon_remembered(party, memory, of.context())
     assert after.abandoned
     assert note.holds(of.context(), SIGNERS)
-    for changed, ctx in ((memory.signed(of), of.context()), (memory, spec(3, 1).context()), (Memory(), of.context())):
+    for changed, ctx in (
+        (memory.signed(of, FIVE), of.context()),
+        (memory, spec(3, 1).context()),
+        (Memory(), of.context()),
+    ):
         with pytest.raises(RefusedError) as caught:
             machine.abandon_remembered(party, changed, ctx)
         assert caught.value.code == "ABANDON"

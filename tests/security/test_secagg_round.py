@@ -145,6 +145,7 @@ def test_a_transcript_with_fixed_seeds_is_known():
     found = {
         "context": ctx,
         "keys": run.state.h_u1,
+        "receiving keys": hashlib.sha256(b"".join(k.leaf() for ks in run.state.keys.values() for k in ks)).digest(),
         "shares": run.state.h_u2,
         "portions": hashlib.sha256(b"".join(p.leaf() for ps in run.state.portions.values() for p in ps)).digest(),
         "upload": hashlib.sha256(b"".join(run.uploads[names(5)[0]])).digest(),
@@ -153,12 +154,13 @@ def test_a_transcript_with_fixed_seeds_is_known():
     }
     assert {name: digest.hex() for name, digest in found.items()} == {
         "context": "df8acbf16797992b0e77e4ec7efcced21ca71e2b0dd2e8f734420293d71a31a7",
-        "keys": "52b0277ee20fb4c96c4bed0f9d2c7906173eeda8c914c7dbfb277f805dbb4ffd",
-        "shares": "6193e738734185fb451a6d7012c86f75fdee76cfd59410b0771e345b12f10c6f",
-        "portions": "8f4075a8f301bf5e10554519f34a8b81edd513e0483077fd798f6d99d83649a8",
-        "upload": "059673ae89088e97a94f8ded6489d39724bd4238787acf32b976253b9f104275",
-        "headers": "fe95cb491f4f7f31f98eb3b515b584e5ded7b5d5ba6e1374c5fe13ec5eecbe72",
-        "reveal": "8380910080fccfbbb3fdaaaea02e2f4b528c3dbf5eb5f4e8136878da79a1aa4e",
+        "keys": "32f9403e95ab7821ca27300c5e8ebfbef7e86e3d942f3ad719c3a797bfeb4ae5",
+        "receiving keys": "d0acf959dbedc21a3f369b95f53b336a6a07360e5bfe4f1dab3b6fec23618e60",
+        "shares": "6602c55e8e6e6bdfb229f891b25884b65cbbb3fa2ab3c47896cdd0d3e08945e0",
+        "portions": "ef14381cb5ab131c955ac43f429a3b5a85fcdc5e597fa83dd073d5dc7466a7da",
+        "upload": "4b16718af8734c93c3631c1eb19d24bb958e1f8b357bc60e42e8dab70c42e9bd",
+        "headers": "2eb66fd1b4d46d1a0faba842e8b6d30509462ae46d4d9770313eae7d3e2d8d39",
+        "reveal": "14a846022ea64e4cf5de9532eeb08c2c87dc3c3cf6a859e5b317070481b6f97d",
     }
     assert run.opened[0].total.tolist() == [10 / 16] * 20
 

@@ -16,6 +16,7 @@ from staddle.security.dealing import PAIR, SELF, Held, HeldShare, deal, deliver,
 from staddle.security.labels import SECAGG_DEALING, SECAGG_KEYS, SECAGG_SPEC
 from staddle.security.merkle import Tree
 from staddle.security.pairwise import public_key
+from staddle.security.receiving_keys import deliver_keys, key_root, receiving_keys
 from staddle.security.round_spec import Terms, specify
 from staddle.security.secagg_messages import Sets, Survival, make_header, make_survival, set_digest
 from staddle.security.shamir import commitment
@@ -64,8 +65,8 @@ def swapped(items, index, item):
 
 def test_keys_that_the_coordinator_put_in_the_place_of_a_silos(run):
     state, event = before(run, "KeysTold")
-    mine = make_bundle(state.ctx, FIVE[1], bytes(32), bytes([1]) * 32, signer("coordinator"))
-    assert ended(state, s.KeysTold(swapped(event.bundles, 1, mine))) == by_coordinator("KEYS")
+    mine = make_bundle(state.ctx, FIVE[1], bytes(32), bytes([1]) * 32, bytes(32), signer("coordinator"))
+    assert ended(state, s.KeysTold(swapped(event.bundles, 1, mine), event.keys)) == by_coordinator("KEYS")
     for changed in (
         replace(event.bundles[1], seal=public_key(b"x" * 32)),
         replace(event.bundles[1], mask=public_key(b"x" * 32)),
@@ -73,36 +74,36 @@ def test_keys_that_the_coordinator_put_in_the_place_of_a_silos(run):
         replace(event.bundles[1], seal=b""),
         replace(event.bundles[1], silo=FIVE[2]),
     ):
-        assert ended(state, s.KeysTold(swapped(event.bundles, 1, changed))) == by_coordinator("KEYS")
+        assert ended(state, s.KeysTold(swapped(event.bundles, 1, changed), event.keys)) == by_coordinator("KEYS")
 
 
 def test_keys_of_another_attempt(run, other):
     state, event = before(run, "KeysTold")
     replayed = before(other, "KeysTold")[1].bundles[1]
-    assert ended(state, s.KeysTold(swapped(event.bundles, 1, replayed))) == by_coordinator("KEYS")
+    assert ended(state, s.KeysTold(swapped(event.bundles, 1, replayed), event.keys)) == by_coordinator("KEYS")
 
 
 def test_keys_of_a_stranger_of_one_twice_out_of_order_or_not_ours(run):
     state, event = before(run, "KeysTold")
     bundles = event.bundles
-    stranger = make_bundle(state.ctx, "silo-99", bytes(32), b"1" * 32, signer("silo-99"))
+    stranger = make_bundle(state.ctx, "silo-99", bytes(32), b"1" * 32, bytes(32), signer("silo-99"))
     for changed in (
         (*bundles, stranger),
         (*bundles, bundles[4]),
         (bundles[1], bundles[0], *bundles[2:]),
         bundles[1:],
-        swapped(bundles, 0, make_bundle(state.ctx, ME, bytes(32), b"1" * 32, signer(ME))),
+        swapped(bundles, 0, make_bundle(state.ctx, ME, bytes(32), b"1" * 32, bytes(32), signer(ME))),
     ):
-        assert ended(state, s.KeysTold(changed)) == by_coordinator("KEYS")
+        assert ended(state, s.KeysTold(changed, event.keys)) == by_coordinator("KEYS")
 
 
 def test_one_key_in_two_places(run):
     state, event = before(run, "KeysTold")
     victim = before(run, "KeysTold", FIVE[2])[0].seeds
     for seeds in ((victim.seal, b"1" * 32), (b"1" * 32, victim.mask), (victim.mask, b"1" * 32), (b"1" * 32, b"1" * 32)):
-        twin = make_bundle(state.ctx, FIVE[1], *seeds, signer(FIVE[1]))
+        twin = make_bundle(state.ctx, FIVE[1], *seeds, bytes(32), signer(FIVE[1]))
         assert distinct_keys(swapped(event.bundles, 1, twin)) is not None
-        assert ended(state, s.KeysTold(swapped(event.bundles, 1, twin))) == by_coordinator("KEYS")
+        assert ended(state, s.KeysTold(swapped(event.bundles, 1, twin), event.keys)) == by_coordinator("KEYS")
 
 
 def test_a_key_of_low_order(run):
@@ -110,15 +111,47 @@ def test_a_key_of_low_order(run):
     for field in ("seal", "mask"):
         bundle = replace(event.bundles[1], **{field: bytes(32)}, signature=b"")
         signed = replace(bundle, signature=signer(FIVE[1])(SECAGG_KEYS, bundle.payload(state.ctx)))
-        assert ended(state, s.KeysTold(swapped(event.bundles, 1, signed))) == by_coordinator("KEYS")
+        assert ended(state, s.KeysTold(swapped(event.bundles, 1, signed), event.keys)) == by_coordinator("KEYS")
+
+
+def test_receiving_keys_that_their_silos_did_not_sign_for_us(run):
+    state, event = before(run, "KeysTold")
+    theirs = before(run, "KeysTold", FIVE[2])[1].keys
+    first, second, *rest = event.keys
+    for changed in (
+        (),
+        event.keys[1:],
+        event.keys[::-1],
+        (*event.keys, second),
+        (first, first, *rest),
+        theirs,
+        (replace(first, key=theirs[1].key), second, *rest),
+        (replace(first, key=replace(first.key, public=public_key(b"x" * 32))), second, *rest),
+        (replace(first, key=replace(first.key, public=b"")), second, *rest),
+        (replace(first, proof=second.proof), second, *rest),
+        (replace(first, proof=first.proof[1:]), second, *rest),
+    ):
+        assert ended(state, s.KeysTold(event.bundles, tuple(changed))) == by_coordinator("KEYS")
+
+
+def test_a_receiving_key_of_low_order_that_a_silo_signed(run):
+    """The coordinator could have seen it, and passes it on."""
+    state, event = before(run, "KeysTold")
+    giver = before(run, "KeysTold", FIVE[1])[0]
+    keys = receiving_keys(giver.seeds.receiving, state.ctx, FIVE[1], FIVE)
+    keys = (replace(keys[0], public=bytes(32)), *keys[1:])
+    bundle = replace(event.bundles[1], receiving=key_root(keys), signature=b"")
+    bundle = replace(bundle, signature=signer(FIVE[1])(SECAGG_KEYS, bundle.payload(state.ctx)))
+    brought = s.KeysTold(swapped(event.bundles, 1, bundle), (deliver_keys(FIVE[1], keys)[ME], *event.keys[1:]))
+    assert ended(state, brought) == by_coordinator("KEYS")
 
 
 def test_too_few_gave_keys(run):
     state, event = before(run, "KeysTold")
-    assert machine.advance(state, s.KeysTold(event.bundles[:4]))[0].stage == "shares"
-    assert ended(state, s.KeysTold(event.bundles[:3])) == by_coordinator("KEYS")
+    assert machine.advance(state, s.KeysTold(event.bundles[:4], event.keys[:3]))[0].stage == "shares"
+    assert ended(state, s.KeysTold(event.bundles[:3], event.keys[:2])) == by_coordinator("KEYS")
     strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=5)))
-    assert ended(strict, s.KeysTold(event.bundles[:4])) == by_coordinator("KEYS")
+    assert ended(strict, s.KeysTold(event.bundles[:4], event.keys[:3])) == by_coordinator("KEYS")
 
 
 # Shares.
@@ -132,7 +165,7 @@ def redealt(run, dealer, **fields):
     dealing, portions, _ = deal(
         given["ctx"],
         given["h_u1"],
-        event.bundles,
+        event.keys,
         dealer,
         given["seeds"],
         given["threshold"],
@@ -145,6 +178,14 @@ def redealt(run, dealer, **fields):
 def told(run, index, delivery):
     state, event = before(run, "SharesTold")
     return ended(state, s.SharesTold(swapped(event.deliveries, index, delivery)))
+
+
+def complained(run, index, delivery):
+    """What a silo says of a portion that is rubbish, and how its attempt ends."""
+    state, event = before(run, "SharesTold")
+    after, (sent, end) = machine.advance(state, s.SharesTold(swapped(event.deliveries, index, delivery)))
+    assert (after.stage, after.seeds, after.held) == ("ended", None, {})
+    return sent.complaint, (end.code, end.blame)
 
 
 def test_shares_that_are_not_signed_or_of_another_attempt_or_set(run, other):
@@ -189,7 +230,8 @@ def test_a_dealer_whose_portion_does_not_open_or_does_not_fit_is_named(run):
         lambda p: replace(p, own=p.pair),
         lambda p: replace(p, pair=bytes(32)),
     ):
-        assert told(run, 1, signed_portion(run, dealer, change)) == ("SHARES", dealer)
+        complaint, end = complained(run, 1, signed_portion(run, dealer, change))
+        assert (complaint.silo, complaint.dealer, end) == (ME, dealer, ("SHARES", dealer))
 
 
 def test_a_portion_that_names_another_holder_in_our_place(run):
@@ -345,7 +387,7 @@ def test_a_message_again_changes_nothing_and_too_early_ends(run, name):
 def test_another_first_message_is_equivocation(run):
     state, _ = before(run, "SurvivorsTold")
     keys, shares = before(run, "KeysTold")[1], before(run, "SharesTold")[1]
-    assert ended(state, s.KeysTold(keys.bundles[:4])) == by_coordinator("EQUIVOCATION")
+    assert ended(state, s.KeysTold(keys.bundles[:4], keys.keys[:3])) == by_coordinator("EQUIVOCATION")
     assert ended(state, s.SharesTold(shares.deliveries[:4])) == by_coordinator("EQUIVOCATION")
 
 

@@ -176,9 +176,9 @@ def test_a_sum_that_is_not_the_silos_is_refused_and_stands_in_the_ledger(recipie
 def test_the_sum_of_a_round_is_the_one_whose_survivors_this_silo_signed(recipient, sums):
     """Another attempt at the round has honest tags, too, where a silo of the job helps the coordinator."""
     made = sums["simple", 0]
-    signed = Memory().starting(0).signed(made.spec)
+    signed = Memory().starting(0).signed(made.spec, SILOS)
     assert recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=signed).sums
-    other = Memory().starting(0).signed(made.spec.model_copy(update={"attempt": 1}))
+    other = Memory().starting(0).signed(made.spec.model_copy(update={"attempt": 1}), SILOS)
     with pytest.raises(RefusedError, match="delivers the sum of another attempt at round 0 than") as caught:
         recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=other)
     assert caught.value.code == "SUM"

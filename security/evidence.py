@@ -1,0 +1,170 @@
+"""What proves that a dealer of a secure sum broke the rules, for anyone who has the roster's keys.
+
+A silo whose portion does not open, or does not fit its commitments, makes a ``Complaint``: the private key, of one use,
+with which it was to open what this one dealer sealed (receiving_keys.py). Whoever has what both of them signed opens
+the portion with it. If it opens and fits, the silo that complains broke the rules, else the dealer did.
+
+What a complaint shows. It opens one portion and nothing else: keys for other dealers are derived apart, and what the
+silo sealed itself is under another key. If the complaint holds, that portion is rubbish. If it does not, the liar gave
+away its own share of an honest dealer, as it could have told the coordinator at any time: it is one of the colluders,
+and fewer than t shares say nothing (shamir.py). Where a complaint holds, the coordinator ends the attempt: no survivors
+were signed in it, nobody reveals a share, and no sum is opened.
+
+Other ways were compared. To give away one private key for all dealers shows the coordinator an honest silo's share of
+every dealer, as if it colluded. A dealer that discloses the ephemeral secret of its sealing proves nothing where it
+sealed random bytes. To show the agreed secret alone, with a proof that it is the right one (Chaum and Pedersen, CRYPTO
+1992), takes points to be added, which the kept library does not offer for X25519. To have the accused dealer open the
+portion itself (Gennaro et al., EUROCRYPT 1999) takes one more step, in which a dealer that sealed rubbish goes free.
+
+A dealer may also deal shares that open and fit, and do not lie on one polynomial, or lead to another secret than it
+committed to. Nobody sees that before shares are revealed. Then t of them, which fit what the dealer signed and do not
+join to its secret, are evidence: any t shares of an honest dealer do. This is a ``Misdealing``. Commitments to the
+polynomial (Feldman, FOCS 1987) would show most of it earlier. They too take points to be added, and t of them cross
+from each dealer to each holder.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from ..errors import RefusedError
+from .dealing import (
+    PAIR,
+    Dealing,
+    HeldShare,
+    KeyBundle,
+    Portion,
+    check_portions,
+    open_portion,
+    seed_commitment,
+)
+from .labels import SECAGG_COMPLAINT, SECAGG_DEALING, framed
+from .pairwise import KEY_BYTES, public_key
+from .receiving_keys import ReceivingKey
+from .round_spec import RoundSpec
+from .secagg_fault import Code, check
+from .shamir import join, weights_at_zero
+from .signers import Sign, Signers
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """A silo's word that ``dealer`` sealed rubbish to it; ``key`` is its private key for that dealer, 32 bytes."""
+
+    silo: str
+    dealer: str
+    key: bytes = field(repr=False)
+    signature: bytes = b""
+
+    def payload(self, ctx: bytes, h_u2: bytes) -> bytes:
+        """What the silo signs, behind COMPLAINT."""
+        return framed(ctx, self.silo.encode(), h_u2, self.dealer.encode(), self.key)
+
+    def check(
+        self,
+        ctx: bytes,
+        h_u2: bytes,
+        given: ReceivingKey,
+        dealer: KeyBundle,
+        portion: Portion,
+        signers: Signers,
+    ) -> None:
+        """RefusedError, for who complains, unless it shows that the dealer's portion does not open or does not fit.
+
+        ``given`` is the key that the silo published for this dealer; all that is not signed here was checked before.
+        """
+        # (1) The silo signed it, over the dealings that all were told.
+        signed = signers.by_silo(self.silo, SECAGG_COMPLAINT, self.payload(ctx, h_u2), self.signature)
+        check(signed, self.silo, Code.COMPLAINT, "the signature over its complaint does not fit this attempt")
+        # (2) The key is the one that it published for this dealer.
+        own = len(self.key) == KEY_BYTES and public_key(self.key) == given.public
+        check(own, self.silo, Code.COMPLAINT, f"complains of {self.dealer!r} with a key that it never published")
+        # (3) What was dealt does not open by it, or does not fit.
+        try:
+            open_portion(portion, ctx, dealer, self.key)
+        except RefusedError:
+            return
+        why = f"complains of {self.dealer!r}, and what was dealt to it opens and fits"
+        raise RefusedError(self.silo, Code.COMPLAINT, why)
+
+
+def make_complaint(ctx: bytes, silo: str, h_u2: bytes, dealer: str, key: bytes, sign: Sign) -> Complaint:
+    """Signed once a dealer's portion did not open."""
+    complaint = Complaint(silo, dealer, key)
+    return replace(complaint, signature=sign(SECAGG_COMPLAINT, complaint.payload(ctx, h_u2)))
+
+
+@dataclass(frozen=True, slots=True)
+class ShownShare:
+    """A share that its holder revealed."""
+
+    holder: str
+    held: HeldShare
+
+
+@dataclass(frozen=True, slots=True)
+class Misdealing:
+    """What a dealer signed, and t revealed shares of one kind that fit it and do not join, ascending by holder."""
+
+    bundle: KeyBundle
+    dealing: Dealing
+    portions: tuple[Portion, ...]
+    kind: bytes
+    shares: tuple[ShownShare, ...]
+
+    @property
+    def dealer(self) -> str:
+        """Who dealt them."""
+        return self.dealing.dealer
+
+    def proves(self, spec: RoundSpec, signers: Signers) -> bool:
+        """Whether it shows, to anyone, that the dealer broke the rules in the attempt of this specification."""
+        try:
+            self._check(spec, signers)
+        except RefusedError:
+            return False
+        shares = {each.holder: each.held for each in self.shares}
+        return joins(spec, self.bundle, self.dealing, self.kind, shares) is None
+
+    def _check(self, spec: RoundSpec, signers: Signers) -> None:
+        ctx, dealer = spec.context(), self.dealer
+        # (1) The dealer signed its keys and all that it dealt, in this attempt, among members of its cohort.
+        check(self.bundle.silo == dealer, dealer, Code.MISDEALT, "keys and dealing are of two silos")
+        self.bundle.check(ctx, signers)
+        signed = signers.by_silo(dealer, SECAGG_DEALING, self.dealing.payload(ctx), self.dealing.signature)
+        check(signed, dealer, Code.MISDEALT, "its dealing is not signed for this attempt")
+        members = [portion.holder for portion in self.portions]
+        ordered = members == sorted(set(members)) and set(members) <= set(spec.cohort)
+        check(ordered, dealer, Code.MISDEALT, "it dealt to others than the cohort, each once, in order")
+        check_portions(self.dealing, self.portions, members)
+        # (2) There is one share of each of t holders, and each is the one that was dealt to it.
+        portions = {portion.holder: portion for portion in self.portions}
+        holders = [each.holder for each in self.shares]
+        enough = len(set(holders)) == len(holders) == spec.threshold and set(holders) <= portions.keys()
+        check(enough, dealer, Code.MISDEALT, f"shares of {len(holders)} holders, not of {spec.threshold}, each once")
+        for each in self.shares:
+            committed = portions[each.holder].committed(self.kind)
+            fits = each.held.fits(ctx, dealer, each.holder, self.kind, committed)
+            check(fits, dealer, Code.MISDEALT, f"the share of {each.holder!r} is not the one that was dealt to it")
+
+
+def joins(
+    spec: RoundSpec, bundle: KeyBundle, dealing: Dealing, kind: bytes, shares: Mapping[str, HeldShare]
+) -> bytes | None:
+    """The secret that a dealer committed to, if t shares by holder join to it; None if they do not."""
+    numbers = {spec.holder(holder): held.share for holder, held in shares.items()}
+    secret = join(numbers, dict(zip(numbers, _weights(tuple(numbers)), strict=True)))
+    return secret if secret is not None and is_secret(spec.context(), bundle, dealing, kind, secret) else None
+
+
+@lru_cache(maxsize=16)
+def _weights(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of one set of holders serve all dealers, and take long among many silos."""
+    return weights_at_zero(numbers)
+
+
+def is_secret(ctx: bytes, bundle: KeyBundle, dealing: Dealing, kind: bytes, secret: bytes) -> bool:
+    """Whether joined shares are what the dealer committed to before."""
+    if kind == PAIR:
+        return public_key(secret) == bundle.mask
+    return seed_commitment(ctx, dealing.dealer, secret) == dealing.seed

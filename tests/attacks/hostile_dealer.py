@@ -1,0 +1,83 @@
+"""A silo whose agent is ours but for what it deals: ``hostile_dealer.py HOW --config CONFIG``, for tests.
+
+``rubbish:SILO``: what it seals to this silo does not open. ``inconsistent``: none of the shares that it deals join.
+``one:SILO``: the share of this silo does not join with others. ``lies:SILO``: it complains of this honest dealer.
+"""
+
+import asyncio
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from staddle.proto.channel import require_tls13
+
+require_tls13()
+
+from staddle import log  # noqa: E402
+from staddle.errors import RefusedError  # noqa: E402
+from staddle.security import dealing, secagg_silo  # noqa: E402
+from staddle.security.labels import SECAGG_DEALING  # noqa: E402
+from staddle.security.merkle import Tree  # noqa: E402
+from staddle.silo import config as configs  # noqa: E402
+from staddle.silo import daemon  # noqa: E402
+
+deal, split, open_portion = secagg_silo.deal, dealing.split, secagg_silo.open_portion
+
+
+def rubbish(victim):
+    """The portion for one holder is random bytes, under a root that the dealer signs."""
+
+    def dealt(ctx, *given):
+        honest, portions, kept = deal(ctx, *given)
+        spoilt = tuple(
+            replace(portion, sealed=os.urandom(len(portion.sealed))) if portion.holder == victim else portion
+            for portion in portions
+        )
+        unsigned = replace(honest, root=Tree(portion.leaf() for portion in spoilt).root(), signature=b"")
+        return replace(unsigned, signature=given[-1](SECAGG_DEALING, unsigned.payload(ctx))), spoilt, kept
+
+    secagg_silo.deal = dealt
+
+
+def inconsistent(*victims):
+    """Shares that fit their commitments: of another secret for the silos of these ids, or for all."""
+
+    def of_another(secret, threshold, holders, draw):
+        shares = split(secret, threshold, holders, draw)
+        wrong = split(os.urandom(32), threshold, holders, draw)
+        numbers = [holders[place] for place in range(len(holders)) if not victims or place in places(victims)]
+        return {**shares, **{number: wrong[number] for number in numbers}}
+
+    dealing.split = of_another
+
+
+def places(victims):
+    """Where silos stand among all, which the job's are."""
+    return [sorted(("north", "east", "south", "west")).index(victim) for victim in victims]
+
+
+def lies(accused):
+    """It complains of what an honest dealer sealed to it, with the true key: all opens and fits."""
+
+    def opened(portion, ctx, dealer, receiving):
+        if dealer.silo == accused:
+            raise RefusedError(accused, "SHARES", "a lie")
+        return open_portion(portion, ctx, dealer, receiving)
+
+    secagg_silo.open_portion = opened
+
+
+def main(how, config):
+    """The agent as it ships, with one of these."""
+    name, _, silo = how.partition(":")
+    {"rubbish": rubbish, "inconsistent": inconsistent, "one": inconsistent, "lies": lies}[name](
+        *([silo] if silo else [])
+    )
+    loaded = configs.load(config)
+    log.setup(loaded.log)
+    asyncio.run(daemon.serve(loaded))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[3]))

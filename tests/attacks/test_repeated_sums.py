@@ -1,0 +1,172 @@
+"""A coordinator in league with a dealer whose shares do not join, against the agent as it ships.
+
+Only the two can open the first sum, and the agent takes part in a second one of the same values. If that were over
+other silos, the difference of the two sums would be one silo's model. The measure is the largest error of that model,
+as it is recovered; models have numbers of about 0.05.
+"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hostile import SILO, delivery, offer, play, records, round_of
+from hostile_sums import SILOS, Attempted, Blind, make_world
+
+from staddle.security import secagg_coordinator_events as c
+from staddle.security import secagg_silo_events as s
+from staddle.security.dealing import SELF, seed_commitment
+from staddle.security.evidence import Misdealing, ShownShare, joins
+from staddle.security.labels import SECAGG_DEALING
+from staddle.security.masked_sum import Accumulator
+from staddle.security.masks import Term
+from staddle.security.pairwise import self_key
+from staddle.silo import blind
+
+pytestmark = [pytest.mark.actor("coordinator and silos"), pytest.mark.usefixtures("hurried")]
+
+DEALER, VICTIM = "east", "south"
+COUNT = 60  # records of each silo, as the job declares them
+SECURITY = {"public": {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, COUNT)}}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("attacked"), SECURITY)
+
+
+class Betrayed(Attempted):
+    """The first attempt: a dealer commits to another secret than it deals, and tells the coordinator the true one."""
+
+    def __init__(self, world):
+        self.secret, self.sum = b"", None
+        super().__init__(world, "public")
+
+    def act(self, who, effect):
+        match effect:
+            case s.SendShares(dealing, portions) if who == DEALER:
+                self.secret = self.states[DEALER].seeds.own
+                ctx, sign = self.spec.context(), self.world.others[DEALER].sign
+                dealing = replace(dealing, seed=seed_commitment(ctx, DEALER, bytes(32)), signature=b"")
+                dealing = replace(dealing, signature=sign(SECAGG_DEALING, dealing.payload(ctx)))
+                self.states[DEALER] = replace(self.states[DEALER], dealing=dealing)
+                super().act(who, s.SendShares(dealing, portions))
+            case c.End():
+                self.sum = self.betrayed()
+            case _:
+                super().act(who, effect)
+
+    def shares(self, dealer):
+        """The shares of a dealer that t silos revealed."""
+        found = {
+            h: each.held for h, reveal in self.state.reveals.items() for each in reveal.shares if each.dealer == dealer
+        }
+        return dict(sorted(found.items())[: self.spec.threshold])
+
+    def betrayed(self):
+        """The sum that nobody else can open."""
+        state, ctx, terms = self.state, self.spec.context(), []
+        for dealer in state.u3:
+            dealt = state.bundles[dealer], state.dealings[dealer]
+            known = self.secret if dealer == DEALER else joins(self.spec, *dealt, SELF, self.shares(dealer))
+            terms.append(Term(self_key(known, ctx, dealer, self.spec.prg, state.h_u2)))
+        accumulator = Accumulator(self.spec)
+        for silo in state.u3:
+            accumulator.add(self.pieces(self.uploads[silo]))
+        return accumulator.open(terms, state.u3)[0].total
+
+
+class Repeated(Attempted):
+    """The second attempt, with evidence, without ``absent``."""
+
+    def __init__(self, world, evidence, absent):
+        self.evidence = evidence
+        super().__init__(world, "public", attempt=1, absent=(absent,))
+
+
+class Later:
+    """An attempt that begins once the first has ended."""
+
+    def __init__(self, first, make):
+        self.first, self.make, self.made = first, make, None
+
+    @property
+    def told(self):
+        if self.made is None and self.first.state.stage == "ended":
+            self.made = self.make(self.first)
+        return self.made.told if self.made else []
+
+    def __getattr__(self, name):
+        if self.made is None:
+            return SimpleNamespace(context=lambda: b"") if name == "spec" else None
+        return getattr(self.made, name)
+
+
+def against_an_honest_dealer(first):
+    """The same of the victim, whose shares join."""
+    state = first.state
+    dealt = state.bundles[VICTIM], state.dealings[VICTIM], state.portions[VICTIM]
+    return Misdealing(*dealt, SELF, tuple(ShownShare(*each) for each in first.shares(VICTIM).items()))
+
+
+def recovered(first, second):
+    """Largest error of the victim's model, as the difference of the two sums has it."""
+    true = first.gift(first.spec.groups[0], VICTIM).values
+    return float(np.abs((first.sum - second.opened[0].total) / COUNT - true).max())
+
+
+@pytest.mark.parametrize(
+    ("evidence", "absent", "code", "refused"),
+    [
+        pytest.param(lambda first: first.state.evidence, VICTIM, "SURVIVORS", True, id="another silo left out"),
+        pytest.param(against_an_honest_dealer, VICTIM, "ATTEMPT", True, id="evidence against an honest dealer"),
+        pytest.param(lambda _: None, DEALER, "ATTEMPT", True, id="no evidence"),
+        pytest.param(
+            lambda first: first.state.evidence,
+            VICTIM,
+            "",
+            False,
+            id="the rule left out",
+            marks=pytest.mark.control,
+        ),
+    ],
+)
+def test_a_second_sum_shows_no_silo(world, tmp_path, monkeypatch, evidence, absent, code, refused):
+    """Without the rule the victim's model comes out to 1e-7."""
+    if not refused:
+        begin = blind.begin
+
+        def lax(*given):
+            state, effects = begin(*given)
+            return replace(state, only=()), effects
+
+        monkeypatch.setattr(blind, "begin", lax)
+    first, second = played(world, tmp_path, evidence, absent)
+    assert first.sum is not None, "the two could not open the first sum"
+    ended = [(each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"]
+    if not refused:
+        error = recovered(first, second)
+        assert error < 1e-6, f"off by {error:.1e}"
+        return
+    assert second.opened is None, f"{VICTIM}'s model is off by {recovered(first, second):.1e}"
+    assert (code, "coordinator") in ended
+
+
+def test_a_second_sum_without_the_dealer_is_made(world, tmp_path):
+    """The difference of the two is what the dealer gave, which it knows."""
+    first, second = played(world, tmp_path, lambda first: first.state.evidence, DEALER)
+    assert second.state.u3 == tuple(silo for silo in sorted(SILOS) if silo != DEALER)
+    own = first.gift(first.spec.groups[0], DEALER).values
+    assert np.abs((first.sum - second.opened[0].total) / COUNT - own).max() < 1e-6
+    assert [each["survivors"] for each in records(tmp_path) if each["type"] == "secagg.sum"] == [list(second.state.u3)]
+
+
+def played(world, tmp_path, evidence, absent):
+    """A round of two attempts; the second has this evidence, and this silo is not in it."""
+    first = Betrayed(world)
+    second = Later(first, lambda first: Repeated(world, evidence(first), absent))
+    hostile = Blind(world, [offer(world, "public"), round_of(world, 0, "public")], {0: [first, second]})
+    hostile.script["fetch"] = [lambda: delivery(world, "public", 0)]
+    play(hostile, tmp_path)
+    assert SILO in first.state.reveals
+    return first, second
