@@ -80,7 +80,11 @@ def test_methods_and_models_have_no_way_out_of_the_process():
 def test_security_knows_the_exchanges_only():
     def forbidden(name, _):
         return under(name, "staddle.algorithms") and not under(
-            name, "staddle.algorithms.exchange", "staddle.algorithms.plain"
+            name,
+            "staddle.algorithms.exchange",
+            "staddle.algorithms.plain",
+            "staddle.algorithms.batches",
+            "staddle.algorithms.concentration",
         )
 
     assert offences("security", forbidden) == []

@@ -176,7 +176,7 @@ def test_holders_as_tensors_are_refused(recipient, job):
 
 def test_the_holders_of_fewer_silos_are_refused(recipient, tagged, job):
     made = Counted(tagged, job, 0, SILOS[:4], SILOS[:4])
-    with pytest.raises(RefusedError, match="the cohort lacks silo-e, and values that do not change are"):
+    with pytest.raises(RefusedError, match="the cohort lacks silo-e, without whom silo-a, silo-b, silo-c, silo-d are"):
         recipient.take(job, 1, delivery(job, 1, [made.down(HOLDERS)]))
 
 

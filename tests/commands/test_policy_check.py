@@ -210,7 +210,7 @@ def test_what_the_policy_has_against_a_blind_sum_is_said(check, blind):
     flowing = " ".join(shown.split())
     assert "its sums are blind: 1 colluder assumed, the silos' weights are masked too" in flowing
     assert "DECLINED: the job has colluders = 1, this silo's policy 2; have it signed with" in flowing
-    assert "DECLINED: the job's rounds have 4 silos, secure_aggregation.min_cohort = 5; it takes" in flowing
+    assert "DECLINED: the job sums batches of 4 silos, secure_aggregation.min_cohort = 5; it takes" in flowing
     assert "HELD BACK" not in shown
     assert shown.endswith("This silo would DECLINE the job.\n")
     found = json.loads(check("private", "--json", replace=stricter, drafted=True, code=1))

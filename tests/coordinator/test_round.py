@@ -825,10 +825,11 @@ def test_any_events_in_any_order(data):
     assert world.state.stage == "ended"
     world.check_tasks()
 
-    # Replaying the events gives the state, and so does replaying them with every event twice.
+    # Replaying the events gives the state, and so does replaying them with every event twice: but who is lost from the
+    # last round, and then once more, is lost to the end as well.
     assert run(world.first, *world.events)[0] == world.state
     twice = [event for event in world.events for _ in (0, 1)]
-    assert run(world.first, *twice)[0] == world.state
+    assert replace(run(world.first, *twice)[0], failed={}) == replace(world.state, failed={})
 
 
 @settings(deadline=None, max_examples=60)

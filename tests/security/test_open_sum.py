@@ -154,7 +154,7 @@ def test_one_that_was_not_among_the_survivors_is_noticed(own):
         ({}, {}, Terms(colluders=2), "POLICY", "has colluders = 1"),
         ({"survivors": SILOS[:2]}, {}, TERMS, "SURVIVORS", "2 survivors are fewer than 3"),
         ({"survivors": SILOS[::-1]}, {}, TERMS, "SURVIVORS", "not members of the cohort in order"),
-        ({"survivors": SILOS[:3]}, {}, Terms(whole=SILOS), "SURVIVORS", "did not survive"),
+        ({"survivors": SILOS[:3]}, {}, Terms(batches=(SILOS,)), "SURVIVORS", "the sum lacks"),
     ],
 )
 def test_a_claim_that_does_not_hold_is_refused(made, changes, own, terms, code, said):
