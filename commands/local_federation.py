@@ -99,13 +99,13 @@ def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
 
 
 def blind_where_it_can(document: Mapping[str, Any], records: Sequence[int]) -> dict[str, Any]:
-    """A job's document, blind where all that it gives can be, always over the same four silos or more.
+    """A job's document, blind with private weights where it can be so: of four silos or more.
 
     ``records`` are those of each silo; some of them will be for tests.
     """
     job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
     schema = job.document()["schema"]
-    if len(job.silos) <= FEWEST or job.participation < 1 or any(unblind(schema)):
+    if len(job.silos) <= FEWEST or any(unblind(schema)):
         return dict(document)
     security: dict[str, Any] = {"secure_aggregation": "required", "weight_most": max(records)}
     if job.privacy is not None:  # noisy counts may be more, or far less
@@ -115,7 +115,12 @@ def blind_where_it_can(document: Mapping[str, Any], records: Sequence[int]) -> d
         security["clip_exponent"] = max(job.security.clip_exponent, least_clip_exponent(job))
     elif all(part["exchange"] != "sum.ratio" for phase in schema for part in phase["up"]):  # whose weights are by class
         security["weight_least"] = max(1, min(records) // 2)
-    return {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
+    made = {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
+    try:
+        Job.from_file(validate(made, JobFile, "the job"), "the job").document()
+    except LocalError:  # it takes declared counts, or more silos for rounds of some of them
+        return dict(document)
+    return made
 
 
 def write_coordinator(

@@ -17,8 +17,9 @@ def seen(job: Job) -> str:
     enough = job.min_holders + job.security.colluders
     rare = f"no row of a class that fewer than {enough} of them hold, " if job.counted else ""
     whole = f"all {len(job.silos)}" if job.cohort_size == len(job.silos) else f"{job.cohort_size} of {len(job.silos)}"
+    fixed = " in fixed batches" if job.batched else ""
     read = "other sums" if hidden else "the sums"
-    reads = f"{hidden}{read} over {whole} silos, {rare}{mixed}{compared}who took part, sizes and times"
+    reads = f"{hidden}{read} over {whole} silos{fixed}, {rare}{mixed}{compared}who took part, sizes and times"
     return f"blind: what a silo gives is masked, the coordinator reads {reads}"
 
 

@@ -40,6 +40,30 @@ def test_what_a_mix_hides_is_said_for_either_kind(mix, colluders, said):
 
 
 @pytest.mark.parametrize(
+    ("silos", "participation", "said"),
+    [
+        (8, 0.5, "over 4 of 8 silos in fixed batches, "),
+        (8, 1.0, "over all 8 silos, "),
+    ],
+)
+def test_who_is_summed_together_is_said(silos, participation, said):
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 4,
+        "silos": list("abcdefgh")[:silos],
+        "min_cohort": 3,
+        "participation": participation,
+        "method": {"name": "fedavg"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+        "security": {"secure_aggregation": "required"},
+    }
+    assert said in seen(Job.from_file(JobFile.model_validate(document), "job.toml"))
+
+
+@pytest.mark.parametrize(
     ("method", "options", "said"),
     [
         ("pfedsim", {"similarity": "per_class"}, "which silo holds which class (AUC 0.97 to 1.00"),
