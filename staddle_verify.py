@@ -113,8 +113,8 @@ VALUES = {
     "taint": '"(?:public|dp|private)"',
     "status": '"(?:sent|failed|unknown)"',
     "step": '"(?:keys|shares|complaint|header|survival|reveal|abandon|end|contribution|padded)"',
-    "fault": '"(?:SPEC|POLICY|ATTEMPT|ABANDON|KEYS|SHARES|UPLOAD|SURVIVORS|NOTES|REVEAL|SUM|ORDER|EQUIVOCATION|TOO_FEW'
-    '|STOPPED)"',
+    "fault": '"(?:SPEC|POLICY|ATTEMPT|ABANDON|KEYS|SHARES|COMPLAINT|MISDEALT|UPLOAD|SURVIVORS|NOTES|REVEAL|SUM|ORDER'
+    '|EQUIVOCATION|TOO_FEW|STOPPED)"',
     "reason": string(500),
     "values": '"(?:fixed|varying)"',
     "number": r'"[0-9]{1,10}(?:\.[0-9]{1,40})?"',

@@ -27,7 +27,14 @@ pytestmark = [pytest.mark.actor("coordinator and silos"), pytest.mark.usefixture
 
 DEALER, VICTIM = "east", "south"
 COUNT = 60  # records of each silo, as the job declares them
-SECURITY = {"public": {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, COUNT)}}
+SECURITY = {
+    "public": {
+        "secure_aggregation": "required",
+        "weights": "public",
+        "counts": dict.fromkeys(SILOS, COUNT),
+        "tags": False,
+    }
+}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +95,7 @@ class Later:
     """An attempt that begins once the first has ended."""
 
     def __init__(self, first, make):
-        self.first, self.make, self.made = first, make, None
+        self.first, self.make, self.made, self.job = first, make, None, first.job
 
     @property
     def told(self):
