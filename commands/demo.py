@@ -24,6 +24,7 @@ from .processes import Daemon, running
 from .settings import MODEL, SETTINGS
 
 SEED = 7
+SILOS = 4
 ALPHA = 0.3
 TRAINING: Mapping[str, float] = {"epochs": 2, "batch_size": 16, "lr": 0.03, "momentum": 0.9}
 PRIVATE_TRAINING: Mapping[str, float] = {"epochs": 1, "batch_size": 16, "lr": 0.5}  # noise grows with momentum
@@ -36,7 +37,7 @@ SILENCE_SECONDS = 300.0
 
 def demo(
     method: Annotated[str, typer.Option(help="The method to compare with local-only training and FedAvg.")] = "pfedsim",
-    silos: Annotated[int, typer.Option(min=2, max=32, help="Silo agents to launch.")] = 4,
+    silos: Annotated[int | None, typer.Option(min=2, max=32, help="Silo agents; 4, or 8 with FedSimSup.")] = None,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each job.")] = 20,
     keep: Annotated[Path | None, typer.Option(help="Keep everything in this new or empty folder.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="In the clear, also what could be blind.")] = False,
@@ -47,8 +48,9 @@ def demo(
 
     Three jobs in turn (local-only, FedAvg, the method) on label-skewed shards of the handwritten digits that come with
     scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one egress ledger a silo. With four silos or
-    more, what can be is blind: the coordinator reads sums, and of classifiers how alike they are. With --private each
-    job trains with noise, and each silo's budget says what that cost.
+    more, what can be is blind: the coordinator reads sums, and of classifiers how alike they are. Rounds of some of the
+    silos (FedSimSup) take eight for that. With --private each job trains with noise, and each silo's budget says what
+    that cost.
     """
     console = Console()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind
@@ -76,13 +78,13 @@ class Demo:
         console: Console,
         folder: Path,
         method: str,
-        silos: int,
+        silos: int | None,
         rounds: int,
         *,
         plain: bool = False,
         epsilon: float | None = None,
     ) -> None:
-        """With an ``epsilon`` its jobs are private."""
+        """With an ``epsilon`` its jobs are private; without ``silos`` there are as many as the method's rounds take."""
         # Imported here: torch takes seconds, and ``staddle --help`` should not.
         from ..algorithms.catalog import method_class  # noqa: PLC0415
         from . import local_federation  # noqa: PLC0415
@@ -96,7 +98,8 @@ class Demo:
         self._plain = plain
         self._epsilon = epsilon
         self._setup = local_federation
-        self._federation = local_federation.make(folder, [f"silo-{n + 1}" for n in range(silos)])
+        number = silos or self._settings.get("silos", SILOS)
+        self._federation = local_federation.make(folder, [f"silo-{n + 1}" for n in range(number)])
 
     def run(self) -> bool:
         """All of it; whether every ledger verified."""
@@ -105,10 +108,9 @@ class Demo:
 
         started = time.monotonic()
         shards = self._shards()
-        records = [len(shard) for shard in shards]
         documents = [self._job(name) for name in self._methods]
         if not self._plain:
-            documents = [self._setup.blind_where_it_can(document, records) for document in documents]
+            documents = [self._setup.blind_where_it_can(self._federation, document, shards) for document in documents]
         jobs = [self._setup.sign_job(self._federation, document) for document in documents]
         names = [job.name for job in jobs]
         self._setup.write_coordinator(self._federation, names, TIMING)

@@ -15,19 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..algorithms.data import Dataset, save_npz
+from ..algorithms.data import Dataset, save_npz, split
 from ..algorithms.job import Job, JobFile
-from ..algorithms.job_security import FEWEST, unblind
+from ..algorithms.job_security import FEWEST
 from ..errors import LocalError
 from ..files import canonical_json, validate, write_atomic
 from ..security import roster as rosters
 from ..security.envelope import sign_document
 from ..security.identity import Entry, Role, create_keys, load_keys
 from ..security.labels import JOB
+from ..silo.state import split_key
 from .drafting import draft
 from .toml import to_toml
 
 FEDERATION = "local"
+TEST_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
@@ -98,29 +100,58 @@ def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
     return job
 
 
-def blind_where_it_can(document: Mapping[str, Any], records: Sequence[int]) -> dict[str, Any]:
-    """A job's document, blind with private weights where it can be so: of four silos or more.
+def blind_where_it_can(
+    federation: LocalFederation, document: Mapping[str, Any], shards: Sequence[Dataset]
+) -> dict[str, Any]:
+    """A job's document, blind where it can be so: of four silos or more, and of more for rounds of some of them.
 
-    ``records`` are those of each silo; some of them will be for tests.
+    With private weights, or with the training records of ``shards`` declared where a method compares labels.
     """
     job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
-    schema = job.document()["schema"]
-    if len(job.silos) <= FEWEST or any(unblind(schema)):
+    if len(job.silos) <= FEWEST:
         return dict(document)
+    declares = job.method().compares_labels
+    security = _declared(federation, job, shards) if declares else _private_weights(job, [*map(len, shards)])
+    made = {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
+    try:
+        Job.from_file(validate(made, JobFile, "the job"), "the job").document()
+    except LocalError:  # something in it has no blind form, or it takes more silos
+        return dict(document)
+    return made
+
+
+def _private_weights(job: Job, records: Sequence[int]) -> dict[str, Any]:
+    """Its security with private weights; some of these records will be for tests."""
     security: dict[str, Any] = {"secure_aggregation": "required", "weight_most": max(records)}
     if job.privacy is not None:  # noisy counts may be more, or far less
         from .planning import least_clip_exponent  # noqa: PLC0415 opacus takes seconds to import
 
         security["weight_most"] = 2 * max(records)
         security["clip_exponent"] = max(job.security.clip_exponent, least_clip_exponent(job))
-    elif all(part["exchange"] != "sum.ratio" for phase in schema for part in phase["up"]):  # whose weights are by class
+    elif all(part["exchange"] != "sum.ratio" for part in _given(job)):  # whose weights are by class
         security["weight_least"] = max(1, min(records) // 2)
-    made = {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
-    try:
-        Job.from_file(validate(made, JobFile, "the job"), "the job").document()
-    except LocalError:  # it takes declared counts, or more silos for rounds of some of them
-        return dict(document)
-    return made
+    return security
+
+
+def _declared(federation: LocalFederation, job: Job, shards: Sequence[Dataset]) -> dict[str, Any]:
+    """Its security with the training records of each silo declared, in all and of each class.
+
+    In a real federation each silo tells its own; here each silo's split is drawn before its agent starts.
+    """
+    own = {}
+    for silo, shard in zip(federation.silos, shards, strict=True):
+        federation.state(silo).mkdir(exist_ok=True)
+        train, _ = split(shard, split_key(federation.state(silo)), TEST_FRACTION)
+        own[silo] = train.y.bincount(minlength=job.model.classes).tolist()
+    security: dict[str, Any] = {"secure_aggregation": "required", "weights": "public", "class_counts": own}
+    security["counts"] = {silo: sum(counts) for silo, counts in own.items()}
+    if any(part["exchange"].startswith("mix") for part in _given(job)):
+        security["mix"] = "directed"
+    return security
+
+
+def _given(job: Job) -> list[Mapping[str, Any]]:
+    return [part for phase in job.document()["schema"] for part in phase["up"]]
 
 
 def write_coordinator(
@@ -169,7 +200,7 @@ def write_silo(federation: LocalFederation, silo: str, address: str, data: Datas
         "policy": "policy.toml",
         "log": "json",
         "trust": _trust(federation),
-        "data": {"file": "data.npz", "test_fraction": 0.25},
+        "data": {"file": "data.npz", "test_fraction": TEST_FRACTION},
     }
     write_atomic(federation.silo_config(silo), to_toml(document).encode())
     federation.state(silo).mkdir(exist_ok=True)
