@@ -38,7 +38,17 @@ from ..algorithms.exchange import (
 from ..algorithms.plain import PLAIN
 from ..errors import LocalError
 from .blind_mix import Rows, compared
-from .fixedpoint import COORDINATOR_READS, SILOS_READ, WIDEST_PRIVATE, Floats, Group, Ring, error_bound, weight_exponent
+from .fixedpoint import (
+    COORDINATOR_READS,
+    SILOS_READ,
+    WIDEST_PRIVATE,
+    Floats,
+    Group,
+    Ring,
+    Words,
+    error_bound,
+    weight_exponent,
+)
 from .masked_sum import Accumulator, Given, Opened, check_given, masked_chunks
 from .round_spec import Frame, RoundSpec, Terms, specify
 
@@ -121,12 +131,15 @@ def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> Given:
     return Given(values, tensors[WEIGHT].reshape(own.rows).numpy().astype(np.float64))
 
 
-def folded(part: Part, own: Group, opened: Opened) -> dict[str, Tensor]:
-    """The fold of a part, as ``Plain.collect`` gives it: its tensors and, for mean and ratio, the total weight."""
+def folded(part: Part, own: Group, opened: Opened, memory: Words | None = None) -> dict[str, Tensor]:
+    """The fold of a part, as ``Plain.collect`` gives it: its tensors and, for mean and ratio, the total weight.
+
+    ``memory`` of the words, in one piece, may become that of the tensors.
+    """
     if own.weights == "equal":
         return _cut(part, own, opened.total, total=True)
     weight = torch.from_numpy(opened.weight.copy())
-    mean = opened.mean(np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32)
+    mean = opened.mean(np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32, memory)
     ratio = isinstance(part.exchange, Sum) and part.exchange.form == "ratio"
     return {**_cut(part, own, mean, total=False), WEIGHT: weight if ratio else weight.reshape(())}
 

@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from ..errors import LocalError, RefusedError
 from .fixedpoint import (
+    BLOCK,
     COORDINATOR_READS,
+    SIGNED,
     WORD,
     Flat,
     Floats,
@@ -90,14 +92,23 @@ class Opened:
             made[start : start + words.size] = dequantise(words, self.ring, self.exponent) * self.unit
         return made
 
-    def mean(self, dtype: npt.DTypeLike = np.float32) -> Floats:
-        """Σ w x / Σ w, [elements], row by row; rows without weight are zeros. No temporary of that size."""
-        made = np.empty(self.elements, dtype)
+    def mean(self, dtype: npt.DTypeLike = np.float32, memory: Words | None = None) -> Floats:
+        """Σ w x / Σ w, [elements], row by row; rows without weight are zeros. No temporary of that size.
+
+        ``memory``, of the words in one piece, is that of the result where numbers are as wide; the words are lost then.
+        """
+        fits = memory is not None and memory.itemsize == np.dtype(dtype).itemsize
+        made = np.empty(self.elements, dtype) if memory is None or not fits else memory[: self.elements].view(dtype)
         factor = np.divide(self.unit, self.weight, out=np.zeros_like(self.weight), where=self.weight > 0)
-        columns = self.elements // len(factor)
-        for start, words in self.pieces:
-            rows = np.arange(start, start + words.size) // columns if len(factor) > 1 else 0
-            made[start : start + words.size] = dequantise(words, self.ring, self.exponent) * factor[rows]
+        factor *= 2.0**-self.exponent  # exact
+        columns, scratch = self.elements // len(factor), np.empty(min(BLOCK, self.elements))
+        for first, words in self.pieces:
+            for at in range(0, words.size, BLOCK):
+                block, start = words[at : at + BLOCK].view(SIGNED[self.ring]), first + at
+                numbers, stop = scratch[: block.size], start + block.size
+                numbers[:] = block
+                numbers *= factor[np.arange(start, stop) // columns] if len(factor) > 1 else factor[0]
+                made[start:stop] = numbers
         return made
 
 

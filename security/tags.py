@@ -1,18 +1,23 @@
 """Linear tags: silos see that the coordinator hands down the sum of what they sent, and nothing added to it.
 
-Over the field of p = 2^64 - 59, for each group of tensors, with coefficients α_k from the key that all silos share and
-the coordinator lacks (SECURITY.md rule 8)::
+Over the field of p = 2^64 - 59, for each group of tensors, with coefficients from the key that all silos share and the
+coordinator lacks (SECURITY.md rule 8). Number k stands in row r = ⌊k / 512⌋ and column c = k mod 512 of a table::
 
-    silo j sends         T_j = Σ_k α_k q_jk + pad_j   mod p       with its upload
+    H(q)                 Σ_r β_r Σ_c α_c q_rc         mod p       linear in q
+    silo j sends         T_j = H(q_j) + pad_j         mod p       with its upload
     coordinator          T   = Σ_j T_j                mod p       over the survivors
-    silos compare        T - Σ_j pad_j = Σ_k α_k Q_k  mod p       with the integers Q that came down
+    silos compare        T - Σ_j pad_j = H(Q)         mod p       with the integers Q that came down
 
 A row of a Mix is Σ_j a_j q_j with public integers a_j: then T = Σ_j a_j T_j, and silos take off Σ_j a_j pad_j. Its
-vectors may be of several rounds, so α has the context that they share, and each pad that of its own upload.
+vectors may be of several rounds, so α and β have the context that they share, and each pad that of its own upload.
 
-A sum that was shifted in any word, or that wrapped around 2^b, passes with probability 2^-63. No shift is a multiple of
-p: an honest |Q| is below 2^63 - 59, so it differs from every signed word by less than p (with ring 64 and a smaller p,
-such as 2^61 - 1, words shifted by p would pass).
+A sum that was shifted in any word, or that wrapped around 2^b, passes with probability 2 / p, about 2^-63, whatever is
+added to T: the shift has a row that is not 0, whose sum under α is 0 with 1 / p; if it is not, one β_r in p fits. So
+the bounds of two families of hash functions add up where they are composed (Stinson, "Universal hashing and
+authentication codes", Designs, Codes and Cryptography, 1994). With a coefficient of its own for each number it would be
+1 / p, and their stream twice as long as words of 32 bits. No shift is a multiple of p: an honest |Q| is below
+2^63 - 59, so it differs from every signed word by less than p (with ring 64 and a smaller p, such as 2^61 - 1, words
+shifted by p would pass).
 
 The pads hide from the coordinator what T would tell of α. It can take them off together with one silo, and can forge
 tags then. So the tags of a secure sum are under its masks as well, modulo p: streams of the very keys that mask the
@@ -24,45 +29,50 @@ A silo that sends a false tag spoils the sum for all, and what they see is the s
 word: nobody can tell which.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import RefusedError
-from .fixedpoint import SIGNED, Floats, Words
+from ..errors import LocalError, RefusedError
+from .fixedpoint import SIGNED, Reals, Words
 from .labels import SECAGG_PAD, SECAGG_TAG, framed
-from .masks import PIECE, Keystream, Term, negated
+from .masks import Keystream, Term, negated
 from .pairwise import derive
 from .secagg_fault import COORDINATOR, COORDINATOR_OR_SILO, Code, check
 
 PRIME = 2**64 - 59  # the largest below 2^64
 TAG_BYTES = 8
-_ROW = 512  # products that are added up at a time: as floats they are off by less than 2^62 (``_added``)
-_DROPPED = 11  # bits of a coefficient that no float64 has
-_STEP = PIECE // 8  # coefficients that are made at a time
-_NARROW = np.iinfo(np.int32)
+SIDE = 512  # columns of the table, and rows that are added up at a time: a page
+_AT_ONCE = 64  # rows whose numbers are floats at a time: 256 KiB, inside a core's cache
+_DIGIT = 13  # bits of a coefficient's digits
+_DIGITS = 5  # of a coefficient, which is below 2^64
+_HALF = 32  # bits of the halves of larger numbers
 _MASKS = 2**32 - 1  # the stream of a mask that tags take; no sum has a group of this number
 
 
 class Tagger:
-    """Takes in a vector group by group, in order, and gives Σ_k α_k q_k mod p of each group."""
+    """Takes in a vector group by group, in order, and gives H(q) of each group."""
 
     def __init__(self, group_key: bytes, ctx: bytes, groups: int) -> None:
-        key = derive(group_key, ctx, framed(SECAGG_TAG))
-        self._streams = [Keystream(key, index) for index in range(groups)]
-        self._alpha, self._scratch = np.empty(_STEP, np.uint64), np.empty((3, _STEP), np.uint64)
-        self.sums = [0] * groups
+        self._key = derive(group_key, ctx, framed(SECAGG_TAG))
+        self._done = [0] * groups
+        self._group, self._table = -1, _Table(Keystream(self._key, 0))
+        self._scratch = np.empty((_AT_ONCE, SIDE))
+
+    @property
+    def sums(self) -> list[int]:
+        """H of what each group has so far."""
+        return [self._table.value() if at == self._group else value for at, value in enumerate(self._done)]
 
     def add(self, group: int, words: Words) -> None:
-        """The next words of a group, mod 2^32 or 2^64, taken as signed integers."""
-        ring = 8 * words.itemsize
-        signed = words.view(SIGNED[ring])
-        for at in range(0, words.size, _STEP):
-            piece = signed[at : at + _STEP]
-            alpha = self._alpha[: piece.size]
-            self._streams[group].fill(alpha.data.cast("B"))
-            self.sums[group] = (self.sums[group] + _product(alpha, piece, self._scratch[:, : piece.size])) % PRIME
+        """The next words of a group, mod 2^32 or 2^64, taken as signed integers; LocalError for a group before it."""
+        if group != self._group:
+            if group < self._group:
+                raise LocalError(f"tags group {group} after group {self._group}; this is a bug in Staddle")
+            self._done = self.sums
+            self._group, self._table = group, _Table(Keystream(self._key, group))
+        self._table.add(words.view(SIGNED[8 * words.itemsize]), self._scratch)
 
     def padded(
         self,
@@ -87,7 +97,7 @@ class Tagger:
 
     def check_weighted(self, combined: bytes, group_key: bytes, summed: Sequence["Padded"]) -> None:
         """RefusedError unless this vector is the weighted sum of these tagged ones."""
-        tags = decoded(combined, len(self.sums))
+        tags = decoded(combined, len(self._done))
         check(tags is not None, COORDINATOR, Code.SUM, f"brings tags of {len(combined)} bytes that are none")
         pads = [(self._pads(group_key, each.ctx, each.silo), each.weight) for each in summed]
         for index, tag in enumerate(tags or ()):
@@ -111,7 +121,7 @@ class Tagger:
 
     def _pads(self, group_key: bytes, ctx: bytes, silo: str) -> list[int]:
         """Uniform mod p but for 2^-64, one a group."""
-        return _uniform(derive(group_key, ctx, framed(SECAGG_PAD, silo.encode())), 0, len(self.sums))
+        return _uniform(derive(group_key, ctx, framed(SECAGG_PAD, silo.encode())), 0, len(self._done))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,46 +178,82 @@ def _encoded(values: Iterable[int]) -> bytes:
     return b"".join(value.to_bytes(TAG_BYTES) for value in values)
 
 
-def _product(alpha: Words, numbers: Words, scratch: Words) -> int:
-    """Σ α q, exact; ``scratch`` is [3, n] uint64.
+class _Table:
+    """H of one group, whose numbers come in order, cut anywhere.
 
-    Numbers that fit 32 bits, as all that one silo mixes, are taken whole, others as low + 2^32 high.
+    All is exact. A product of matrices adds up ``SIDE`` = 2^9 products of an integer of at most 2^31 in magnitude and a
+    digit below 2^13, so every partial sum is an integer below 2^53, whatever the order: float64 has it as it is. Larger
+    integers are taken in halves, low + 2^32 high.
     """
-    near, real, part = scratch[0].view(np.float64), scratch[1].view(np.float64), scratch[2]
-    signed = part.view(np.int64)
-    np.right_shift(alpha, np.uint64(_DROPPED), out=part)
-    near[:] = signed  # exact
-    if numbers.dtype == np.int32:
-        signed[:] = real[:] = numbers
-        return _added(alpha, near, part, real)
-    if _NARROW.min <= numbers.min() and numbers.max() <= _NARROW.max:
-        real[:] = numbers
-        return _added(alpha, near, numbers.view(np.uint64), real)
-    np.bitwise_and(numbers, np.int64(0xFFFFFFFF), out=signed)
-    real[:] = signed
-    low = _added(alpha, near, part, real)
-    np.right_shift(numbers, np.int64(32), out=signed)
-    real[:] = signed
-    return low + (_added(alpha, near, part, real) << 32)
+
+    def __init__(self, stream: Keystream) -> None:
+        self._columns, self._stream = _digits(_field(stream, SIDE)), stream
+        self._total, self._at = 0, 0  # of whole pages; numbers of the page that goes on
+        self._begin()
+
+    def _begin(self) -> None:
+        self._rows = _digits(_field(self._stream, SIDE))
+        self._page = np.zeros((2, SIDE, _DIGITS))  # Σ_c α_c q_rc of its rows, by the half of q and the digit of α
+
+    def add(self, numbers: Words, scratch: Reals) -> None:
+        """The next signed integers; ``scratch`` is [rows, SIDE] float64."""
+        left = numbers
+        while left.size:
+            row, column = divmod(self._at, SIDE)
+            rows = min(len(scratch), SIDE - row)
+            here, left = left[: rows * SIDE - column], left[rows * SIDE - column :]
+            for page, half in zip(self._page, _halves(here), strict=False):
+                used = scratch[: -(-(column + here.size) // SIDE)]
+                flat = used.reshape(-1)
+                flat[:column], flat[column + here.size :] = 0, 0
+                flat[column : column + here.size] = half
+                page[row : row + len(used)] += used @ self._columns
+            self._at += here.size
+            if self._at == SIDE * SIDE:
+                self._total, self._at = self.value(), 0
+                self._begin()
+
+    def value(self) -> int:
+        """H of the numbers so far."""
+        total = self._total
+        for shift, sums in zip((0, _HALF), self._page, strict=True):
+            if not sums.any():
+                continue
+            high = np.rint(sums * 2.0**-_HALF)  # below 2^21, and what is left at most 2^31
+            for half, part in ((0, sums - high * 2.0**_HALF), (_HALF, high)):
+                products = (part.T @ self._rows).tolist()
+                total += sum(
+                    int(products[i][j]) << (shift + half + _DIGIT * (i + j))
+                    for i in range(_DIGITS)
+                    for j in range(_DIGITS)
+                )
+        return total % PRIME
 
 
-def _added(alpha: Words, near: Floats, numbers: Words, real: Floats) -> int:
-    """Σ α q, exact, of numbers below 2^32 in magnitude; ``near`` and ``real`` are ⌊α / 2^11⌋ and q as floats.
-
-    A row's sum S is known mod 2^64 from integers that wrap, as r in [0, 2^64), and nearly from floats: what α lost,
-    each product's rounding and, in whatever order they are added (Higham, "Accuracy and Stability of Numerical
-    Algorithms", section 3.1), 511 roundings of the sum come to less than 2^9 (2^43 + 2^43 + 2^52) < 2^62. So
-    S = r + 2^64 k, and the float that says k is off by less than 1/2.
-    """
-    whole = alpha.size // _ROW * _ROW
-    total = _rows(*(each[:whole].reshape(-1, _ROW) for each in (alpha, near, numbers, real)))
-    if whole < alpha.size:
-        total += _rows(*(each[None, whole:] for each in (alpha, near, numbers, real)))
-    return total
+def _halves(numbers: Words) -> Iterator[Words]:
+    """Low halves from -2^31 to 2^31 - 1 and, where there are any, high ones up to 2^31."""
+    if numbers.itemsize == _HALF // 8:
+        yield numbers
+        return
+    low = numbers.astype(np.int32)  # mod 2^32
+    yield low
+    high = (numbers >> _HALF) + (low < 0)
+    if high.any():
+        yield high
 
 
-def _rows(alpha: Words, near: Floats, numbers: Words, real: Floats) -> int:
-    wrapped = np.einsum("ij,ij->i", alpha, numbers)
-    times = np.rint(np.vecdot(near, real) * 2.0 ** (_DROPPED - 64) - wrapped * 2.0**-64)
-    total: int = sum(wrapped.tolist()) + (int(times.sum()) << 64)
-    return total
+def _field(stream: Keystream, count: int) -> Words:
+    """The next numbers below 2^64, uniform mod p but for 2^-32 of each probability: 96 bits h 2^64 + l ≡ 59 h + l."""
+    low, high = np.empty(count, "<u8"), np.empty(count, "<u4")
+    for made in (low, high):
+        stream.fill(made.data.cast("B"))
+    rest = np.uint64(2**64 - PRIME)
+    found = low + rest * high
+    found[found < low] += rest  # it wrapped around 2^64, by less than 2^38
+    return found
+
+
+def _digits(numbers: Words) -> Reals:
+    """The digits of numbers [n] below 2^64 as floats [n, _DIGITS], the lowest first."""
+    shifts = np.arange(_DIGITS, dtype=np.uint64) * np.uint64(_DIGIT)
+    return ((numbers[:, None] >> shifts) & np.uint64(2**_DIGIT - 1)).astype(np.float64)

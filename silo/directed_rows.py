@@ -136,7 +136,7 @@ class DirectedRows:
     def _finish(self, coming: _Coming, words: Words) -> None:
         part = coming.expected.part
         opened = open_row(coming.spec, coming.index, coming.claim, self._sharing.key, coming.pads, words)
-        row = folded(part, coming.group, opened)
+        row = folded(part, coming.group, opened, words)
         self._made[part.name] = mailed(part, self._made.get(part.name), row, coming.keep)
 
 

@@ -129,7 +129,7 @@ class Sums:
             raise
         ctx, survivors = coming.spec.context().hex(), coming.claim.survivors
         self.memory = self.memory.settled(place.round, ctx, survivors, self._sharing.silo)
-        made = folded(place.part, own, opened)
+        made = folded(place.part, own, opened, words)
         self._made[place.part.name] = {spec.name: made[spec.name] for spec in self._down[place.part.name].tensors}
 
     def _refuse(self, place: SumDown, document: bytes, error: RefusedError) -> None:

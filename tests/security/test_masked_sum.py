@@ -128,6 +128,20 @@ def test_the_mean_is_row_by_row_and_zero_without_weight():
         assert whole.mean().tolist() == [0.75, 1.5, 3.375, 3.375]
 
 
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize(("ring", "dtype"), [(32, np.float32), (64, np.float64), (32, np.float64), (64, np.float32)])
+def test_the_mean_may_take_the_memory_of_the_words(ring, dtype, rows):
+    elements, random = 7 * (fixedpoint.BLOCK // 4), np.random.default_rng(5)
+    words = random.integers(0, 2**ring, elements + rows, dtype=np.uint64).astype(fixedpoint.WORD[ring])  # weights too
+    sums = masked_sum.Opened(elements, ring, 20, 3.0, np.arange(rows) + 2.0, ((0, words[:9]), (9, words[9:elements])))
+    apart, numbers = sums.mean(dtype), words[:elements].view(fixedpoint.SIGNED[ring]).astype(float) * 2.0**-20
+    exact = (numbers.reshape(rows, -1) * (3.0 / (np.arange(rows) + 2.0))[:, None]).reshape(-1).astype(dtype)
+    assert apart.tobytes() == exact.tobytes()
+    within = sums.mean(dtype, words)
+    assert within.tobytes() == exact.tobytes()
+    assert np.shares_memory(within, words) == (8 * np.dtype(dtype).itemsize == ring)
+
+
 def test_any_chunk_size_gives_the_same_sum():
     values = {s: [Given(np.linspace(-8, 8, 500) * (i + 1) / 4)] for i, s in enumerate(FOUR)}
     own = frame(groups=(group("g", 500),))

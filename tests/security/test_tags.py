@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_sums import frame, group, names
 
-from staddle.errors import RefusedError
+from staddle.errors import LocalError, RefusedError
 from staddle.security import masked_sum, tags
 from staddle.security.fixedpoint import SIGNED, WORD, scale_exponent
 from staddle.security.labels import SECAGG_TAG, framed
@@ -19,12 +19,22 @@ KEY, CTX = b"k" * 32, b"c" * 32
 
 
 def slow(words, index, key=KEY, ctx=CTX):
-    """Σ α q in Python's own integers."""
-    stream, total = Keystream(derive(key, ctx, framed(SECAGG_TAG)), index), 0
-    for number in words.view(SIGNED[8 * words.itemsize]).tolist():
-        made = bytearray(8)
-        stream.fill(memoryview(made))
-        total += int.from_bytes(made, "little") * number
+    """Σ β_r α_c q_rc in Python's own integers."""
+    stream, side = Keystream(derive(key, ctx, framed(SECAGG_TAG)), index), tags.SIDE
+
+    def drawn():
+        low, high = bytearray(8 * side), bytearray(4 * side)
+        stream.fill(memoryview(low))
+        stream.fill(memoryview(high))
+        pairs = zip(np.frombuffer(low, "<u8").tolist(), np.frombuffer(high, "<u4").tolist(), strict=True)
+        return [a + 2**64 * b for a, b in pairs]
+
+    alpha, total = drawn(), 0
+    for k, number in enumerate(words.view(SIGNED[8 * words.itemsize]).tolist()):
+        row, column = divmod(k, side)
+        if k % side**2 == 0:
+            beta = drawn()
+        total += beta[row % side] * alpha[column] * number
     return total % PRIME
 
 
@@ -81,38 +91,70 @@ def test_agrees_with_the_slow_oracle_however_it_is_cut(data):
     edge = [0, 1, 2**ring - 1, 2 ** (ring - 1), 2 ** (ring - 1) - 1]
     edge += [number % 2**ring for number in (2**31 - 1, 2**31, -(2**31), -(2**31) - 1)]  # ends of what fits 32 bits
     numbers = data.draw(st.lists(st.sampled_from(edge) | st.integers(0, 2**ring - 1), max_size=40))
-    words = np.array(numbers, WORD[ring])
-    cut = data.draw(st.integers(0, len(numbers)))
+    words = np.resize(np.array(numbers or [0], WORD[ring]), data.draw(st.integers(0, 3 * tags.SIDE)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, words.size), max_size=3)))
     tagger = Tagger(KEY, CTX, 2)
-    tagger.add(1, words[:cut])
-    tagger.add(1, words[cut:])
-    assert tagger.sums == [0, slow(words, 1)]
+    for start, stop in zip((0, *cuts), (*cuts, words.size), strict=True):
+        tagger.add(1, words[start:stop])
+        assert tagger.sums == [0, slow(words[:stop], 1)]
 
 
 @pytest.mark.parametrize("ring", [32, 64])
 def test_long_vectors_at_their_limits(ring):
-    n = tags._STEP + 1100
+    """More than a page; cut between two words of a row."""
+    n = tags.SIDE**2 + 1100
     for value in (2 ** (ring - 1), 2 ** (ring - 1) - 1, 2**ring - 1, 2**31 - 1, 2**ring - 2**31):
         words = np.full(n, value, WORD[ring])
-        assert tagged(words).sums == [slow(words, 0)]
+        tagger = Tagger(KEY, CTX, 1)
+        tagger.add(0, words[:1001])
+        tagger.add(0, words[1001:])
+        assert tagger.sums == [slow(words, 0)]
 
 
-@pytest.mark.parametrize("largest", [2**31 - 1, 2**32 - 1, 2**63 - 1])
-@pytest.mark.parametrize("signs", ["alike", "in turn", "half by half", "at random"])
-def test_products_are_exact_however_large_they_are_and_however_they_cancel(largest, signs):
-    """What floats lose of a row is made good by the integers that wrap: rows at their limits, and rows near nothing."""
-    n, random = 4 * tags._ROW + 5, np.random.default_rng(3)
+@pytest.mark.parametrize("largest", [2**31, 2**32, 2**63])
+@pytest.mark.parametrize("signs", ["negative", "positive", "in turn", "half by half", "at random"])
+def test_sums_are_exact_however_large_they_are_and_however_they_cancel(largest, signs, monkeypatch):
+    """Coefficients and numbers at their limits: floats hold the sums of a page and of its rows without rounding."""
+    n, random = tags.SIDE * (tags.SIDE + 2) + 5, np.random.default_rng(3)
+    most = largest - (0 if signs == "negative" else 1)
     sign = {
-        "alike": np.full(n, -1),
+        "negative": np.full(n, -1),
+        "positive": np.full(n, 1),
         "in turn": np.resize([1, -1], n),
-        "half by half": np.where(np.arange(n) % tags._ROW < tags._ROW // 2, 1, -1),
+        "half by half": np.where(np.arange(n) % tags.SIDE < tags.SIDE // 2, 1, -1),
         "at random": random.choice([1, -1], n),
     }[signs]
     for lost in (0, random.integers(0, 2**31, n)):
-        numbers = (sign * (largest - lost)).astype("<i8")
-        for alpha in (np.full(n, 2**64 - 1, "<u8"), np.uint64(2**64 - 1) - random.integers(0, 2**12, n).astype("<u8")):
-            exact = sum(a * q for a, q in zip(alpha.tolist(), numbers.tolist(), strict=True))
-            assert tags._product(alpha, numbers, np.empty((3, n), "<u8")) == exact
+        numbers = [int(s) * (most - int(o)) for s, o in zip(sign, np.broadcast_to(lost, n), strict=True)]
+        words = np.array(numbers, "<i4" if largest == 2**31 else "<i8")
+        for coefficient in (2**64 - 1, 2**64 - 2**13):
+            monkeypatch.setattr(tags, "_field", lambda _, count, c=coefficient: np.full(count, c, "<u8"))
+            exact = coefficient**2 * sum(numbers)
+            assert tagged(words.view(f"<u{words.itemsize}")).sums == [exact % PRIME]
+
+
+def test_coefficients_are_those_of_the_96_bits_that_they_are_made_of():
+    low = np.array([0, 1, PRIME - 1, PRIME, 2**64 - 1, 2**64 - 59, 2**64 - 60], "<u8").repeat(3)
+    high = np.resize(np.array([0, 1, 2**32 - 1], "<u4"), low.size)
+    bits = iter((low, high))
+
+    class Given:
+        def fill(self, into):
+            into[:] = next(bits).data.cast("B")
+
+    found = tags._field(Given(), low.size)
+    whole = [a + 2**64 * b for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+    assert [value % PRIME for value in found.tolist()] == [value % PRIME for value in whole]
+
+
+def test_groups_come_in_order():
+    tagger = Tagger(KEY, CTX, 3)
+    one, two = np.arange(5, dtype="<u4"), np.arange(7, dtype="<u8")
+    tagger.add(0, one)
+    tagger.add(2, two)
+    assert tagger.sums == [slow(one, 0), 0, slow(two, 2)]
+    with pytest.raises(LocalError, match="group 0 after group 2"):
+        tagger.add(0, one)
 
 
 def sums_of(vectors):
