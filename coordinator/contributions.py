@@ -14,7 +14,7 @@ from ..proto import secure_pb2 as pb
 from ..proto.group_messages import Contributed, contributed_from_wire, contributed_to_wire
 from ..proto.secure_given import ENVELOPE
 from ..security import roster as rosters
-from ..security.group_key import Epoch, Relayed, check_contribution
+from ..security.group_key import Epoch, Relayed, check_contribution, parts_of
 from ..security.sealing import letter_for
 from ..security.secagg_fault import Code
 from ..security.signers import Signers
@@ -86,6 +86,11 @@ class Contributions:
         """What each silo gave to the key of a job, once all of them did; nothing before."""
         kept = self._database.contributions(job.name)
         return {silo: kept[silo].body for silo in sorted(kept)} if kept.keys() == set(job.silos) else {}
+
+    def parts(self, job: Job) -> bytes:
+        """Of all that made the key of a job, as its silos find them; nothing where it has none."""
+        bodies = self.bodies(job) if job.keyed else {}
+        return parts_of(_loaded(silo, body).contribution for silo, body in bodies.items()) if bodies else b""
 
 
 def relayed(bodies: Mapping[str, bytes], silo: str) -> tuple[Relayed, ...]:

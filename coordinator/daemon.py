@@ -119,7 +119,7 @@ class Daemon:
         self._seen: dict[str, float] = {}  # silo → when it was last heard of, since this process began
         self._folding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._means = Means(config.timing, roster, keys, database)
+        self._means = Means(config.timing, roster, keys, database, self.contributions)
         self._gatherings: dict[str, Gathering] = {}  # by job, of its open round
         self._spool = config.directory / "spool"
         shutil.rmtree(self._spool, ignore_errors=True)

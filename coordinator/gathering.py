@@ -20,6 +20,7 @@ from ..security.round_spec import RoundSpec, Terms, specify
 from ..security.secagg_coordinator_events import Open
 from ..security.signers import Signers
 from .config import Timing
+from .contributions import Contributions
 from .database import Database
 from .events import Event, Failed, Gather, SumFailed, Summed
 from .jobrun import Delivery, JobRun
@@ -61,6 +62,7 @@ class Means:
     roster: rosters.Roster
     keys: Keys
     database: Database
+    contributions: Contributions
 
 
 class Gathering:
@@ -95,7 +97,8 @@ class Gathering:
     async def _begin(self, effect: Gather) -> None:
         """Ask the cohort."""
         roster, job = self._means.roster, self._run.job
-        frame = round_frame(job, self.round, roster.federation, rosters.digest(roster), await self._model(effect))
+        parts, model = self._means.contributions.parts(job), await self._model(effect)
+        frame = round_frame(job, self.round, roster.federation, rosters.digest(roster), model, parts)
         spec = specify(frame, effect.cohort, effect.attempt)
         state = self._run.state  # it may have been stopped meanwhile, and resumed
         wanted = (state.stage, state.round, state.attempt) == ("round", self.round, effect.attempt)

@@ -198,8 +198,11 @@ def instance_of(job: Job) -> str:
     return f"{job.name}/sum/{PURPOSE}/{RECIPIENT}"
 
 
-def round_frame(job: Job, round_: int, federation: str, roster: str, model: str) -> Frame:
-    """The frame of a round's sum; ``roster`` is the digest of the roster, ``model`` that of what was received."""
+def round_frame(job: Job, round_: int, federation: str, roster: str, model: str, parts: bytes = b"") -> Frame:
+    """The frame of a round's sum; ``roster`` is the digest of the roster, ``model`` that of what was received.
+
+    ``parts``: of all that made the key of a keyed job (``group_key.parts_of``).
+    """
     declared: Mapping[str, int] = job.security.counts
     up, away = job.up(round_), job.away(round_)
     return Frame(
@@ -214,6 +217,7 @@ def round_frame(job: Job, round_: int, federation: str, roster: str, model: str)
         model_digest=model,
         schema_digest=schema_digest(job),
         groups=sum_groups(up, bounds(job), away)[1],
+        key_parts=parts.hex(),
         min_cohort=job.min_cohort,
         colluders=job.security.colluders,
         tagged=job.keyed,

@@ -9,7 +9,8 @@ for what is sealed to it within the job. It signs both. What they make, in order
 
 One honest silo's bytes make the key unknown to the coordinator and uniform. It is of one job under one roster: silos
 of another job, or of a later roster, have nothing of it. Where a silo signed two contributions to one epoch, and the
-coordinator showed each to half of the others, their keys differ: then no tag fits and no row opens.
+coordinator showed each to half of the others, their keys differ. So each round's specification has ``all``
+(``RoundSpec.key_parts``): silos sign nothing with others that made another key, and give nothing under it.
 
 The seeds of a Mix are sealed to prekeys (one_upload.py), to this first one and then to later generations (prekeys.py).
 Silos erase the files of the private halves, all of them by the job's end: what was uploaded is opened by nobody then,
@@ -17,7 +18,7 @@ whatever other key of theirs is taken later (SECURITY.md rules 10 and 11).
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import LocalError
@@ -96,6 +97,7 @@ class JobKeys:
     """What a silo has of the keys of a job: 32 bytes each. The private halves of its prekeys stand by themselves."""
 
     key: bytes = field(repr=False)  # that all its silos share
+    parts: bytes  # ``parts_of`` it, public
     others: Mapping[str, bytes]  # the first prekeys of the others, public
 
 
@@ -118,6 +120,13 @@ def check_contribution(epoch: Epoch, contribution: Contribution, pieces: Sequenc
     check_sealed(contribution.sealing, pieces, tuple(epoch.others(sender)))
     late = [piece.recipient for piece in pieces if piece.generation]
     check(not late, sender, Code.SHARES, f"sealed its part in a key to prekeys of {', '.join(late)}")
+
+
+def parts_of(given: Iterable[Contribution]) -> bytes:
+    """``all`` of a key that these contributions make, 32 bytes: public, and the same to all who have the same key."""
+    ordered = sorted(given, key=lambda each: each.sealing.sender)
+    fields = (field for each in ordered for field in (each.sealing.encoded(), each.prekey))
+    return hashlib.sha256(framed(GROUP_ALL, *fields)).digest()
 
 
 def make_key(
@@ -151,9 +160,7 @@ def make_key(
         among = tuple(epoch.others(sealing.sender))
         secrets[sealing.sender] = open_letter(ctx, GROUP_SEAL, sealing, each.letter, among, seed)
     # (4) All of them make the key, in order of ids.
-    given = sorted((own, *(each.contribution for each in relayed)), key=lambda each: each.sealing.sender)
-    fields = [field for each in given for field in (each.sealing.encoded(), each.prekey)]
-    everything = hashlib.sha256(framed(GROUP_ALL, *fields)).digest()
+    everything = parts_of((own, *(each.contribution for each in relayed)))
     return derive(b"".join(secrets[name] for name in sorted(secrets)), ctx, framed(GROUP_KEY, everything))
 
 

@@ -4,8 +4,9 @@ Canonical JSON, here broken and cut; ``ctx = SHA-256(framed(CONTEXT, document))`
 
     {"attempt":0,"chunk_bytes":1048576,"cohort":["a","b","c","d"],"colluders":1,"counts":[],"exchange":"sum",
      "federation":"lung","groups":[{"clip_exponent":3,"elements":62006,"name":"model",…}],"job":"j1","job_digest":"5c1f…",
-     "key_epoch":0,"min_cohort":3,"model_digest":"e3b0…","prg":2,"protocol":"staddle-secagg/1","purpose":"update",
-     "recipient":"coordinator","roster":"9f86…","round":17,"schema_digest":"9a0b…","tagged":false,"threshold":3}
+     "key_epoch":0,"key_parts":"","min_cohort":3,"model_digest":"e3b0…","prg":2,"protocol":"staddle-secagg/1",
+     "purpose":"update","recipient":"coordinator","roster":"9f86…","round":17,"schema_digest":"9a0b…","tagged":false,
+     "threshold":3}
 
 A silo knows all of it but the cohort and the attempt (``Frame``), so it makes the document itself and compares.
 """
@@ -34,6 +35,8 @@ LONGEST_SHOWN = 400  # characters of a field in an error
 CHUNK_STEP = 64  # bytes: any ring's words, and the four canaries of a last chunk
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)]
+KeyParts = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+"""Of all that silos gave to the key that they share (``group_key.parts_of``), hex; empty where they share none."""
 
 
 class RoundSpec(Strict):
@@ -50,6 +53,7 @@ class RoundSpec(Strict):
     purpose: Id
     recipient: Id  # "coordinator", who opens it; a group may have another reader
     key_epoch: Count
+    key_parts: KeyParts
     cohort: Annotated[tuple[Id, ...], Field(min_length=2, max_length=MOST_SILOS)]
     threshold: Count
     min_cohort: Count
@@ -114,6 +118,7 @@ class Frame:
     schema_digest: str
     groups: tuple[Group, ...]
     key_epoch: int = 0
+    key_parts: str = ""  # of what this silo made the key
     min_cohort: int = 3
     colluders: int = 1
     chunk_bytes: int = 1 << 20
@@ -195,7 +200,10 @@ def receive(document: bytes, signature: bytes, frame: Frame, terms: Terms, signe
     check(silo in spec.cohort, COORDINATOR, Code.SPEC, f"asks {silo!r} into a cohort that does not name it")
     # (5) The cohort is as large as our policy asks, for as many colluders as it asks.
     check_cohort(spec, terms)
-    # (6) Everything else is what we would have written.
+    # (6) Its silos made their key of what we made ours of.
+    why = f"specifies a sum under a key of other contributions than it brought to {silo!r}: silos have different keys"
+    check(spec.key_parts == frame.key_parts, COORDINATOR, Code.KEYS, why)
+    # (7) Everything else is what we would have written.
     check_frame(spec, frame)
     return spec
 

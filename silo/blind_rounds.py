@@ -150,17 +150,17 @@ class BlindRounds:
         self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local, train: Train
     ) -> BlindRound:
         job = admitted.job
-        before, key = None, b""
+        before, key, parts = None, b"", b""
         pads: Pads = no_pads
         if job.keyed:
             sharing = await self._sharing(job, local.folder)
-            key, pads = sharing.key, sharing.pads
+            key, parts, pads = sharing.key, sharing.parts, sharing.pads
             if uploaded(job.up(round_)):
                 accepted = self._accepted_in(job.name, round_)
                 before = HiddenUploads(self._gate, sharing, admitted.declared, round_, cohort, accepted)
         delivered = await self.fetch(job, round_, local)
         model = model_digest(job, round_, delivered.items, delivered.digests, delivered.sums)
-        frame = round_frame(job, round_, self._roster.federation, rosters.digest(self._roster), model)
+        frame = round_frame(job, round_, self._roster.federation, rosters.digest(self._roster), model, parts)
         terms = round_terms(job, self._policy.terms)
         party = Party(self._silo, Signers.of(self._roster, cohort), terms, self._keys.sign, os.urandom)
         training = asyncio.create_task(train(delivered))

@@ -111,7 +111,7 @@ class DirectedRows:
         away = sharing.silo in job.away(round_)
         check(away, COORDINATOR, Code.SPEC, f"brings a row of round {round_}, for which {sharing.silo!r} was drawn")
         # (3) The sum is the one that this silo would have written, with its own weights, and may be open.
-        frame = round_frame(job, round_, sharing.federation, sharing.roster, NO_MODEL)
+        frame = round_frame(job, round_, sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
         spec = check_claim(claim, frame, self._terms, sharing.signers)
         drawn = set(spec.cohort) <= set(job.cohort(round_))
         check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")

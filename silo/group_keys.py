@@ -5,7 +5,8 @@ and roster), 32 bytes, and the first two go on in pieces of 32::
 
     group.secret    what it gave, the ephemeral key under which that was sealed, and the private half of its first
                     prekey; gone once the key is made
-    group.key       the key, and the first prekeys of the job's other silos, in order of ids
+    group.key       the key, what it is made of (``parts_of``), and the first prekeys of the job's other silos, in
+                    order of ids
     group.prekeys   the private halves of its prekeys, the first and later ones: prekeys.py, as prekeys.json
     group.ended     empty: the job has ended here, and the others are gone for good
 
@@ -24,7 +25,7 @@ from typing import Protocol
 from ..algorithms.job import Job
 from ..errors import LocalError, UnwritableError
 from ..files import read_bytes, sync_directory, unwritable, write_atomic
-from ..security.group_key import Contribution, Epoch, JobKeys, Relayed, contribute, make_key
+from ..security.group_key import Contribution, Epoch, JobKeys, Relayed, contribute, make_key, parts_of
 from ..security.identity import Keys
 from ..security.pairwise import KEY_BYTES
 from ..security.prekeys import Known
@@ -158,13 +159,14 @@ class GroupKeys:
         own, _ = self._given(epoch, kept)
         seed, signers = self._keys.exchange.private_bytes_raw(), Signers.of(self._roster, job.silos)
         key = make_key(epoch, self._silo, seed, own, kept.secret, relayed, signers)
+        parts = parts_of((own, *(each.contribution for each in relayed)))
         prekeys = {each.contribution.sealing.sender: each.contribution.prekey for each in relayed}
         others = {silo: prekeys[silo] for silo in sorted(prekeys)}
         folder = self._jobs / job.name
         PrekeyFiles(folder, epoch.context()).begin(kept.prekey, Known.first(others))
-        write_atomic(folder / KEY, b"".join((epoch.context(), key, *others.values())))
+        write_atomic(folder / KEY, b"".join((epoch.context(), key, parts, *others.values())))
         self._erase(folder / SECRET)
-        return JobKeys(key, others)
+        return JobKeys(key, parts, others)
 
     def _kept_keys(self, job: Job, epoch: Epoch) -> JobKeys | None:
         """Those that were made; LocalError where that was under another roster, or for another job of this name."""
@@ -174,14 +176,14 @@ class GroupKeys:
         if not path.exists():
             return None
         others = sorted(epoch.others(self._silo))
-        context, key, *prekeys = _pieces(path, 2 + len(others))
+        context, key, parts, *prekeys = _pieces(path, 3 + len(others))
         if context != epoch.context():
             raise LocalError(
                 f"{path}: of another roster or job than {job.name!r} is now, so no other silo has this key; the "
                 "operator must sign the job again under a new name"
             )
         self._erase(self._jobs / job.name / SECRET)  # where the process died between the two
-        return JobKeys(key, dict(zip(others, prekeys, strict=True)))
+        return JobKeys(key, parts, dict(zip(others, prekeys, strict=True)))
 
     def _kept_secret(self, job: Job, epoch: Epoch) -> _Secrets | None:
         """None also for those of another epoch: no key of this one is made of them."""

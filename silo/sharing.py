@@ -36,6 +36,7 @@ class Sharing:
     prekeys: PrekeyFiles
     sign: Sign = field(repr=False)
     key: bytes = field(repr=False)  # that the job's silos share
+    parts: bytes  # of all that made it
     draw: Callable[[int], bytes] = field(default=os.urandom, repr=False)
 
     @classmethod
@@ -52,6 +53,7 @@ class Sharing:
             PrekeyFiles(folder, Epoch.of(roster, job.silos, job.digest).context()),
             keys.sign,
             shared.key,
+            shared.parts,
         )
 
     def line(self, part: Part) -> Line:

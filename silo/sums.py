@@ -106,7 +106,7 @@ class Sums:
 
     def _frame(self, round_: int) -> Frame:
         sharing = self._sharing
-        return round_frame(sharing.job, round_, sharing.federation, sharing.roster, NO_MODEL)
+        return round_frame(sharing.job, round_, sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
 
     def _checked(self, place: SumDown, claim: Claim) -> RoundSpec:
         job = self._sharing.job

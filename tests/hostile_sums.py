@@ -80,6 +80,7 @@ def make_world(folder, security, outsiders=(), silos=None, **changes):
 class Attempted:
     """One attempt: an honest coordinator and three honest silos; ``told`` is what the real one is to be told."""
 
+    parts = b""  # of all that made the key of the job, where it has one
     evidence = None  # that the real one is brought with the specification
 
     def __init__(
@@ -111,7 +112,9 @@ class Attempted:
         items = delivered_items(self.job.down(round_)) if round_ and not self.empty else ()
         end = delivery(self.world, self.job.name, round_, seed=round_)[-1].end
         model = model_digest(self.job, round_, items, list(end.tensor_sha256) if items else ())
-        return round_frame(self.job, round_, self.world.roster.federation, rosters.digest(self.world.roster), model)
+        return round_frame(
+            self.job, round_, self.world.roster.federation, rosters.digest(self.world.roster), model, self.parts
+        )
 
     def named(self, spec):
         job = self.world.jobs[spec.job]

@@ -16,6 +16,7 @@ from staddle.security.labels import SECAGG_SPEC
 from staddle.security.masked_sum import Accumulator, masked_chunks
 from staddle.security.open_sum import Claim, tag_of
 from staddle.security.sealing import letters
+from staddle.security.signers import Signers
 from staddle.security.tags import Tagger
 
 LIAR, HONEST = OTHERS[0], OTHERS[1]
@@ -24,8 +25,8 @@ LIAR, HONEST = OTHERS[0], OTHERS[1]
 class Tagged(Attempted):
     """An attempt whose other silos tag what they give, by the key that ``key()`` says; ``flip``: the liar lies."""
 
-    def __init__(self, world, key, flip):
-        self.key, self.flip, self.words = key, flip, {}
+    def __init__(self, world, key, flip, parts):
+        self.key, self.flip, self.parts, self.words = key, flip, parts, {}
         super().__init__(world, "first")
 
     def act(self, who, effect):
@@ -66,14 +67,17 @@ class Keyed(Blind):
     """
 
     def __init__(self, world, flip=False, kind=Tagged):
-        self.tagged = kind(world, lambda: self.key, flip)
+        self.tagged, self.begin = None, lambda parts: kind(world, lambda: self.key, flip, parts)
         super().__init__(world, [offer(world), round_of(world, 0), round_of(world, 1, counted=1)], {0: [], 1: []})
-        self.sums[0] = [self.tagged]
-        self.script["fetch"] = [lambda: delivery(self.tagged.job, 0, []), self.tagged.down]
+        self.script["fetch"] = [lambda: delivery(self.tagged.job, 0, []), self.summed]
         self.calls |= {"group_key": 0}
         self.epoch = g.Epoch.of(world.roster, SILOS, world.jobs["first"].digest)
         self.secrets = {silo: tuple(os.urandom(32) for _ in range(3)) for silo in OTHERS}
         self.key = None
+
+    def summed(self):
+        """What comes down in round 1."""
+        return self.tagged.down()
 
     def parts(self):
         signs = {silo: self.world.others[silo].sign for silo in OTHERS}
@@ -82,10 +86,13 @@ class Keyed(Blind):
     async def contribute(self, request, context):
         given = messages.contributed_from_wire(SILO, request)
         parts = {SILO: (given.contribution, given.pieces), **self.parts()}
+        made = g.parts_of(contribution for contribution, _ in parts.values())
         own, _ = parts.pop(HONEST)
         relayed = [g.Relayed(contribution, letters(pieces)[HONEST]) for contribution, pieces in parts.values()]
-        seed, signers = self.world.others[HONEST].exchange.private_bytes_raw(), self.tagged.signers
+        seed, signers = self.world.others[HONEST].exchange.private_bytes_raw(), Signers.of(self.world.roster)
         self.key = g.make_key(self.epoch, HONEST, seed, own, self.secrets[HONEST][0], relayed, signers)
+        self.tagged = self.begin(made)
+        self.sums[0] = [self.tagged]
         return secure.SecureTaken()
 
     async def group_key(self, request, context):

@@ -25,6 +25,7 @@ from staddle.silo.sharing import Sharing
 
 SILOS = tuple(f"silo-{letter}" for letter in "abcde")
 KEY = b"what the coordinator lacks".ljust(32)
+PARTS = hashlib.sha256(b"what made it").digest()
 WHOLE = 1 << 32  # what the integer weights of a row add up to
 BLIND = {"secure_aggregation": "required", "clip_exponent": 6}
 COUNTED = {**BLIND, "weights": "public", "counts": dict.fromkeys(SILOS, 30)}
@@ -60,7 +61,7 @@ def first_prekey(silo):
 
 def job_keys(job, silo, key=KEY):
     """What a silo would have of the keys of the job, of fixed prekeys."""
-    return JobKeys(key, {each: public_key(first_prekey(each)) for each in sorted(job.silos) if each != silo})
+    return JobKeys(key, PARTS, {each: public_key(first_prekey(each)) for each in sorted(job.silos) if each != silo})
 
 
 @dataclass

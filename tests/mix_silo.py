@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+from dataclasses import replace
 
 import torch
 from blind_silo import MIB, BlindSilo
@@ -16,6 +17,7 @@ from staddle.proto.blind import bounds, line_of, sum_groups, summed, uploaded, u
 from staddle.proto.group_messages import Contributed, contributed_to_wire
 from staddle.proto.mix_messages import Padded, padded_to_wire, rows_from_wire
 from staddle.proto.prekey_messages import words_from_wire
+from staddle.proto.secure_told import SignedSpec
 from staddle.proto.wire import given_items, tensor_bytes, to_wire
 from staddle.security import mix_row
 from staddle.security import one_upload as o
@@ -34,6 +36,7 @@ from staddle.silo.directed_rows import DirectedRows
 from staddle.silo.sharing import Sharing
 
 KEY = b"what the coordinator lacks".ljust(32)
+PARTS = bytes(32)  # in place of what made the key, for which it takes the coordinator's word
 
 
 def flat(part, tensors):
@@ -73,6 +76,12 @@ class MixSilo(BlindSilo):
         made = contribute(self.epoch, self.silo, *(os.urandom(32) for _ in range(3)), self.keys.sign)
         message = contributed_to_wire(Contributed(self.session, self.job.name, self.digest, *made))
         await self.stub.Contribute(message, timeout=SECONDS)
+
+    async def heard(self, own, told):
+        """It makes no key of what silos gave, and so takes the coordinator's word for what made it."""
+        if isinstance(told.body, SignedSpec):
+            own = replace(own, key_parts=json.loads(told.body.document)["key_parts"])
+        await super().heard(own, told)
 
     async def accept(self):
         await self.hello()
@@ -241,7 +250,7 @@ class DirectedSilo(MixSilo):
     def __init__(self, address, keys, roster, job, gifts, folder):
         super().__init__(address, keys, roster, job, gifts)
         folder.mkdir(parents=True, exist_ok=True)
-        self.sharing = Sharing.of(job, roster, keys, JobKeys(KEY, self.others), folder)
+        self.sharing = Sharing.of(job, roster, keys, JobKeys(KEY, PARTS, self.others), folder)
         self.sharing.memory.begin(job)
         self.sharing.prekeys.begin(keys.exchange.private_bytes_raw(), Known.first(self.others))  # in place of prekeys
 
@@ -259,7 +268,8 @@ class DirectedSilo(MixSilo):
     async def mail(self, round_):
         """What its rows came to, and of which rounds they are."""
         manifest, payload, _ = await self.delivery(round_)
-        opener = DirectedRows(self.sharing, round_, self.terms)
+        said = [bytes.fromhex(json.loads(row.document)["key_parts"]) for row in manifest.rows]
+        opener = DirectedRows(replace(self.sharing, parts=said[0] if said else PARTS), round_, self.terms)
         assert sum(opener.announced("coordinator", manifest.rows, manifest.prekeys)) == len(payload)
         opener.admit()
         opener.write(memoryview(payload))

@@ -3,7 +3,7 @@
 import asyncio
 
 import torch
-from keyed_jobs import KEY, SILOS, sharing_of
+from keyed_jobs import KEY, PARTS, SILOS, sharing_of
 from recording_gate import Made, World, records
 
 from staddle.algorithms.exchange import DTYPES, WEIGHT
@@ -80,7 +80,7 @@ class Summed:
 
     def __init__(self, made, job, round_, survivors=SILOS, cohort=SILOS, key=KEY):
         self.made, self.job, self.round, self.survivors = made, job, round_, survivors
-        frame = round_frame(job, round_, made.roster.federation, rosters.digest(made.roster), MODEL)
+        frame = round_frame(job, round_, made.roster.federation, rosters.digest(made.roster), MODEL, PARTS)
         self.parts = summed(job.up(round_))
         self.spec = specify(frame, cohort, 0)
         ctx, accumulator, given = self.spec.context(), Accumulator(self.spec), {}

@@ -114,6 +114,10 @@ class Keying(Hostile):
     def give(self, silo, epoch):
         return g.contribute(epoch, silo, *self.secrets[silo], self.world.other_keys[silo].sign)
 
+    def parts(self):
+        """Of what makes that key."""
+        return g.parts_of((self.given[0].contribution, *(self.give(silo, self.world.epoch)[0] for silo in OTHERS)))
+
     def key(self):
         """As another silo of the job makes it; the silo's part is the one that it gave."""
         me, *others = OTHERS
@@ -136,7 +140,7 @@ def check_kept(world, hostile, folder):
     assert set(kept) == {KEY, OWN}
     context = world.epoch.context()
     others = b"".join(public_key(hostile.secrets[silo][2]) for silo in OTHERS)
-    assert kept[KEY] == context + hostile.key() + others
+    assert kept[KEY] == context + hostile.key() + hostile.parts() + others
     assert kept[OWN][:40] == context + bytes(8)
     assert public_key(kept[OWN][40:]) == hostile.given[0].contribution.prekey
 

@@ -430,11 +430,11 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
     files = {name: (world.folder / "silos" / name / "jobs" / "job" / KEY).read_bytes() for name in SILOS}
     for name, file in files.items():
         own = made[name]
-        assert file == b"".join((world.epoch.context(), own.key, *own.others.values()))
+        assert file == b"".join((world.epoch.context(), own.key, own.parts, *own.others.values()))
         assert own.others == {other: public_key(secrets[other][96:128]) for other in sorted(SILOS) if other != name}
         prekeys = (world.folder / "silos" / name / "jobs" / "job" / OWN).read_bytes()
         assert prekeys == b"".join((world.epoch.context(), bytes(8), secrets[name][96:128]))
-    assert len({own.key for own in made.values()}) == 1
+    assert len({(own.key, own.parts) for own in made.values()}) == 1
     crossed = b"".join(client.bytes for client in clients.values())
     hidden = [made["north"].key, *(kept[at : at + 32] for kept in secrets.values() for at in (32, 64, 96))]
     said = "\n".join((printed, repr(made), *events))

@@ -91,11 +91,11 @@ def test_killed_around_every_durable_step_all_have_one_key(start, document):
         assert [path.name for path in folder.glob("*group*")] == [ENDED]  # all that was secret is gone
         assert (folder / "model.safetensors").exists()
         (file,) = seen["job", silo]
-        assert (file[:32], len(file)) == (epoch.context(), 5 * 32)
-        keys.add(file[32:64])
+        assert (file[:32], len(file)) == (epoch.context(), 6 * 32)
+        keys.add(file[32:96])
         ((first, *_), *_) = sorted(entries(owned["job", silo]), key=len)
         prekeys[silo] = public_key(first)
-        others = [file[at : at + 32] for at in range(64, len(file), 32)]
+        others = [file[at : at + 32] for at in range(96, len(file), 32)]
         prekeys |= {(silo, of): other for of, other in zip(sorted({*SILOS} - {silo}), others, strict=True)}
         logs = "".join(path.read_text() for path in running.federation.folder.rglob("*.log"))
         secret = {file[32:64], *(seed for each in entries(owned["job", silo]) for seed in each)}

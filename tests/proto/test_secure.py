@@ -136,7 +136,7 @@ def test_the_longest_specification_with_all_notes_fits():
     groups = [Group(name=f"{i:0128}", **sized, **private) for i in range(MOST_GROUPS - 1)]
     numbers = dict.fromkeys(["round", "attempt", "key_epoch", "threshold", "min_cohort", "colluders"], most)
     words = dict.fromkeys(["federation", "job", "purpose", "recipient"], "w" * 64)
-    digests = dict.fromkeys(["roster", "job_digest", "model_digest", "schema_digest"], "a" * 64)
+    digests = dict.fromkeys(["roster", "job_digest", "model_digest", "schema_digest", "key_parts"], "a" * 64)
     cohort = [f"{i:064}" for i in range(MOST_SILOS)]
     rest = {"counts": [most] * MOST_SILOS, "prg": 2, "tagged": False, "chunk_bytes": 1 << 22, "exchange": "sum"}
     spec = RoundSpec(cohort=cohort, groups=[*groups, last], **numbers, **words, **digests, **rest)

@@ -75,6 +75,14 @@ def test_the_key_is_that_of_the_docstring():
     assert key(made, FOUR[2]) == expected
 
 
+def test_who_has_another_key_knows_it_by_what_made_it():
+    made, others = contributions(), contributions(seed=1)
+    mixed = {**made, FOUR[0]: others[FOUR[0]]}
+    found = [g.parts_of(given for given, _, _ in each.values()) for each in (made, mixed)]
+    assert found[0] != found[1]
+    assert found[0] == g.parts_of(given for given, _, _ in reversed(made.values()))
+
+
 def test_a_letter_is_that_of_the_docstring():
     over = epoch()
     given, secret, pieces = contributions()[FOUR[0]]

@@ -46,7 +46,7 @@ def test_what_the_coordinator_specifies_the_silo_accepts():
 
 def test_the_context_is_known_and_binds_every_field():
     spec = specify(frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR)), FOUR, 0)
-    assert spec.context().hex() == "1a26f7e70d5f9ef772a36056a8f5ac3eebcd61fc26f6dcdf9403d74b92d9b486"
+    assert spec.context().hex() == "beebef0da8e83137d2cae1c826b1ddcd78f1a4f80c230439e9bd2c2372ff21f8"
     others = {
         "federation": "other",
         "roster": "ee" * 32,
@@ -57,6 +57,7 @@ def test_the_context_is_known_and_binds_every_field():
         "purpose": "count",
         "recipient": "silos",
         "key_epoch": 1,
+        "key_parts": "ee" * 32,
         "cohort": [*FOUR[:3], "silo-99"],
         "threshold": 4,
         "min_cohort": 4,
@@ -201,6 +202,15 @@ def test_4_public_weights_that_concentrate_are_refused():
 def test_5_another_frame_than_ours_is_refused(name, theirs):
     fault = refused(specify(replace(frame(), **{name: theirs}), FOUR, 0))
     assert (fault.code, f"specifies {name}" in fault.why) == ("SPEC", True)
+
+
+@pytest.mark.parametrize("theirs", ["", "ef" * 32])
+def test_6_a_sum_of_silos_with_another_key_is_refused(theirs):
+    own = replace(frame(), key_parts="ee" * 32)
+    assert received(specify(own, FOUR, 0), own).key_parts == "ee" * 32
+    fault = refused(specify(replace(own, key_parts=theirs), FOUR, 0), own)
+    assert (fault.peer, fault.code) == ("coordinator", "KEYS")
+    assert "silos have different keys" in fault.why
 
 
 def test_5_what_is_said_of_a_long_field_is_short():

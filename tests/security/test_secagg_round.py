@@ -153,14 +153,14 @@ def test_a_transcript_with_fixed_seeds_is_known():
         "reveal": hashlib.sha256(run.state.reveals[names(5)[0]].payload(ctx, run.state.h_u3)).digest(),
     }
     assert {name: digest.hex() for name, digest in found.items()} == {
-        "context": "df8acbf16797992b0e77e4ec7efcced21ca71e2b0dd2e8f734420293d71a31a7",
-        "keys": "32f9403e95ab7821ca27300c5e8ebfbef7e86e3d942f3ad719c3a797bfeb4ae5",
-        "receiving keys": "d0acf959dbedc21a3f369b95f53b336a6a07360e5bfe4f1dab3b6fec23618e60",
-        "shares": "6602c55e8e6e6bdfb229f891b25884b65cbbb3fa2ab3c47896cdd0d3e08945e0",
-        "portions": "ef14381cb5ab131c955ac43f429a3b5a85fcdc5e597fa83dd073d5dc7466a7da",
-        "upload": "4b16718af8734c93c3631c1eb19d24bb958e1f8b357bc60e42e8dab70c42e9bd",
-        "headers": "2eb66fd1b4d46d1a0faba842e8b6d30509462ae46d4d9770313eae7d3e2d8d39",
-        "reveal": "14a846022ea64e4cf5de9532eeb08c2c87dc3c3cf6a859e5b317070481b6f97d",
+        "context": "8efa658a317e74a956ed70278bc6da32197541053e1893e2189ebc4bac3bbf70",
+        "keys": "c329ead622528de5e5a9b9d9cf5a00783459f8ede492bcd60e36ce3c2476acd6",
+        "receiving keys": "25cca99192fb53d4b2e8dc44834da879c19e13bb929bdbc6dc3e373cfc9b1393",
+        "shares": "0bc69da1d4c19cd66e4430be112e336cc4317aaf18d1e75ceb374d6dc48c6d7d",
+        "portions": "350ed64d1ce4c5668d4aa7b4deb94eeb525c959889e016bc34e9dfcb8bb9751c",
+        "upload": "10ec57e868792078b2682a359d9b65a0dd063ccc6515a4b1cb97008e008b062f",
+        "headers": "9c473f03c26640ce046b51945b1d212ce69b1151db3be64296ffd6af958393b1",
+        "reveal": "c7c22fb7e2b8060326d89e18a5dee14ed34aa49e0dad4bf9f024fdb30a902071",
     }
     assert run.opened[0].total.tolist() == [10 / 16] * 20
 

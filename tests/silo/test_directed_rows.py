@@ -8,6 +8,7 @@ import torch
 from keyed_jobs import (
     COUNTED,
     KEY,
+    PARTS,
     SILOS,
     Coordinator,
     first_prekey,
@@ -64,7 +65,7 @@ class Sum:
         self.keyed, self.job, self.round = keyed, job, round_
         self.cohort = cohort or tuple(sorted(job.cohort(round_)))
         self.survivors = survivors or self.cohort
-        frame = round_frame(job, round_, keyed.roster.federation, rosters.digest(keyed.roster), "ee" * 32)
+        frame = round_frame(job, round_, keyed.roster.federation, rosters.digest(keyed.roster), "ee" * 32, PARTS)
         self.spec = specify(frame, self.cohort, 0)
         of, _ = sum_groups(job.up(round_), bounds_of(job), job.away(round_))
         (self.part,) = directed(job.up(round_))
