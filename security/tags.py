@@ -256,4 +256,5 @@ def _field(stream: Keystream, count: int) -> Words:
 def _digits(numbers: Words) -> Reals:
     """The digits of numbers [n] below 2^64 as floats [n, _DIGITS], the lowest first."""
     shifts = np.arange(_DIGITS, dtype=np.uint64) * np.uint64(_DIGIT)
-    return ((numbers[:, None] >> shifts) & np.uint64(2**_DIGIT - 1)).astype(np.float64)
+    digits: Reals = ((numbers[:, None] >> shifts) & np.uint64(2**_DIGIT - 1)).astype(np.float64)
+    return digits
