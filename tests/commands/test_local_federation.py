@@ -15,7 +15,11 @@ from staddle.silo.state import split_key
 
 
 def made_jobs(folder: Path, method: str, silos: int | None) -> tuple[Demo, list[dict]]:
+    """Of silos whose splits are the same in each run."""
     demo = Demo(Console(), folder, method, silos, 4)
+    for silo in demo._federation.silos:
+        demo._federation.state(silo).mkdir()
+        (demo._federation.state(silo) / "split.key").write_bytes(silo.encode().ljust(32))
     shards, documents = demo._shards(), [demo._job(name) for name in demo._methods]
     return demo, [local_federation.blind_where_it_can(demo._federation, each, shards) for each in documents]
 
