@@ -7,7 +7,7 @@ summed in fixed disjoint batches alone, any number of rounds tells no more than 
 Batches follow from the job, so each silo knows them without asking anybody.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from .streams import permutation, stream
@@ -24,6 +24,15 @@ def drawn_batches(participation: float, silos: int, least: int, fewest: int) -> 
     pairs = [(number, taken) for number in range(2, silos // least + 1) for taken in range(1, number)]
     fit = [pair for pair in pairs if smallest_round(silos, *pair) >= fewest]
     return min(fit, key=lambda pair: (abs(pair[1] / pair[0] - participation), pair[0]), default=(1, 1))
+
+
+def whole_batches(silos: int, least: int, fewest: int) -> Iterator[int]:
+    """Into how many batches rounds of all silos may be split, the most first, so that a lost silo costs few others.
+
+    Batches of at least ``least`` silos, of which all but one make a sum of ``fewest`` silos or more; 1 comes last.
+    """
+    fit = (number for number in range(silos // least, 1, -1) if smallest_round(silos, number, number - 1) >= fewest)
+    yield from (*fit, 1)
 
 
 def smallest_round(silos: int, number: int, taken: int) -> int:

@@ -41,8 +41,9 @@ from pydantic import BeforeValidator, Field
 
 from ..errors import LocalError
 from ..files import Real, Strict, canonical_json, no_bool, read_toml, validate
-from .batches import Batches, drawn_batches, smallest_round, split
+from .batches import Batches, drawn_batches, smallest_round, split, whole_batches
 from .catalog import METHODS, configure, method_class, method_options
+from .concentration import concentration_fault
 from .counted import Counted, by_class
 from .exchange import Mix, Part
 from .job_security import (
@@ -311,7 +312,7 @@ class Job:
             schema = phases(self.length, self.up, self.down)
         except LocalError as error:
             raise LocalError(f"{where}: {error}") from error
-        varying = self.participation < 1
+        varying = self.participation < 1 or self.security.dropouts == "any"
         others = len(self.silos) - 1
         fault = classes_fault(self.security, self.silos, self.model.classes, self._method.compares_labels)
         fault = fault or sums_fault(self.security, schema, varying, others, self.min_cohort, self._summing)
@@ -428,8 +429,8 @@ class Job:
 
     @property
     def batched(self) -> bool:
-        """Whether it is blind, and its rounds draw whole batches, of which there are two or more."""
-        return self.security.required and self._batching != (1, 1)
+        """Whether it is blind, and its rounds draw some of its batches."""
+        return self.security.required and self.security.dropouts == "batches" and self._batching != (1, 1)
 
     @cached_property
     def _batching(self) -> tuple[int, int]:
@@ -440,21 +441,27 @@ class Job:
 
     @cached_property
     def batches(self) -> Batches:
-        """Silos that are in a blind sum together or not at all; empty where any may be missing.
+        """Silos that are in a blind sum together or not at all (batches.py); empty where any may be missing.
 
-        What rounds draw among, where they draw some of the silos. Where they draw all of them: all, if the job sums
-        what hardly changes between rounds, private weights or the classes of a silo (SECURITY.md rule 1).
-
-        Empty where sums are not blind, or over means by declared weights of all silos, or of fewer than two batches:
-        sums over changing silos tell of single ones over many rounds (docs/threat-model.md).
+        What rounds draw among, where they draw some of the silos. Where they draw all of them, the most in which no
+        silo outweighs the others, so that a lost silo costs its own batch; or one of all, if the job sums what hardly
+        changes between rounds, such as the classes of a silo (SECURITY.md rule 1).
         """
+        if not self.security.required or self.security.dropouts == "any":
+            return ()
         if self.batched:
             return split(self.silos, self._batching[0])
-        if not self.security.required or self.participation < 1:
-            return ()
         exchanges = {part["exchange"] for phase in self._schema for part in phase["up"] if part["name"] != METRICS.name}
-        fixed = any(each.startswith("sum.") for each in exchanges - {"sum.mean"})
-        return (self.silos,) if fixed or self.security.weights == "private" else ()
+        if any(each.startswith("sum.") for each in exchanges - {"sum.mean"}):
+            return (self.silos,)
+        numbers = whole_batches(len(self.silos), self.least_batch, self.fewest)
+        return next(found for number in numbers if self._even(found := split(self.silos, number)))
+
+    def _even(self, batches: Batches) -> bool:
+        """Whether these may be the batches: of several, none has a silo that declared too many records for it."""
+        counts = self.weighing
+        each = ([counts[silo] for silo in batch] for batch in batches) if counts and len(batches) > 1 else ()
+        return not any(concentration_fault(of, self.min_cohort) for of in each)
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """Parts that a silo gives in a round, METRICS last; none in the final delivery."""

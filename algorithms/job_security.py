@@ -8,10 +8,11 @@
     counts = { clinic-a = 410, clinic-b = 380, clinic-c = 512, clinic-d = 450 }
 
 Under "required" nobody can open what a silo gives, only sums over the silos of a round. A value that does not change
-between rounds must not enter sums over varying sets of silos: two such sums tell it (SECURITY.md rule 1). So whatever
-is more than a weighted mean takes the same silos in every round, and private weights take whole batches of them
-(batches.py). What is mixed crosses under pads
-that the other silos take off, what is compared crosses rotated: both take a key that all silos of the job share.
+between rounds must not enter sums over varying sets of silos: two such sums tell it (SECURITY.md rule 1). What does
+change tells of single silos too, over many rounds. So sums are of whole fixed batches of silos (batches.py), and of all
+silos where more than weighted means is summed. A lost silo costs the round its batch, or all of it where there is one
+alone. ``dropouts = "any"`` goes on without it, at that price. What is mixed crosses under pads that the other silos
+take off, what is compared crosses rotated: both take a key that all silos of the job share.
 By such a key silos also see whether the coordinator altered what comes down of a sum. They agree on one for that alone,
 too, unless the job has ``tags = false``. With ``audience = "silos"`` the coordinator only passes such sums on: it reads
 the metrics, and what else it has to compute with.
@@ -68,6 +69,9 @@ class SecurityTable(Strict):
     """The same class by class, for methods that compare the silos' labels."""
     colluders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 1
     """Silos that may be in league with the coordinator."""
+    dropouts: Literal["batches", "any"] = "batches"
+    """Whether a sum goes on without a lost silo's fixed batch, or without any silo: then sums over many rounds tell
+    single silos' updates."""
     tags: Annotated[bool, Field(strict=True)] = True
     """Whether silos tag what they sum, by a key that they share, and check that no result was altered on its way;
     where none comes down to them, there is nothing to tag."""
@@ -122,11 +126,16 @@ def cohort_fault(
             f"security.colluders = {security.colluders} takes {needed} silos or more in a round, this job has "
             f"{cohort_size}; {fix}, or lower colluders"
         )
-    if participation < 1 and security.weights == "private" and not batched:
+    if security.dropouts == "any" and security.weights == "private":
         return (
-            f"participation = {participation:g} with private weights: {len(silos)} silos are too few for two batches "
-            "that are summed in turn, and sums over changing silos tell the weight of one; write participation = 1.0, "
-            'name more silos, or write security.weights = "public" with counts'
+            'security.dropouts = "any" with private weights: sums over changing silos tell the weight of one; take it '
+            'out, or write security.weights = "public" with counts'
+        )
+    if participation < 1 and security.dropouts == "batches" and not batched:
+        return (
+            f"participation = {participation:g}: {len(silos)} silos are too few for two batches that are summed in "
+            "turn, and sums over changing silos tell single ones over many rounds; write participation = 1.0, or name "
+            'more silos (or accept that: security.dropouts = "any", with public weights)'
         )
     if quorum < 1:
         return f"quorum = {quorum:g} does nothing in a blind job, which waits for all that are there; take it out"
@@ -196,7 +205,8 @@ def sums_fault(
     if varying and told:
         return (
             f"part {told['name']!r} ({told['exchange']}) may hold what hardly changes between rounds, such as the "
-            "classes of a silo: sums over changing silos tell it of one; write participation = 1.0"
+            "classes of a silo: sums over changing silos tell it of one; write participation = 1.0, and leave out "
+            "security.dropouts"
         )
     # (3) Whoever is mixed for can have a row at all (SECURITY.md rule 4), of values that its words can hold.
     if mixed := next((part["name"] for part in given if part["exchange"] in MIXED), ""):

@@ -78,8 +78,8 @@ def draft(
 ) -> str:
     """Text of a policy.toml; without a limit, a round may give some times what the largest of these jobs gives.
 
-    ``trust``: the person whose policy it is trusts that the coordinator is in league with no silo. Otherwise what to
-    write if they do stands in a comment, and jobs that ask for it are declined as it is.
+    ``trust``: the person whose policy it is trusts that the coordinator is in league with no silo, and lets sums be
+    over changing silos. Otherwise what to write if they do stands in a comment, and jobs that ask for it are declined.
 
     Twice, since a broken upload goes on where it broke and counts once more; a secure sum that a silo drops out of is
     begun again, and each attempt sends all masked words anew; a padded upload is begun anew after a restart. Private
@@ -160,6 +160,18 @@ def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:
             *_comment(f"How many records this silo has to train on{what} stands in a job."),
             "public_counts = true",
         ]
+    if changing := ", ".join(f"{job.name!r}" for job in blind if job.security.dropouts == "any"):
+        decide = (
+            'Keep this line only if that may be told; "batches" declines such jobs.'
+            if trust
+            else "Only you can say whether that may be told. As it is, this silo declines such jobs; if it may, take "
+            "the # from the line below."
+        )
+        why = (
+            f"A round of {changing} goes on with whichever silos are left when others drop out. Over many rounds such "
+            f"sums tell what single silos gave. {decide}"
+        )
+        lines += [*_comment(why), f'{"" if trust else "# "}dropouts = "any"']
     if keyed := trusting_jobs(blind):
         decide = (
             'Keep this line only if you trust that they do not; "none" declines such jobs.'

@@ -63,6 +63,12 @@ def new(
     rules = len(policies.parse(text.encode(), str(out), dataset).file.allow)
     examples.write(out, text, 0o644)
     typer.echo(f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config SILO.toml")
+    if names := ", ".join(f"{job.name!r}" for job in jobs if job.security.dropouts == "any"):
+        typer.echo(
+            f"{out}: declines {names} as it is. These go on with whichever silos are left when others drop out, and "
+            "over many rounds such sums tell what single silos gave; if that may be told, take the # from its line "
+            'dropouts = "any"'
+        )
     if names := trusting_jobs(jobs):
         typer.echo(
             f"{out}: declines {names} as it is. These rely on the coordinator being in league with no silo of the job; "

@@ -17,7 +17,8 @@ def seen(job: Job) -> str:
     enough = job.min_holders + job.security.colluders
     rare = f"no row of a class that fewer than {enough} of them hold, " if job.counted else ""
     whole = f"all {len(job.silos)}" if job.cohort_size == len(job.silos) else f"{job.cohort_size} of {len(job.silos)}"
-    fixed = " in fixed batches" if job.batched else ""
+    fixed = " in fixed batches" if len(job.batches) > 1 else ""
+    fixed = fixed or (" or those that are left" if job.security.dropouts == "any" else "")
     read = "other sums" if hidden else "the sums"
     reads = f"{hidden}{read} over {whole} silos{fixed}, {rare}{mixed}{compared}who took part, sizes and times"
     return f"blind: what a silo gives is masked, the coordinator reads {reads}"

@@ -47,12 +47,16 @@ class Summed:
 
 @dataclass(frozen=True)
 class SumFailed:
-    """An attempt at the sum of a blind round is over without one; ``final``: another could not succeed."""
+    """An attempt at the sum of a blind round is over without one; ``final``: another could not succeed.
+
+    ``spoiled``: the silos of a sum that was opened and is none of values.
+    """
 
     round: int
     attempt: int
     reason: str
     final: bool = False
+    spoiled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

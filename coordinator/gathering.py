@@ -165,7 +165,7 @@ class Gathering:
 
     def _opened(self, attempt: int, task: "asyncio.Task[bytes]") -> None:
         if (error := task.exception()) is not None:
-            self.summing.unopened(attempt, _told(error))
+            self.summing.unopened(attempt, _told(error), spoiled=isinstance(error, RefusedError))
         else:
             self.summing.opened(attempt, task.result())
 
@@ -177,9 +177,9 @@ class Gathering:
         """The sum over these silos is open."""
         self._host.apply(self._run, Summed(self.round, members))
 
-    def failed(self, attempt: int, why: str, final: bool) -> None:
+    def failed(self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...]) -> None:
         """An attempt is over without a sum."""
-        self._host.apply(self._run, SumFailed(self.round, attempt, why, final))
+        self._host.apply(self._run, SumFailed(self.round, attempt, why, final, spoiled))
 
 
 def _digests(items: Sequence[Item], delivery: Delivery, hashed: Hashed) -> list[bytes]:

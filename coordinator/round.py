@@ -25,7 +25,9 @@ on. In a blind job (``blind``) a round is one secure sum, which summing.py makes
 drops out of an attempt at it, and may take part in the next, unless its privacy budget is spent. Who is shown to have
 broken the rules (codes.GUILTY) is ``excluded`` from all attempts and rounds that follow. Silos of one batch are asked
 together (``batches``): the next attempt is made without the batch of a silo that was lost, while enough others are
-left, and else with all of the cohort again. All silos of a keyed job (``keyed``) have given to its key when they
+left, and else with all of the cohort again. A sum that is none of values (``spoiled``: a silo gave what nobody may) is
+made again without each batch in turn; that without which it is one is ``excluded`` as a whole, since nobody can tell
+which of its silos it was. All silos of a keyed job (``keyed``) have given to its key when they
 accepted, so without one of them it does not begin.
 
 Events that come too late (an upload for a closed round) change nothing. What the silos should do meanwhile follows from
@@ -38,7 +40,7 @@ from math import ceil
 from typing import Literal, TypeAlias
 
 from ..algorithms.batches import Batches, unbroken
-from .codes import BUDGET, GUILTY, in_words
+from .codes import BATCH, BUDGET, GUILTY, in_words
 from .events import (
     Answered,
     Began,
@@ -100,6 +102,7 @@ class JobState:
     batches: Batches = ()  # of a blind job: silos that are in a sum together or not at all
     fewest: int = 0  # silos of such a sum, at the least
     lost: frozenset[str] = frozenset()  # silos without which the next attempt is made
+    spoiled: tuple[tuple[str, ...], ...] = ()  # silos of the sums of this round that are none of values, in turn
     attempt: int = 0  # at the sum of this round: the one that goes on, or the next
     fruitless: int = 0  # attempts at it that ended without a sum
     refused: int = 0  # those of them that will hardly end otherwise
@@ -159,7 +162,8 @@ def advance(state: JobState, event: Event) -> Step:
         case Folded(round_) if state.stage == "folding" and round_ == state.round:
             members = tuple(s for s in state.cohort if s in state.given)
             told = Report("round.closed", {"round": round_, "members": members})
-            state = replace(state, counted={**state.counted, **dict.fromkeys(members, round_ + 1)})
+            trained = {silo for spoiled in state.spoiled for silo in spoiled}.union(members)  # they signed a sum of it
+            state = replace(state, counted={**state.counted, **dict.fromkeys(sorted(trained), round_ + 1)})
             if round_ + 1 == state.rounds:
                 return _then(replace(state, round=state.rounds), (told,), _complete)
             state = replace(_emptied(state), round=round_ + 1)
@@ -212,11 +216,13 @@ def _heard(state: JobState, event: Given | Failed) -> Step:
 def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
     """What came of an attempt; one that was stopped meanwhile may have come to its end."""
     match event:
-        case Summed(_, members) if state.stage in ("round", "stopped", "queued"):
-            state = replace(state, given=dict.fromkeys(members, ""))
-            return _close(state) if state.stage == "round" else (state, ())
+        case Summed(round_, members) if state.stage in ("round", "stopped", "queued"):
+            state, told = _cleared(replace(state, given=dict.fromkeys(members, "")), round_, members)
+            return _then(state, told, _close if state.stage == "round" else None)
         case SumFailed(_, attempt) if attempt != state.attempt or state.given:
             return state, ()
+        case SumFailed() if event.spoiled and len(state.batches) > 1 and not event.final:
+            return _spoiled(state, event)
         case SumFailed(round_, attempt, reason, final) if state.stage == "round":
             told = Report("sum.failed", {"round": round_, "attempt": attempt, "why": reason})
             guilty, exhausted = _guilty(state), _exhausted(state)
@@ -234,6 +240,38 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
             return _without_lost(state), ()
         case _:
             return state, ()
+
+
+def _spoiled(state: JobState, event: SumFailed) -> Step:
+    """The sum over these silos is none of values: make it again without the next of its batches."""
+    told = Report("sum.spoiled", {"round": event.round, "attempt": event.attempt, "silos": event.spoiled})
+    state = replace(state, attempt=state.attempt + 1, failed=_exhausted(state), spoiled=(*state.spoiled, event.spoiled))
+    if len(_asked(state)) < state.fewest:
+        silos = ", ".join(state.spoiled[0])
+        why = f"round {event.round}: {event.reason}; no batch of {silos} could be found without which there is a sum"
+        return _then(state, (told,), lambda state: _finish(state, "failed", why))
+    return state, (told, _gather(state)) if state.stage == "round" else (told,)
+
+
+def _left_out(state: JobState) -> tuple[str, ...]:
+    """The batch without which the next attempt is made since sums of this round were spoiled; empty for none.
+
+    All that were in the first such sum, once each of its batches was left out in vain.
+    """
+    if not state.spoiled:
+        return ()
+    first, turn = state.spoiled[0], len(state.spoiled) - 1
+    batches = [batch for batch in state.batches if set(batch) <= set(first)]
+    return batches[turn] if turn < len(batches) else first
+
+
+def _cleared(state: JobState, round_: int, members: tuple[str, ...]) -> Step:
+    """A sum is open over these: all but one batch of a spoiled one, whose doing it was, or others too."""
+    out = _left_out(state)
+    if not out or set(members) != set(state.spoiled[0]) - set(out):
+        return state, ()
+    told = Report("batch.excluded", {"round": round_, "silos": out})
+    return replace(state, excluded={**state.excluded, **dict.fromkeys(out, BATCH)}), (told,)
 
 
 def _exhausted(state: JobState) -> dict[str, str]:
@@ -257,7 +295,8 @@ def _asked(state: JobState) -> tuple[str, ...]:
     """Silos of the next attempt."""
     if not state.batches:
         return state.cohort
-    return unbroken(state.batches, (silo for silo in state.cohort if silo not in state.lost))
+    out = state.lost.union(_left_out(state))
+    return unbroken(state.batches, (silo for silo in state.cohort if silo not in out))
 
 
 def _gather(state: JobState) -> Gather:
@@ -366,7 +405,7 @@ def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: st
 
 def _emptied(state: JobState) -> JobState:
     """Without what was of a round that is over."""
-    state = replace(state, cohort=(), given={}, failed={}, excluded=_guilty(state), lost=frozenset())
+    state = replace(state, cohort=(), given={}, failed={}, excluded=_guilty(state), lost=frozenset(), spoiled=())
     return replace(state, attempt=0, fruitless=0, refused=0)
 
 

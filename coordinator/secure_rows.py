@@ -9,7 +9,7 @@
     failed    {"code":"lost","silo":"a"}
     deadline  {"stage":"keys"}
     opened    {"sha256":"e3b0…"}
-    unopened  {"why":"canaries of chunk 0 …"}
+    unopened  {"spoiled":true,"why":"canaries of chunk 0 …"}
 """
 
 from dataclasses import dataclass, replace
@@ -83,8 +83,8 @@ def dumped(attempt: int, entry: Entry) -> Row:
             return _plain(attempt, "deadline", stage=stage)
         case Opened(sha256):
             return _plain(attempt, "opened", sha256=sha256.hex())
-        case OpenFailed(why):
-            return _plain(attempt, "unopened", why=why)
+        case OpenFailed(why, spoiled):
+            return _plain(attempt, "unopened", spoiled=spoiled, why=why)
 
 
 def loaded(row: Row) -> Entry:
@@ -107,7 +107,7 @@ def loaded(row: Row) -> Entry:
         case "opened":
             return Opened(bytes.fromhex(kept["sha256"]))
         case _:
-            return OpenFailed(kept["why"])
+            return OpenFailed(kept["why"], kept["spoiled"])
 
 
 def _plain(attempt: int, kind: str, **fields: str | int) -> Row:

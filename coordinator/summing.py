@@ -14,7 +14,9 @@ all else to the shell. A silo asks for the n-th entry of its list; replayed, the
 
 Silos that signed survivors take part in no other attempt of the round: where too few others are left, it was the last.
 Where evidence shows why nothing could be opened (security/evidence.py), the very survivors repeat the sum without the
-dealer at fault, and it takes all of them.
+dealer at fault, and it takes all of them. In a job of several batches (algorithms/batches.py) whoever signed may sign
+again, for other whole batches: then a sum that is none of values, and one that could not be opened, are repeated over
+some of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -203,9 +205,9 @@ class Summing:
         """The sum is open and durable; SHA-256 of its file."""
         self._take(attempt, c.Opened(sha256))
 
-    def unopened(self, attempt: int, why: str) -> None:
-        """The masks did not come off."""
-        self._take(attempt, c.OpenFailed(why))
+    def unopened(self, attempt: int, why: str, *, spoiled: bool = False) -> None:
+        """The sum could not be opened; or it is none of values, ``spoiled``."""
+        self._take(attempt, c.OpenFailed(why, spoiled))
 
     def resume(self) -> None:
         """Do again what may not have been done before this process began; a stage gets its whole time once more."""
@@ -301,8 +303,15 @@ class Summing:
         return tuple(sorted(given, key=lambda note: (note.silo, note.signature)))
 
     @property
+    def _regroups(self) -> bool:
+        """Whether who signed a sum of the round may sign another, over other batches."""
+        return self._setting.terms.regroups(self._states[-1].spec)
+
+    @property
     def _unopened(self) -> CoordinatorState | None:
-        """The last attempt that was signed and could not be opened, as evidence shows."""
+        """The last attempt that was signed and could not be opened, as evidence shows, and binds those that follow."""
+        if not self._states or self._regroups:
+            return None
         return next((state for state in reversed(self._states) if state.evidence is not None), None)
 
     @property
@@ -352,7 +361,14 @@ class Summing:
         if state.stage == "done":
             self._over = True
             self._shell.summed(state.u3)
-        elif state.evidence or not state.notes_missing or set(state.u1) <= state.notes.keys() or self._final:
+        elif (
+            state.evidence
+            or state.spoiled
+            or self._regroups
+            or not state.notes_missing
+            or set(state.u1) <= state.notes.keys()
+            or self._final
+        ):
             self._finished()
         elif not self._waiting:
             self._waiting = True
@@ -363,12 +379,14 @@ class Summing:
         """Whether no further attempt could be opened, whoever comes back."""
         state = self._states[-1]
         guilty = {silo for silo, code in state.failed.items() if code in GUILTY}
+        if self._regroups:  # who signed may sign for other batches
+            asked = [silo for silo in self._states[0].spec.cohort if silo not in guilty]
+            left = unbroken(self._setting.terms.batches, asked)
+            return len(left) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
         if only := self._repeating:
             stuck = bool(guilty & set(only)) or (bool(state.survivals) and state.evidence is None)
             return stuck or not self._can_survive(only)
         left = [silo for silo in state.spec.cohort if silo not in state.survivals and silo not in guilty]
-        if batches := self._setting.terms.batches:  # the next attempt may be made without some of them
-            return len(unbroken(batches, left)) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
         return not self._can_survive(left)
 
     def _can_survive(self, silos: Sequence[str]) -> bool:
@@ -380,7 +398,8 @@ class Summing:
 
     def _finished(self) -> None:
         self._over, self._waiting = True, False
-        self._shell.failed(self.attempt, self._why, self._final)
+        state = self._states[-1]
+        self._shell.failed(self.attempt, self._why, self._final, state.u3 if state.spoiled else ())
 
 
 def _said(code: str) -> str:

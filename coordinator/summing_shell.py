@@ -38,8 +38,11 @@ class Shell(Protocol):
     def summed(self, members: tuple[str, ...]) -> None:
         """The sum over these silos is open."""
 
-    def failed(self, attempt: int, why: str, final: bool) -> None:
-        """An attempt is over without a sum; ``final``: another could not succeed."""
+    def failed(self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...]) -> None:
+        """An attempt is over without a sum; ``final``: another could not succeed.
+
+        ``spoiled``: the silos of a sum that was opened and is none of values.
+        """
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ with canaries at its end: one, and four in the last chunk of a group::
 
 Canaries are the first words of SHA-256(framed(CANARY, ctx, group, chunk)); opened, each must be as many times that as
 there are survivors. They show masks that did not come off, by accident; they are no proof against a coordinator.
+
+An opened sum is no larger than its survivors' values can make it (``check_bounds``). One that is has words that a silo
+made of no value within the clip; within it a silo may still give what it likes.
 """
 
 import hashlib
@@ -38,7 +41,7 @@ from .fixedpoint import (
 from .labels import SECAGG_CANARY, framed
 from .masks import Mask, Term, negated
 from .round_spec import RoundSpec
-from .secagg_fault import COORDINATOR, Code
+from .secagg_fault import COORDINATOR, COORDINATOR_OR_SILO, Code, check
 from .tags import Tagger
 
 LAST_CANARIES = 4
@@ -249,9 +252,13 @@ class Accumulator:
             if (found != canaries(ctx, chunk, group.ring) * found.dtype.type(len(survivors))).any():
                 why = f"canaries of chunk {chunk.number} of group {group.name!r} do not come out; the sum is discarded"
                 raise RefusedError(COORDINATOR, Code.SUM, why)
-        return tuple(
+        opened = tuple(
             opened_group(self.spec, index, survivors, self._bodies(index)) for index in range(len(self.spec.groups))
         )
+        for group, each in zip(self.spec.groups, opened, strict=True):
+            if group.reader == COORDINATOR_READS:  # of others the words are noise
+                check_bounds(group, len(self.spec.cohort), len(survivors), each)
+        return opened
 
     def numbers(self) -> Iterator[tuple[int, Words]]:
         """Once open: the integers of the sum by group, piece by piece; what silos check tags against."""
@@ -263,6 +270,36 @@ class Accumulator:
         for chunk in self._chunks:
             if chunk.group == index:
                 yield chunk.start, self._words[index][chunk.first : chunk.first + chunk.body]
+
+
+def check_bounds(group: Group, silos: int, survivors: int, opened: Opened) -> None:
+    """RefusedError (SUM) where no values within the clip, by weights within theirs, add up to these numbers.
+
+    |Σ q| ≤ 2^e C Σ w + m/2 over m survivors of a cohort of ``silos`` (fixedpoint.py). A private Σ w is known to m/2 of
+    its own steps, and lies between m times the bounds of one weight; a row may be missing at a silo.
+    """
+    slack, weight = 0.0, opened.weight
+    if group.weights == "private":
+        slack = survivors * group.weight_most * 2.0 ** -weight_exponent(group.ring, silos)
+        least = survivors * group.weight_least if group.rows == 1 else 0
+        sound = (weight >= least - slack).all() and (weight <= survivors * group.weight_most + slack).all()
+        _bounded(bool(sound), group, survivors, f"weights from {weight.min():g} to {weight.max():g}")
+    limits = np.ldexp(group.clip * (weight + slack) / opened.unit, group.scale_exponent) * (1 + 2.0**-40) + survivors
+    columns = opened.elements // len(limits)
+    for first, words in opened.pieces:
+        for at in range(0, words.size, BLOCK):
+            block, start = words[at : at + BLOCK].view(SIGNED[group.ring]), first + at
+            if len(limits) == 1:
+                fits = -limits[0] <= block.min() and block.max() <= limits[0]
+            else:
+                limit = limits[np.arange(start, start + block.size) // columns]
+                fits = bool(((-limit <= block) & (block <= limit)).all())
+            _bounded(fits, group, survivors, "numbers")
+
+
+def _bounded(fits: bool, group: Group, survivors: int, what: str) -> None:
+    why = f"group {group.name!r} has {what} that {survivors} silos within its clip cannot give; one of them gave others"
+    check(fits, COORDINATOR_OR_SILO, Code.SUM, why)
 
 
 def opened_group(spec: RoundSpec, index: int, survivors: Sequence[str], bodies: Iterable[tuple[int, Words]]) -> Opened:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from .fixedpoint import SILOS_READ, Words
-from .masked_sum import Opened, opened_group, unpad
+from .masked_sum import Opened, check_bounds, opened_group, unpad
 from .round_spec import Frame, RoundSpec, Terms, check_cohort, check_frame, check_survivors, signed_spec
 from .secagg_fault import COORDINATOR, Code, check
 from .signers import Signers
@@ -54,7 +54,9 @@ def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> R
 def open_group(
     spec: RoundSpec, group: int, claim: Claim, key: bytes, words: Words, own: Mapping[str, bytes] | None = None
 ) -> Opened:
-    """The sum of a group, once its words are here: its elements, then private weights. RefusedError if altered.
+    """The sum of a group, once its words are here: its elements, then private weights.
+
+    RefusedError if a word was altered, or where no values within the clip add up to it.
 
     Pads of a group that all silos read are taken off ``words`` in place. ``own``, by survivor, are keys of the pads of
     tags that only one silo checks.
@@ -66,7 +68,9 @@ def open_group(
     for _, piece in _pieces(words):
         tagger.add(group, piece)
     tagger.check_group(group, claim.tag, own or dict.fromkeys(claim.survivors, key), ctx, claim.survivors)
-    return opened_group(spec, group, claim.survivors, _pieces(words))
+    opened = opened_group(spec, group, claim.survivors, _pieces(words))
+    check_bounds(spec.groups[group], len(spec.cohort), len(claim.survivors), opened)
+    return opened
 
 
 def group_bytes(spec: RoundSpec | Frame, group: int) -> int:

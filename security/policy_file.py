@@ -37,6 +37,8 @@
     min_holders = 3                 # silos that hold a class before its rows are summed; left out: min_cohort
     min_difference = 3              # fewest silos of which the sums of all jobs over this data set may tell how many
                                     # records they have; 1: any. Left out: min_honest + assumed_colluders
+    dropouts = "batches"            # "any": sums may be over whichever silos are left, which over many rounds tells
+                                    # what single ones gave
     public_counts = false           # true: how many records this silo has, by class too, may stand in a job
     trust = "none"                  # "non-colluding-coordinator": jobs may rely on a key of their silos, which holds
                                     # only while the coordinator is in league with no silo of the job
@@ -135,6 +137,7 @@ class SecureAggregation(Strict):
     assumed_colluders: Count = 1
     min_holders: Annotated[int, Field(strict=True, ge=2)] | None = None
     min_difference: Annotated[int, Field(strict=True, ge=1, le=MOST_DIFFERENCE)] | None = None
+    dropouts: Literal["batches", "any"] = "batches"
     public_counts: Annotated[bool, Field(strict=True)] = False
     trust: Literal["none", "non-colluding-coordinator"] = "none"
 

@@ -144,6 +144,14 @@ class Terms:
     colluders: int = 1
     batches: Batches = ()
 
+    def regroups(self, spec: RoundSpec) -> bool:
+        """Whether values of one round may be in several sums, each over other whole batches.
+
+        These tell the sums of single batches and nothing beyond that, however many they are (algorithms/batches.py).
+        Rows for one silo are weighted otherwise, and unevenly within a batch: a round that has some is summed once.
+        """
+        return len(self.batches) > 1 and not any(group.counts for group in spec.groups)
+
 
 def threshold(silos: int) -> int:
     """The t of n, floor(2n/3) + 1: with fewer than n/3 colluders no two sets of survivors both find t signatures."""

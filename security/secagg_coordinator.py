@@ -12,7 +12,7 @@ sum. No tensor, file or clock here; uploads are spooled and folded by the shell.
     masked     a complaint about a dealer holds (evidence.py)          ended, and the dealer is named
     survivors  t survivors signed                                      reveal;  ended at the deadline
     reveal     t survivors revealed shares that join                   opening; ended at the deadline
-    opening    the sum is open                                         done;    ended if canaries do not come out
+    opening    the sum is open                                         done;    ended if it is no sum of values
 
 A message that does not hold is refused, and its sender drops out; a late one, or a second one, is refused and changes
 nothing. Once U2 is told, masked bytes may be on their way: an attempt that ends after that asks for abandon notes, and
@@ -100,6 +100,7 @@ class CoordinatorState:
     reveals: Mapping[str, Reveal] = field(default_factory=dict)
     notes: Mapping[str, Abandon] = field(default_factory=dict)
     evidence: Misdealing | None = None  # why nothing could be opened, though survivors signed
+    spoiled: bool = False  # what was opened is no sum of values
     u1: tuple[str, ...] = ()
     u2: tuple[str, ...] = ()
     u3: tuple[str, ...] = ()
@@ -152,8 +153,8 @@ def advance(state: CoordinatorState, event: Event) -> Step:
             return _close(state)
         case Opened(sha256) if state.stage == "opening":
             return replace(state, stage="done"), (TellResult(state.u3, sha256, state.tags),)
-        case OpenFailed(why) if state.stage == "opening":
-            return _end(state, Code.SUM, "", why)
+        case OpenFailed(why, spoiled) if state.stage == "opening":
+            return _end(replace(state, spoiled=spoiled), Code.SUM, "", why)
         case _:
             return state, ()
 
@@ -407,6 +408,7 @@ def _abandoned(state: CoordinatorState, note: Abandon) -> Step:
 
 
 def _end(state: CoordinatorState, code: Code, blame: str, why: str) -> Step:
-    asked: tuple[Effect, ...] = (AskAbandon(state.u1),) if state.told and state.evidence is None else ()
+    signed = state.evidence is not None or state.spoiled
+    asked: tuple[Effect, ...] = (AskAbandon(state.u1),) if state.told and not signed else ()
     discarded = tuple(Discard(silo) for silo in state.headers)
     return replace(state, stage="ended"), (*discarded, End(code, blame, why), *asked)

@@ -88,9 +88,10 @@ class Opened:
 
 @dataclass(frozen=True)
 class OpenFailed:
-    """Canaries or tags did not come out."""
+    """The masks came off, and what was left is no sum of values: ``spoiled``; or it could not be opened at all."""
 
     why: str
+    spoiled: bool = False
 
 
 Event: TypeAlias = (

@@ -17,6 +17,11 @@ One signed sum may be made again: where evidence shows that a dealer dealt share
 that nobody could open it. It is made over the very survivors that were signed, without that dealer. Should the dealer
 have told the coordinator its secret, and so opened the first sum, both sums show the same honest silos together, and
 no difference of them shows one. Evidence names no honest dealer, and no two sets of survivors have t signatures.
+
+Where silos are summed in whole batches alone, of which there are several, values of one round may be in further sums
+over other batches: when a sum is none of values, the round goes on without the batch of whoever gave others. All sums
+of a round are of unions of batches then, and tell single batches' sums at most (algorithms/batches.py). That takes no
+word of the coordinator, so it may ask for them at any time.
 """
 
 from collections.abc import Sequence
@@ -28,12 +33,13 @@ from ..errors import LocalError, RefusedError
 from ..files import Strict
 from .evidence import Misdealing
 from .identity import Hex32, Id
-from .round_spec import RoundSpec
+from .round_spec import RoundSpec, Terms
 from .secagg_fault import COORDINATOR, Code, check
 from .secagg_messages import Abandon
 from .signers import Signers
 
 Number = Annotated[int, Field(strict=True, ge=-1)]
+ANY_SILOS = Terms()
 NO_STATE = -1  # the start of a round that sums nothing of a model
 
 
@@ -101,13 +107,18 @@ class Memory(Strict):
         resolved = [p for p in self.pending if p.round == round_ and (p.ctx != ctx or silo not in survivors)]
         return self._with(pending=tuple(p for p in self.pending if p not in resolved)) if resolved else self
 
-    def repeated(self, spec: RoundSpec, evidence: Misdealing | None, signers: Signers) -> tuple[str, ...]:
+    def repeated(
+        self, spec: RoundSpec, evidence: Misdealing | None, signers: Signers, terms: Terms = ANY_SILOS
+    ) -> tuple[str, ...]:
         """The one set of survivors over which a round that was signed may be summed again; empty for any other round.
 
-        RefusedError where it is a round that was signed, and nothing shows that its sum could not be opened.
+        The cohort, where other whole batches may be summed. RefusedError where it is a round that was signed, and
+        nothing shows that its sum could not be opened.
         """
         if spec.round != self.signed_round:
             return ()
+        if terms.regroups(spec):
+            return spec.cohort
         here = f"round {spec.round}, attempt {spec.attempt}"
         why = f"asks for {here} after its survivors were signed"
         if evidence is None:
@@ -131,7 +142,12 @@ class Memory(Strict):
         return round_ != self.signed_round or self.is_signed(ctx) or repeats
 
     def entered(
-        self, spec: RoundSpec, notes: Sequence[Abandon], signers: Signers, evidence: Misdealing | None = None
+        self,
+        spec: RoundSpec,
+        notes: Sequence[Abandon],
+        signers: Signers,
+        evidence: Misdealing | None = None,
+        terms: Terms = ANY_SILOS,
     ) -> Self:
         """Memory of entering an attempt; the steps run in order, RefusedError says why it may not be entered."""
         here = f"round {spec.round}, attempt {spec.attempt}"
@@ -139,7 +155,7 @@ class Memory(Strict):
         newer = (spec.round, spec.attempt) > (self.round, self.attempt)
         check(newer, COORDINATOR, Code.ATTEMPT, f"asks for {here} after round {self.round}, attempt {self.attempt}")
         # (2) No survivors were signed in this round, or of this model; or that round is repeated.
-        if not self.repeated(spec, evidence, signers):
+        if not self.repeated(spec, evidence, signers, terms):
             fresh = spec.model_digest not in self.signed_models
             why = f"asks for {here} from model {spec.model_digest[:12]}…, summed before"
             check(fresh, COORDINATOR, Code.ATTEMPT, why)
@@ -150,7 +166,8 @@ class Memory(Strict):
             if p.round == spec.round or p.model == spec.model_digest or p.start == self.start != NO_STATE
         ]
         for attempt in same:
-            attempt.check_abandoned(notes, signers)
+            if attempt.round != spec.round or not terms.regroups(spec):  # else it is of whole batches, like this one
+                attempt.check_abandoned(notes, signers)
         return self._with(
             round=spec.round,
             attempt=spec.attempt,

@@ -140,8 +140,8 @@ def begin(
 ) -> Step:
     """Enter an attempt; RefusedError says why this silo does not, and then nothing is remembered or sent."""
     spec = receive(document, signature, frame, party.terms, party.signers, party.silo)
-    only = memory.repeated(spec, evidence, party.signers)
-    memory = memory.entered(spec, notes, party.signers, evidence)
+    only = memory.repeated(spec, evidence, party.signers, party.terms)
+    memory = memory.entered(spec, notes, party.signers, evidence, party.terms)
     ctx, seeds = spec.context(), Seeds(*(party.draw(KEY_BYTES) for _ in range(5)))
     keys = receiving_keys(seeds.receiving, ctx, party.silo, spec.cohort)
     bundle = make_bundle(ctx, party.silo, seeds.seal, seeds.mask, key_root(keys), party.sign)

@@ -173,7 +173,14 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
             f"of {smallest} silos of a batch {honest} are in league with nobody, "
             f"secure_aggregation.min_honest = {terms.min_honest}; {fix}, or lower min_honest"
         )
-    # (3) Counts stand in it only if they are no secret, and (4) then no silo outweighs the others.
+    # (3) Its sums are not over changing silos, which tell single ones over many rounds.
+    if security.dropouts == "any" and policy.file.secure_aggregation.dropouts != "any":
+        yield (
+            'the job sums whichever silos are left (security.dropouts = "any"), which over many rounds tells what '
+            'single silos gave, secure_aggregation.dropouts = "batches"; have it signed without dropouts, or set that '
+            'of the policy to "any"'
+        )
+    # (4) Counts stand in it only if they are no secret, and (5) then no silo outweighs the others.
     if security.weights == "public":
         if not policy.file.secure_aggregation.public_counts:
             known = ", in all and of each class, is" if security.class_counts else " is"
@@ -185,9 +192,9 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
         fewest = max(job.min_cohort, terms.min_cohort)
         if fault := weights_fault(job.weighing, job.summed_sets(), fewest):
             yield fault
-    # (5) The sum of so many silos fits into its ring.
+    # (6) The sum of so many silos fits into its ring.
     yield from _rings(job)
-    # (6) What is summed class by class is not of fewer silos than the policy asks (rule 7).
+    # (7) What is summed class by class is not of fewer silos than the policy asks (rule 7).
     asked = policy.file.secure_aggregation.min_holders or terms.min_cohort
     if job.counted and job.min_holders < asked:
         of = "" if policy.file.secure_aggregation.min_holders else " (left out: its min_cohort)"
@@ -236,14 +243,14 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     elif job.counted:
         instead = "for a method that sums nothing class by class"
     rows = _mixes(job)
-    # (7) This silo trusts that the coordinator is in league with no silo of the job.
+    # (8) This silo trusts that the coordinator is in league with no silo of the job.
     if trusting(job) and asked.trust != TRUSTED:
         yield (
             f"{names} would be hidden from {coordinator.id} by a key that every silo of the job has, "
             f'secure_aggregation.trust = "{asked.trust}"; set it to "{TRUSTED}" if you trust that the coordinator is '
             f"in league with none of them, or ask {instead}"
         )
-    # (8) And there is no reason to think that it is: whoever runs it runs no silo.
+    # (9) And there is no reason to think that it is: whoever runs it runs no silo.
     runs = {coordinator.organisation, coordinator.host_operator}
     both = [entry.id for entry in roster.in_one_hand]
     if trusting(job) and both:
@@ -254,7 +261,7 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
         )
     if not rows:
         return
-    # (9) Rows are made of as many silos as the policy asks of a sum, and enough of them are in league with nobody.
+    # (10) Rows are made of as many silos as the policy asks of a sum, and enough of them are in league with nobody.
     if job.min_cohort < terms.min_cohort:
         yield (
             f"rows of the job may be over min_cohort = {job.min_cohort} other silos, secure_aggregation.min_cohort = "

@@ -115,9 +115,12 @@ class Sums:
         # Beyond that, its cohort was drawn for that round.
         drawn = set(spec.cohort) <= set(job.cohort(place.round))
         check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")
-        # Of a round in which this silo signed survivors it is the very sum that was signed (SECURITY.md rule 34).
+        # Of a round in which this silo signed survivors it is the very sum that was signed (SECURITY.md rule 34), or
+        # one of other batches, which was made without this silo's.
+        without = terms.regroups(spec) and self._sharing.silo not in spec.cohort
         why = f"delivers the sum of another attempt at round {place.round} than the one that this silo signed"
-        check(self.memory.may_be_opened(place.round, spec.context()), COORDINATOR, Code.SUM, why)
+        held = without or self.memory.may_be_opened(place.round, spec.context())
+        check(held, COORDINATOR, Code.SUM, why)
         return spec
 
     def _finish(self, coming: _Coming, words: Words) -> None:

@@ -28,7 +28,7 @@ KEY = b"what the coordinator lacks".ljust(32)
 PARTS = hashlib.sha256(b"what made it").digest()
 WHOLE = 1 << 32  # what the integer weights of a row add up to
 BLIND = {"secure_aggregation": "required", "clip_exponent": 6}
-COUNTED = {**BLIND, "weights": "public", "counts": dict.fromkeys(SILOS, 30)}
+COUNTED = {**BLIND, "weights": "public", "dropouts": "any", "counts": dict.fromkeys(SILOS, 30)}
 
 
 def make_keyed(folder) -> Made:

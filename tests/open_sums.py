@@ -31,6 +31,7 @@ COUNTED = {
     "secure_aggregation": "required",
     "clip_exponent": 6,
     "weights": "public",
+    "dropouts": "any",
     "counts": dict.fromkeys(SILOS, 30),
     "tags": True,
 }

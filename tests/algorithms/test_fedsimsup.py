@@ -516,6 +516,7 @@ def declared(make_job, make_shards):
         security = {
             "secure_aggregation": "required",
             "weights": "public",
+            "dropouts": "any",
             "counts": {silo: sum(own) for silo, own in by_class.items()},
             **({"class_counts": by_class} if similarity == "labels" else {}),
         }
@@ -539,7 +540,7 @@ def test_what_a_blind_job_declares_is_what_its_census_would_say(declared, simila
 def test_a_silo_knows_what_is_posted_to_it_by_what_the_job_declares(make_job, similarity):
     """Over all cohorts; where silos may have taken part that are like nobody here, keep is known within a range."""
     by_class = {"a": [5, 1, 0], "b": [0, 9, 0], "c": [0, 2, 8], "d": [1, 1, 1], "e": [0, 0, 4]}
-    security = {"secure_aggregation": "required", "weights": "public"}
+    security = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
     security["counts"] = {silo: sum(own) for silo, own in by_class.items()}
     if similarity == "labels":
         security["class_counts"] = by_class

@@ -246,7 +246,13 @@ def declared_job(make_job, own):
     """FedSimSup, blind: with what it says of silo "a" class by class."""
     classes = {silo: own if silo == "a" else [10, 10, 0] for silo in "abcde"}
     counts = {silo: sum(each) for silo, each in classes.items()}
-    security = {"secure_aggregation": "required", "weights": "public", "counts": counts, "class_counts": classes}
+    security = {
+        "secure_aggregation": "required",
+        "weights": "public",
+        "dropouts": "any",
+        "counts": counts,
+        "class_counts": classes,
+    }
     return make_job("fedsimsup", silos=list("abcde"), participation=0.8, min_cohort=3, security=security)
 
 

@@ -13,6 +13,7 @@ from staddle.security import fixedpoint, mix_line, round_spec, sketch
 BLIND = {"secure_aggregation": "required"}
 COUNTS = {"a": 40, "b": 30, "c": 50, "d": 45}
 PUBLIC = {**BLIND, "weights": "public", "counts": COUNTS}
+ANY = {**PUBLIC, "dropouts": "any"}
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
     assert not job.security.required
     assert job.document()["security"] == {
         "secure_aggregation": "off", "clip_exponent": 3, "weights": "private", "weight_least": 1,
-        "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1, "tags": True,
+        "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1, "dropouts": "batches", "tags": True,
         "min_holders": 0,
         "audience": "coordinator",
         "mix": "one-upload",
@@ -120,7 +121,14 @@ def test_values_of_the_table_are_bounded(make_job, security, said):
             "takes 4 silos or more in a round, this job has 3; raise participation",
         ),
         ({"min_cohort": 2}, 'min_cohort = 2, .* = "required" takes 3 or more; raise it'),
-        ({"participation": 0.9}, "participation = 0.9 with private weights: .* write participation = 1.0"),
+        (
+            {"participation": 0.9},
+            "participation = 0.9: 4 silos are too few for two batches .* write participation = 1.0",
+        ),
+        (
+            {"security": {**BLIND, "dropouts": "any"}},
+            '"any" with private weights: sums over changing silos tell the weight',
+        ),
         ({"quorum": 0.8}, "quorum = 0.8 does nothing in a blind job"),
         ({"security": PUBLIC, "quorum": 0.8}, "quorum = 0.8 does nothing in a blind job"),
         (
@@ -144,9 +152,11 @@ def test_three_silos_do_where_none_is_in_league(blind):
 def test_public_weights_take_changing_silos_where_all_is_a_mean(blind):
     silos = list("abcdef")
     security = {**PUBLIC, "counts": dict.fromkeys(silos, 9)}
-    job = blind("fedper", security=security, silos=silos, participation=0.7)
+    with pytest.raises(LocalError, match=r"6 silos are too few for two batches"):
+        blind("fedper", security=security, silos=silos, participation=0.7)
+    job = blind("fedper", security={**security, "dropouts": "any"}, silos=silos, participation=0.7)
     assert len({job.cohort(round_) for round_ in range(4)}) > 1
-    assert job.batches == ()  # six silos are no two batches of which one makes a round with colluders = 1
+    assert job.batches == ()
 
 
 @pytest.mark.parametrize("security", [BLIND, {**PUBLIC, "counts": dict.fromkeys("abcdefgh", 9)}])
@@ -168,17 +178,40 @@ def test_a_round_with_a_census_has_all_batches(blind):
 def test_what_hardly_changes_is_summed_over_all_silos(blind):
     public = {**PUBLIC, "counts": dict.fromkeys("abcd", 9)}
     assert blind("fedavg").batches == (tuple("abcd"),)
-    assert blind("fedavg", security=public).batches == ()
+    assert blind("fedavg", security=public).batches == (tuple("abcd"),)
+    assert blind("fedavg", security={**public, "dropouts": "any"}).batches == ()
     assert blind("fedssa", security=public).batches == (tuple("abcd"),)
 
 
-@pytest.mark.parametrize("change", [{"participation": 0.7}])
+@pytest.mark.parametrize(
+    ("silos", "counts", "sizes"),
+    [
+        (7, {}, [7]),  # three of them alone are too few
+        (8, {}, [4, 4]),
+        (9, {}, [3, 3, 3]),
+        (9, dict.fromkeys("abcdefghi", 30), [3, 3, 3]),
+        (9, {**dict.fromkeys("abcdefghi", 30), "a": 29}, [4, 5]),  # of three, two uneven ones are less than two
+        (9, {**dict.fromkeys("abcdefghi", 30), "a": 900}, [9]),
+    ],
+)
+def test_rounds_of_all_silos_go_on_without_the_batch_of_one_that_is_lost(blind, silos, counts, sizes):
+    names = list("abcdefghi")[:silos]
+    job = blind(silos=names, security={**PUBLIC, "counts": counts} if counts else BLIND)
+    assert sorted(map(len, job.batches)) == sizes
+    assert sorted(silo for batch in job.batches for silo in batch) == names
+    assert job.cohort(0) == tuple(names)
+    assert blind("fedssa", silos=names, security={**PUBLIC, "counts": counts} if counts else BLIND).batches == (
+        tuple(names),
+    )
+
+
+@pytest.mark.parametrize("change", [{"participation": 0.7}, {}])
 @pytest.mark.parametrize(("method", "options"), [("fedssa", {}), ("fedssa", {"stale_inclusive": True})])
 def test_presence_and_totals_take_the_same_silos_in_every_round(blind, method, options, change):
     silos = list("abcdef")
     security = {**PUBLIC, "counts": dict.fromkeys(silos, 9)}
     with pytest.raises(LocalError, match=r"\(sum\.(ratio|total)\) may hold what hardly changes between rounds"):
-        blind(method, options, security=security, silos=silos, **change)
+        blind(method, options, security={**security, "dropouts": "any"}, silos=silos, **change)
     assert blind(method, options, security=security, silos=silos).security.required
 
 
@@ -246,7 +279,16 @@ KEYED = [
 def test_what_is_mixed_or_compared_takes_a_key_of_the_silos(blind, make_job, method, options, fields):
     silos = fields.get("silos", list("abcd"))
     own = {**fields, "silos": silos, "min_cohort": 3}
-    job = blind(method, options, security={**PUBLIC, "counts": dict.fromkeys(silos, 20)}, **own)
+    job = blind(
+        method,
+        options,
+        security={
+            **PUBLIC,
+            "counts": dict.fromkeys(silos, 20),
+            **({"dropouts": "any"} if "participation" in own else {}),
+        },
+        **own,
+    )
     assert job.keyed
     assert not make_job(method, options, **own).keyed  # the same in the clear
 
@@ -285,9 +327,9 @@ def test_where_silos_share_a_key_in_any_case_they_do_not_do_without_tags(blind, 
 def test_a_mix_of_changing_silos_takes_declared_counts_though_nothing_is_weighted_by_them(blind):
     silos = list("abcdef")
     some = {"silos": silos, "participation": 0.7}
-    with pytest.raises(LocalError, match=r"participation = 0\.7 with private weights"):
+    with pytest.raises(LocalError, match=r"participation = 0\.7: 6 silos are too few for two batches"):
         blind("pfedsim", {"rho": 0}, **some)
-    security = {**PUBLIC, "counts": dict.fromkeys(silos, 9)}
+    security = {**ANY, "counts": dict.fromkeys(silos, 9)}
     assert blind("pfedsim", {"rho": 0}, security=security, **some).keyed
 
 
@@ -328,7 +370,7 @@ def test_declared_counts_weigh_means_alone(blind):
 
 
 CLASSES = {"a": [20, 20, 0], "b": [30, 0, 0], "c": [10, 20, 20], "d": [45, 0, 0], "e": [0, 1, 29]}
-FIVE = {**PUBLIC, "counts": {silo: sum(own) for silo, own in CLASSES.items()}, "class_counts": CLASSES}
+FIVE = {**ANY, "counts": {silo: sum(own) for silo, own in CLASSES.items()}, "class_counts": CLASSES}
 
 
 @pytest.fixture
@@ -423,6 +465,6 @@ def test_a_directed_mix_takes_weights_that_are_known_before_the_round(blind, lab
 
 def test_names_of_readers_are_no_silos_of_a_directed_mix(blind):
     silos = ["a", "b", "c", "d", "silos"]
-    security = {**PUBLIC, "counts": dict.fromkeys(silos, 30), "mix": "directed"}
+    security = {**ANY, "counts": dict.fromkeys(silos, 30), "mix": "directed"}
     with pytest.raises(LocalError, match=r"a silo named 'silos'"):
         blind("fedsimsup", {"similarity": "samples"}, security, silos=silos, participation=0.8)

@@ -1,7 +1,8 @@
-"""A silo whose agent is ours but for what it deals: ``hostile_dealer.py HOW --config CONFIG``, for tests.
+"""A silo whose agent is ours but for what it deals or gives: ``hostile_dealer.py HOW --config CONFIG``, for tests.
 
 ``rubbish:SILO``: what it seals to this silo does not open. ``inconsistent``: none of the shares that it deals join.
 ``one:SILO``: the share of this silo does not join with others. ``lies:SILO``: it complains of this honest dealer.
+``beyond``: it adds to each number of a sum what no value within the clip can, and tags what it gives.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ require_tls13()
 
 from staddle import log  # noqa: E402
 from staddle.errors import RefusedError  # noqa: E402
-from staddle.security import dealing, secagg_silo  # noqa: E402
+from staddle.security import dealing, masked_sum, secagg_silo  # noqa: E402
 from staddle.security.labels import SECAGG_DEALING  # noqa: E402
 from staddle.security.merkle import Tree  # noqa: E402
 from staddle.silo import config as configs  # noqa: E402
@@ -68,12 +69,22 @@ def lies(accused):
     secagg_silo.open_portion = opened
 
 
+def beyond():
+    """A sixteenth of the ring is added to each number after it was quantised."""
+    quantise = masked_sum.quantise
+
+    def shifted(group, values, weight, into):
+        quantise(group, values, weight, into)
+        into += into.dtype.type(1 << group.ring - 4)
+
+    masked_sum.quantise = shifted
+
+
 def main(how, config):
     """The agent as it ships, with one of these."""
     name, _, silo = how.partition(":")
-    {"rubbish": rubbish, "inconsistent": inconsistent, "one": inconsistent, "lies": lies}[name](
-        *([silo] if silo else [])
-    )
+    kinds = {"rubbish": rubbish, "inconsistent": inconsistent, "one": inconsistent, "lies": lies, "beyond": beyond}
+    kinds[name](*([silo] if silo else []))
     loaded = configs.load(config)
     log.setup(loaded.log)
     asyncio.run(daemon.serve(loaded))

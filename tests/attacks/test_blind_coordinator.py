@@ -30,6 +30,7 @@ SECURITY = {  # with public weights, sums over three of the four are opened; wit
     "public": {
         "secure_aggregation": "required",
         "weights": "public",
+        "dropouts": "any",
         "counts": dict.fromkeys(SILOS, 60),
         "tags": False,
     },

@@ -64,6 +64,7 @@ def world(tmp_path_factory):
         "security": {
             "secure_aggregation": "required",
             "weights": "public",
+            "dropouts": "any",
             "counts": dict.fromkeys(SILOS, 60),
             "tags": False,
         },

@@ -35,7 +35,12 @@ class Played:
         """
         self.running = running = start(*SILOS)
         running.data = {silo: digits().take(np.arange(80 * i, 80 * i + 80)) for i, silo in enumerate(SILOS)}
-        table = {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, 60)}
+        table = {
+            "secure_aggregation": "required",
+            "weights": "public",
+            "dropouts": "any",
+            "counts": dict.fromkeys(SILOS, 60),
+        }
         self.job = running.job(job_document("job", SILOS, rounds=ROUNDS, min_cohort=3, security={**table, **security}))
         coordinator = running.start_coordinator()
         for silo in SILOS:

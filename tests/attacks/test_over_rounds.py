@@ -25,11 +25,13 @@ SECURITY = {  # without tags, by which a silo refuses most of these deliveries a
     "public": {
         "secure_aggregation": "required",
         "weights": "public",
+        "dropouts": "any",
         "counts": dict.fromkeys(SILOS, COUNT),
         "tags": False,
     },
     "private": {"secure_aggregation": "required", "weight_most": 2000, "tags": False},
 }
+SECURITY["whole"] = {**SECURITY["public"], "dropouts": "batches"}
 
 
 @pytest.fixture(scope="module")
@@ -111,23 +113,25 @@ def batched(tmp_path_factory):
     """Eight silos with declared counts, half of them in a round."""
     training = {"epochs": 1, "batch_size": 128, "lr": 0.05}
     outsiders = [silo for silo in BATCHED if silo not in SILOS]
-    security = {"half": {**SECURITY["public"], "counts": dict.fromkeys(BATCHED, COUNT)}}
+    security = {"half": {**SECURITY["whole"], "counts": dict.fromkeys(BATCHED, COUNT)}}
     silos, folder = {"half": BATCHED}, tmp_path_factory.mktemp("batched")
-    return make_world(folder, security, outsiders, silos, rounds=9, participation=0.5, training=training)
+    return make_world(folder, security, outsiders, silos, rounds=24, participation=0.5, training=training)
 
 
-def test_sums_of_a_part_of_a_batch_are_not_to_be_had(batched, tmp_path):
+@pytest.mark.parametrize("name", ["half", "whole"])
+def test_sums_of_a_part_of_a_batch_are_not_to_be_had(world, batched, tmp_path, name):
     """A round with all of the batch, then three that lack one each. Before: four sums over four sets of silos."""
-    job = batched.jobs["half"]
+    world = batched if name == "half" else world
+    job = world.jobs[name]
     numbers = [number for number in range(job.length) if SILO in job.cohort(number)][:4]
     mates = [silo for silo in job.cohort(numbers[0]) if silo != SILO]
-    tasks, sums, counted = [offer(batched, "half")], {}, 0
+    tasks, sums, counted = [offer(world, name)], {}, 0
     for number, gone in zip(numbers, ((), *((silo,) for silo in mates)), strict=True):
-        sums[number] = [Attempted(batched, "half", number, cohort=job.cohort(number), absent=gone, lenient=True)]
-        tasks.append(round_of(batched, number, "half", cohort=job.cohort(number), counted=counted))
+        sums[number] = [Attempted(world, name, number, cohort=job.cohort(number), absent=gone, lenient=True)]
+        tasks.append(round_of(world, number, name, cohort=job.cohort(number), counted=counted))
         counted = number + 1
-    hostile = Blind(batched, tasks, sums)
-    hostile.script["fetch"] = [lambda n=number: delivery(batched, "half", n, seed=n) for number in numbers]
+    hostile = Blind(world, tasks, sums)
+    hostile.script["fetch"] = [lambda n=number: delivery(world, name, n, seed=n) for number in numbers]
     play(hostile, tmp_path)
     opened = [set(each.state.u3) for (each,) in sums.values() if each.opened is not None]
     assert opened == [set(job.cohort(numbers[0]))]

@@ -31,6 +31,7 @@ SECURITY = {
     "public": {
         "secure_aggregation": "required",
         "weights": "public",
+        "dropouts": "any",
         "counts": dict.fromkeys(SILOS, COUNT),
         "tags": False,
     }

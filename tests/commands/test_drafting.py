@@ -280,13 +280,16 @@ def test_policy_new_writes_a_file_that_check_accepts(federation, tmp_path):
 def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(federation, signed):
     roster = rosters.load(federation.folder / "roster.json")
     counts = {"counts": dict.fromkeys("abcd", 30), "class_counts": dict.fromkeys("abcd", [3] * 10)}
-    security = {**BLIND, "weights": "public", **counts, "mix": "directed", "colluders": 0}
+    security = {**BLIND, "weights": "public", "dropouts": "any", **counts, "mix": "directed", "colluders": 0}
     job = signed("directed", security, "fedsimsup", participation=0.75)
     policy = policies.parse(draft([job]).encode(), "policy.toml")
+    (why,) = sum_objections(job, policy, roster)
+    assert why.endswith('have it signed without dropouts, or set that of the policy to "any"')
+    policy = policies.parse(draft([job]).replace("# dropouts =", "dropouts =").encode(), "policy.toml")
     assert sum_objections(job, policy, roster) == ()
     assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
     asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
-    assert asked == {"required": True, "public_counts": True, "assumed_colluders": 0}
+    assert asked == {"required": True, "public_counts": True, "assumed_colluders": 0, "dropouts": "any"}
     rule = policy.rule("fedsimsup", "theta")
     assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), tuple("abcd"), ("uint32",))
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())

@@ -10,7 +10,14 @@ SILOS = list("abcdefg")
 
 def job(mix, colluders):
     counts = {"counts": dict.fromkeys(SILOS, 30), "class_counts": dict.fromkeys(SILOS, [3] * 10)}
-    security = {"secure_aggregation": "required", "weights": "public", "mix": mix, "colluders": colluders, **counts}
+    security = {
+        "secure_aggregation": "required",
+        "weights": "public",
+        "dropouts": "any",
+        "mix": mix,
+        "colluders": colluders,
+        **counts,
+    }
     document = {
         "version": 1,
         "name": "j1",
@@ -43,7 +50,8 @@ def test_what_a_mix_hides_is_said_for_either_kind(mix, colluders, said):
     ("silos", "participation", "said"),
     [
         (8, 0.5, "over 4 of 8 silos in fixed batches, "),
-        (8, 1.0, "over all 8 silos, "),
+        (8, 1.0, "over all 8 silos in fixed batches, "),
+        (7, 1.0, "over all 7 silos, "),
     ],
 )
 def test_who_is_summed_together_is_said(silos, participation, said):

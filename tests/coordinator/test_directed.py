@@ -22,7 +22,7 @@ from staddle.security import secagg_coordinator_events as c
 from staddle.security.open_sum import Claim
 
 SILOS = tuple("abcde")
-COUNTS = {"weights": "public", "counts": dict.fromkeys(SILOS, 30)}
+COUNTS = {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(SILOS, 30)}
 
 
 def made_job(mix="directed"):

@@ -114,7 +114,7 @@ def test_a_blind_job_is_counted_by_its_masked_words_and_its_open_sum():
 
 
 def blind_job(method, silos=SILOS, participation=0.75, **security):
-    counts = {"weights": "public", "counts": dict.fromkeys(silos, 40)} if participation < 1 else {}
+    counts = {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(silos, 40)} if participation < 1 else {}
     table = SecurityTable(secure_aggregation="required", **counts, **security)
     return dataclasses.replace(made(method, silos), min_cohort=3, participation=participation, security=table)
 

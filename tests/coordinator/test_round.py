@@ -572,6 +572,68 @@ def test_a_round_that_is_resumed_asks_all_batches_again():
     assert gathered(effects) == [SIX]
 
 
+# A sum that is none of values.
+
+
+def spoiled(attempt, *silos, round_=0):
+    return SumFailed(round_, attempt, "SUM: beyond", False, silos)
+
+
+def test_a_spoiled_sum_is_made_again_without_each_batch_in_turn_and_the_culprits_goes():
+    state, effects = run(batched()[0], spoiled(0, *SIX))
+    assert gathered(effects) == [("c", "d", "e", "f")]
+    state, effects = run(state, spoiled(1, *"cdef"))
+    assert gathered(effects) == [("a", "b", "e", "f")]
+    state, effects = run(state, Summed(0, ("a", "b", "e", "f")))
+    assert Report("batch.excluded", {"round": 0, "silos": ("c", "d")}) in effects
+    assert state.excluded == {"c": "BATCH", "d": "BATCH"}
+    state, _ = run(state, Folded(0))
+    assert state.counted == dict.fromkeys(SIX, 1)  # all of them signed a sum of what they trained
+    state, effects = run(state, Drawn(1, SIX))
+    assert gathered(effects) == [("a", "b", "e", "f")]
+    state, _ = run(state, spoiled(0, *"abef", round_=1))  # no batch can be left out of two
+    why = "round 1: SUM: beyond; no batch of a, b, e, f could be found without which there is a sum"
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", why)
+
+
+def test_where_two_batches_are_at_fault_the_job_ends_after_each_was_left_out():
+    state, _ = run(batched()[0], spoiled(0, *SIX), spoiled(1, *"cdef"), spoiled(2, *"abef"))
+    assert state.stage == "round"
+    state, _ = run(state, spoiled(3, *"abcd"))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+
+
+def test_spoiled_sums_do_not_count_among_the_attempts_that_failed():
+    state, _ = run(batched()[0], spoiled(0, *SIX), spoiled(1, *"cdef"))
+    assert (state.attempt, state.fruitless, state.refused) == (2, 0, 0)
+
+
+def test_where_another_batch_was_lost_meanwhile_nobody_is_excluded():
+    eight = (*SIX, "g", "h")
+    state = JobState("job", eight, 2, 2, blind=True, batches=(*BATCHES, ("g", "h")), fewest=4)
+    state, _ = run(state, Began(), *(Answered(silo, None) for silo in eight), Drawn(0, eight), spoiled(0, *eight))
+    state, effects = run(state, Failed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW: c", final=False))
+    assert gathered(effects) == [("e", "f", "g", "h")]
+    state, _ = run(state, Summed(0, ("e", "f", "g", "h")))
+    assert (state.stage, state.excluded) == ("folding", {})  # whose doing it was is not known
+    state, _ = run(state, Folded(0))
+    assert state.counted == dict.fromkeys(eight, 1)
+
+
+def test_a_spoiled_sum_ends_a_job_of_one_batch():
+    state = JobState("job", SIX, 2, 2, blind=True, batches=(SIX,), fewest=4)
+    state, _ = run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, SIX))
+    state, _ = run(state, SumFailed(0, 0, "SUM: beyond", True, SIX))
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "round 0: SUM: beyond")
+
+
+def test_what_is_left_out_stays_so_where_the_job_was_stopped_meanwhile():
+    state, _ = run(batched()[0], Stopped(), spoiled(0, *SIX))
+    assert state.stage == "stopped"
+    _, effects = run(state, Resumed(), Began())
+    assert gathered(effects) == [("c", "d", "e", "f")]
+
+
 # Every cell of the table.
 
 MOVES = {  # (stage, event): where to; what is not here changes nothing

@@ -119,7 +119,7 @@ class World:
     def summed(self, members):
         self.ends.append(("summed", members))
 
-    def failed(self, attempt, why, final):
+    def failed(self, attempt, why, final, spoiled):
         self.ends.append(("failed", attempt, why, final))
 
     # What happens.

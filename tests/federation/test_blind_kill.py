@@ -194,7 +194,12 @@ def test_with_declared_counts_a_round_goes_on_without_a_silo_that_is_gone(start,
     """It dies when its masks are agreed on, right before its first masked byte; in the next round it is not there."""
     running, gone = start(*SILOS), "east"
     others = tuple(silo for silo in SILOS if silo != gone)
-    security = {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SILOS, 100)}
+    security = {
+        "secure_aggregation": "required",
+        "weights": "public",
+        "dropouts": "any",
+        "counts": dict.fromkeys(SILOS, 100),
+    }
     begin(
         running,
         document,

@@ -155,7 +155,7 @@ def uploads(calls):
 def documents(document, shards):
     counts = {silo: len(train) for silo, (train, _) in shards.items()}
     by_class = {silo: torch.bincount(train.y, minlength=10).tolist() for silo, (train, _) in shards.items()}
-    declared = {"secure_aggregation": "required", "weights": "public", "counts": counts}
+    declared = {"secure_aggregation": "required", "weights": "public", "dropouts": "any", "counts": counts}
     away = {
         "sup": {"participation": 0.8, "security": declared},
         "sup-labels": {"participation": 0.8, "security": {**declared, "class_counts": by_class}},

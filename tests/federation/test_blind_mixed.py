@@ -36,7 +36,7 @@ def records(running):
 
 
 def documents(document, counts, by_class):
-    declared = {"secure_aggregation": "required", "weights": "public", "counts": counts}
+    declared = {"secure_aggregation": "required", "weights": "public", "dropouts": "any", "counts": counts}
     mixing = {"rounds": 4, "min_cohort": 3, "security": SECURITY, "model": "cnn-digits"}
     convolving = {**mixing, "model": "convnet-digits"}
     away = {**mixing, "participation": 0.8, "security": declared}

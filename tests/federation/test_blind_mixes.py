@@ -240,7 +240,7 @@ def test_a_job_that_fails_leaves_nothing_of_what_was_given_to_be_mixed(world):
         assert here.broken == []
 
 
-PUBLIC = {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(SIX, 60)}
+PUBLIC = {"secure_aggregation": "required", "weights": "public", "dropouts": "any", "counts": dict.fromkeys(SIX, 60)}
 
 
 def test_rows_that_were_put_aside_are_opened_in_order_and_kept_over_a_restart(world):

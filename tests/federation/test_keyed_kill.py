@@ -91,7 +91,13 @@ def begin(running, silos, document, plans, method, mix="one-upload", **changes):
     even(running, silos)
     security = SECURITY
     if changes.get("participation"):
-        security = {"secure_aggregation": "required", "weights": "public", "counts": counts(running, silos), "mix": mix}
+        security = {
+            "secure_aggregation": "required",
+            "weights": "public",
+            "dropouts": "any",
+            "counts": counts(running, silos),
+            "mix": mix,
+        }
     made = {"min_cohort": 3, "round_timeout": 120, "security": security, **changes}
     job = running.job(document("job", silos, method, **made))
     assert job.keyed

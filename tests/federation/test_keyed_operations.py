@@ -48,7 +48,12 @@ def signed(running, name):
 def test_a_keyed_job_stops_between_its_uploads_and_resumes_after_another_and_a_restart(operator, document):
     """Two keyed jobs of the same silos have two keys; of the second, north is away in its last three rounds."""
     running, call = operator
-    declared = {"secure_aggregation": "required", "weights": "public", "counts": counts(running, SILOS)}
+    declared = {
+        "secure_aggregation": "required",
+        "weights": "public",
+        "dropouts": "any",
+        "counts": counts(running, SILOS),
+    }
     away = {"seed": 768, "rounds": 4, "min_cohort": 3, "participation": 0.8, "security": declared}
     options = {"similarity": "samples", "tau_theta": 1}
     first = running.job(document("first", SILOS, "pfedsim", **PFEDSIM))

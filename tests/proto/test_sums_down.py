@@ -12,7 +12,7 @@ from staddle.silo.declared import Declared, Records
 SILOS = ["a", "b", "c", "d", "e"]
 NOTHING = "0" * 64
 TAGGED = {"secure_aggregation": "required"}
-COUNTS = {"weights": "public", "counts": dict.fromkeys(SILOS, 40)}
+COUNTS = {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(SILOS, 40)}
 JOBS = {
     "fedavg": ({}, TAGGED, 1.0),
     "fedper": ({}, {**TAGGED, **COUNTS}, 0.8),

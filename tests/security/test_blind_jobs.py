@@ -40,7 +40,13 @@ def jobs(shards, method, options, model="cnn-digits", share=1.0, labels=False, *
     """A blind job and the same one in the clear."""
     by_class = {silo: torch.bincount(train.y, minlength=10).tolist() for silo, (train, _) in shards.items()}
     counts = {silo: sum(own) for silo, own in by_class.items()}
-    public = {"secure_aggregation": "required", "clip_exponent": 6, "weights": "public", "counts": counts}
+    public = {
+        "secure_aggregation": "required",
+        "clip_exponent": 6,
+        "weights": "public",
+        "dropouts": "any",
+        "counts": counts,
+    }
     blind = {**public, **({"class_counts": by_class} if labels else {})} if share < 1 else PRIVATE
     document = {
         "version": 1,

@@ -278,3 +278,73 @@ def test_the_coordinator_holds_the_sum_and_the_mean():
         tracemalloc.stop()
     assert (found == 0.5).all()
     assert peak < 2 * 4 * size + (5 << 20)
+
+
+# What no values can add up to.
+
+
+BOUNDED = {
+    "public": (group(weights="public"), 1.0),
+    "equal": (group(), 1.0),
+    "count": (group(ring=64, clip_exponent=40), 1.0),
+    "private": (group(ring=64, weights="private", weight_least=1, weight_most=900), 900.0),
+    "private, narrow": (group(weights="private", weight_least=10, weight_most=100), 100.0),
+    "rows": (group(elements=20, rows=4, ring=64, weights="private", weight_least=1, weight_most=900), 900.0),
+}
+
+
+def bounded(kind, value, share=1.0):
+    """A specification, and what each silo gives: ``value`` clips in all elements, by a share of the largest weight."""
+    own, most = BOUNDED[kind]
+    spec = specify(frame(groups=(own,), counts=tuple((silo, 50) for silo in FOUR)), FOUR, 0)
+    weights = np.full(own.rows, max(most * share, own.weight_least), float) if own.weights == "private" else None
+    return spec, {silo: [Given(np.full(own.elements, value * own.clip), weights)] for silo in FOUR}
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.0])
+@pytest.mark.parametrize("value", [1.0, -1.0])
+@pytest.mark.parametrize("survivors", [4, 3])
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_what_silos_may_give_is_never_beyond_the_bounds(kind, survivors, value, share):
+    spec, values = bounded(kind, value, share)
+    (found,) = opened(spec, values, FOUR[:survivors])
+    assert found.mean(np.float64) == pytest.approx(value * spec.groups[0].clip, rel=1e-6)
+
+
+def test_a_row_that_no_silo_has_is_within_the_bounds():
+    own, _ = BOUNDED["rows"]
+    spec = specify(frame(groups=(own,)), FOUR, 0)
+    weights = np.array([0.0, 900, 0, 1])
+    (found,) = opened(spec, {silo: [Given(np.zeros(20), weights)] for silo in FOUR}, FOUR)
+    assert found.weight == pytest.approx([0, 3600, 0, 4])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_a_number_that_no_values_add_up_to_is_refused(kind, place, sign, monkeypatch):
+    """One silo of four gives its clip, and adds 1/1000 of what all may to one number: honest ones give theirs."""
+    spec, values = bounded(kind, float(sign))
+    own, write = spec.groups[0], masked_sum._write_body
+    at = 0 if place == "first" else own.elements - 1
+    limit = 4 * own.clip * 2.0**own.scale_exponent / (4 if own.weights == "public" else 1)
+
+    def altered(spec, silo, own, given, chunk, into):
+        write(spec, silo, own, given, chunk, into)
+        if silo == FOUR[0] and chunk.start <= at < chunk.start + chunk.body:
+            into[at - chunk.start : at - chunk.start + 1] += np.array([sign * int(limit / 1000)]).astype(into.dtype)
+
+    monkeypatch.setattr(masked_sum, "_write_body", altered)
+    with pytest.raises(RefusedError, match="numbers that 4 silos within its clip cannot give; one of them") as caught:
+        opened(spec, values, FOUR)
+    assert (caught.value.peer, caught.value.code) == ("coordinator or a silo of the cohort", "SUM")
+
+
+@pytest.mark.parametrize("weight", [-1.0, 4000.0])
+@pytest.mark.parametrize("kind", ["private", "rows"])
+def test_a_weight_that_no_silo_may_have_is_refused(kind, weight, monkeypatch):
+    spec, values = bounded(kind, 0.0, 0.5)
+    monkeypatch.setattr(masked_sum, "check_weights", lambda *_: None)
+    values[FOUR[0]] = [Given(np.zeros(20), np.full(spec.groups[0].rows, weight - 3 * 450))]
+    with pytest.raises(RefusedError, match=r"has weights from .* that 4 silos within its clip cannot give"):
+        opened(spec, values, FOUR)

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from secure_sums import Drawn, Run, attempt, frame, names, ones, signer, signers
+from secure_sums import Drawn, Run, attempt, frame, group, names, ones, signer, signers
 
 from staddle.errors import LocalError, RefusedError
 from staddle.files import canonical_json, parse_canonical
@@ -176,3 +176,50 @@ def test_another_instance_has_its_own_memory():
     one, other = frame(), frame(purpose="count")
     assert one.instance() == "j1/sum/update/coordinator"
     assert len({one.instance(), other.instance(), frame(recipient="silos").instance(), frame(job="j2").instance()}) == 4
+
+
+# Sums of several batches.
+
+NINE = names(9)
+BATCHES = (NINE[:3], NINE[3:6], NINE[6:])
+THREES = Terms(batches=BATCHES)
+
+
+def over(silos, number, **fields):
+    return specify(frame(**fields), silos, number)
+
+
+def test_a_round_that_was_signed_may_be_summed_over_other_whole_batches():
+    """Every sum of the round is a union of batches, so that all of them tell no more than the sums of batches."""
+    everybody = over(NINE, 0)
+    memory = entered(everybody).uploading(everybody, NINE).signed(everybody, NINE)
+    again = over(NINE[3:], 1)
+    assert memory.repeated(again, None, signers(NINE), THREES) == NINE[3:]
+    after = memory.entered(again, (), signers(NINE), None, THREES)
+    assert (after.attempt, after.signed_attempt) == (1, 0)
+    one_batch = Terms(batches=(NINE,))
+    for terms in (Terms(), one_batch):
+        with pytest.raises(RefusedError, match="asks for round 3, attempt 1 after its survivors were signed"):
+            memory.entered(again, (), signers(NINE), None, terms)
+
+
+def test_an_attempt_that_others_may_have_signed_binds_nobody_of_whole_batches():
+    everybody = over(NINE, 0)
+    memory = entered(everybody).uploading(everybody, NINE)
+    assert memory.entered(over(NINE[3:], 1), (), signers(NINE), None, THREES).pending == ()
+    with pytest.raises(RefusedError, match="brings abandon notes of 0 silos, not 4"):
+        memory.entered(over(NINE[3:], 1), (), signers(NINE), None, Terms())
+    other = over(NINE[3:], 0, round=4)  # another round, of the same model: what was pending may still be opened
+    with pytest.raises(RefusedError, match="brings abandon notes of 0 silos, not 4"):
+        memory.entered(other, (), signers(NINE), None, THREES)
+
+
+def test_a_round_with_rows_for_one_silo_is_summed_once():
+    """Within a batch their weights may lean on one silo, and the difference of two rows shows it."""
+    row = group("theta.x", weights="public", reader="x")
+    weights = {"theta.x": dict.fromkeys(NINE, 1.0)}
+    fields = {"groups": (group("metrics", 3, ring=64), row), "rows": weights}
+    everybody = over(NINE, 0, **fields)
+    memory = entered(everybody).uploading(everybody, NINE).signed(everybody, NINE)
+    with pytest.raises(RefusedError, match="after its survivors were signed"):
+        memory.entered(over(NINE[3:], 1, **fields), (), signers(NINE), None, THREES)

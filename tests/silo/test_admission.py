@@ -360,6 +360,12 @@ def test_4_a_job_in_the_clear_is_refused_where_sums_have_to_be_blind(ask, refuse
             FOUR,
             "they count as 2.94 equal ones, fewer than 3",
         ),
+        (
+            "public_counts = true",
+            {**PUBLIC, "dropouts": "any"},
+            FOUR,
+            'sums whichever silos are left (security.dropouts = "any"), which over many rounds tells what single',
+        ),
         ("", {**BLIND, "clip_exponent": 62}, FOUR, "part 'extractor': ring 64 cannot hold a sum over 4 silos"),
     ],
 )
@@ -756,12 +762,13 @@ def test_6_weights_that_do_not_fit_decline_the_job(made, refused, own_weights, c
 
 # (4) again: rows by directed sums.
 
-DIRECTED = {**PUBLIC, "counts": dict.fromkeys(FIVE, 30), "mix": "directed"}
+DIRECTED = {**PUBLIC, "dropouts": "any", "counts": dict.fromkeys(FIVE, 30), "mix": "directed"}
 
 
 @pytest.fixture
 def directed(blind):
     def call(name, asks="public_counts = true", **fields):
+        asks += '\ndropouts = "any"'
         given = {"options": {"similarity": "samples"}, "silos": FIVE, "participation": 0.8, **fields}
         return blind(name, given.pop("security", DIRECTED), "fedsimsup", asks=asks, **given)
 

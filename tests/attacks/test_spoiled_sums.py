@@ -1,0 +1,101 @@
+"""A silo that gives what no value within the clip can be, in a federation of real daemons over TLS.
+
+It shifts every number of the sum, and tags what it gives, so that no silo's check of tags finds it. The measures are
+how far the model goes that the others are handed, in clips, and how many rounds the job completes. The agent of the bad
+silo is ours but for one function (hostile_dealer.py); coordinator and other silos are as they ship.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federation.conftest import job_document
+
+from staddle.algorithms.data import digits
+from staddle.algorithms.local_round import state_from_bytes
+from staddle.security.head import own_log_key
+from staddle.security.ledger_audit import ledger_folder, verify
+
+pytestmark = [pytest.mark.actor("silo"), pytest.mark.timeout(300)]
+
+ROUNDS = 2
+PROGRAM = str(Path(__file__).with_name("hostile_dealer.py"))
+SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
+CLIP = 8.0
+
+
+def play(start, silos, bad):
+    """A FedAvg job with this silo in it, to its end: the federation, the job, and what the coordinator logged."""
+    running = start(*silos)
+    running.data = {silo: digits().take(np.arange(60 * i, 60 * i + 60)) for i, silo in enumerate(silos)}
+    job = running.job(job_document("job", silos, rounds=ROUNDS, min_cohort=3, security=SECURITY))
+    coordinator = running.start_coordinator()
+    for silo in silos:
+        running.write_silo(silo)
+    for silo in silos:
+        if silo == bad(job):
+            running.launch(silo, (PROGRAM, "beyond"), running.federation.silo_config(silo))
+        else:
+            running.start_impatient(silo, "never")
+    coordinator.wait_for("job.ended", 200)
+    running.stop()
+    events = [json.loads(line) for line in coordinator.log.read_text().splitlines() if line.startswith("{")]
+    return running.federation, job, events
+
+
+def largest(federation, silo):
+    """The largest number of the model that a silo has in the end; 0 where it has none."""
+    path = federation.state(silo) / "jobs" / "job" / "model.safetensors"
+    if not path.exists():
+        return 0.0
+    parts = state_from_bytes(path.read_bytes()).parts
+    return max(float(torch.abs(each).max()) for tensors in parts.values() for each in tensors.values())
+
+
+def records(federation, silo):
+    files = sorted(ledger_folder(federation.state(silo)).glob("seg-*.jsonl"))
+    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+
+def check_ledger(federation, silo):
+    key = own_log_key(federation.name, federation.keys(silo))
+    assert verify(ledger_folder(federation.state(silo)), key=key).ok
+
+
+def test_the_round_goes_on_without_the_batch_that_a_lying_silo_is_in(start):
+    """Before: the sum was published, all silos refused it in the next round, and the job ended with nobody named."""
+    silos = tuple(f"silo-{number}" for number in range(8))
+    federation, job, events = play(start, silos, lambda job: job.batches[1][0])
+    good, bad = job.batches
+    (ended,) = [event for event in events if event["event"] == "job.ended"]
+    assert ended["outcome"] == "completed", ended
+    spoiled = [sorted(event["silos"]) for event in events if event["event"] == "sum.spoiled"]
+    assert spoiled == [sorted(silos), sorted(bad)]  # then the other batch is left out, without which there is a sum
+    rounds = [sorted(event["members"]) for event in events if event["event"] == "round.closed"]
+    assert rounds == [sorted(good)] * ROUNDS
+    assert [sorted(event["silos"]) for event in events if event["event"] == "batch.excluded"] == [sorted(bad)]
+    moved = [largest(federation, silo) for silo in silos]
+    assert all(0 < each < CLIP for each in moved), f"models of {max(moved) / CLIP:.1f} clips"
+    for silo in silos:
+        check_ledger(federation, silo)
+    for silo in silos:  # each sum that was signed stands in the ledger: unions of batches alone
+        signed = {frozenset(each["survivors"]) for each in records(federation, silo) if each["type"] == "secagg.signed"}
+        assert signed <= {frozenset(silos), frozenset(good), frozenset(bad)}
+
+
+def test_where_the_silos_are_one_batch_the_round_is_not_published(start):
+    """Four silos cannot be told apart: no one of them is named, and none has taken the sum."""
+    silos = ("north", "east", "south", "west")
+    federation, _, events = play(start, silos, lambda _: "east")
+    (ended,) = [event for event in events if event["event"] == "job.ended"]
+    assert ended["outcome"] == "failed"
+    assert "that 4 silos within its clip cannot give; one of them gave others" in ended["reason"]
+    assert [event for event in events if event["event"] == "round.closed"] == []
+    moved = [largest(federation, silo) for silo in silos]
+    assert max(moved) < CLIP, f"models of {max(moved) / CLIP:.1f} clips"
+    for silo in silos:
+        check_ledger(federation, silo)
+        blamed = {each["blame"] for each in records(federation, silo) if each["type"] == "secagg.end"}
+        assert not blamed & {*silos, "coordinator"}
