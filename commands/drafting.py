@@ -92,7 +92,7 @@ def draft(
             releases = given_releases(job, start)
             given = sum(release.nbytes for release in releases)
             if job.security.required:
-                groups = len(sum_groups(job.up(start), bounds(job), job.away(start))[1])
+                groups = len(sum_groups(job.up(start), bounds(job), job.row_readers(start))[1])
                 given = TIMES_BLIND * (given + most_given(len(job.silos), groups))
             else:
                 given *= TIMES

@@ -158,7 +158,7 @@ class Recipient:
                 for frame in frames_of(self.job, round_, rows, chunk):
                     yield decode(frame.SerializeToString())
 
-            opener = DirectedRows(sharing or self.sharing, round_, TERMS)
+            opener = DirectedRows(sharing or self.sharing, round_, TERMS, 0)
             return await delivery.take(self.ledger, self.peer, self.job, round_, coming(), opener)
 
         return asyncio.run(scenario()).tensors["theta"]
@@ -310,7 +310,7 @@ def test_memory_that_is_gone_is_no_memory_of_nothing(recipient, keyed, twice):
 
 def test_later_prekeys_are_refused(recipient, twice):
     """There are none in such a job: the first ones stay until it ends."""
-    opener = DirectedRows(recipient.sharing, 8, TERMS)
+    opener = DirectedRows(recipient.sharing, 8, TERMS, 0)
     with pytest.raises(RefusedError, match="brings later prekeys") as caught:
         opener.announced("coordinator", [twice[1][0].down()[0]], [pb.PrekeyTold()])
     assert (caught.value.peer, caught.value.code) == ("coordinator", "KEYS")
