@@ -279,7 +279,7 @@ def own_weight(own: float, others: Iterable[float]) -> int:
     ``own`` and ``others`` are non-negative weights, with a positive one in ``others``; their order does not matter.
     """
     mine, rest = Fraction(own), sum(map(Fraction, others), Fraction(0))
-    return round(mine / (mine + rest) * 2**MIX_BITS)
+    return round(mine / (mine + rest) * (1 << MIX_BITS))
 
 
 def kept_share(own: int, mixed: int) -> float:

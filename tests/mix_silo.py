@@ -252,7 +252,7 @@ class DirectedSilo(MixSilo):
         folder.mkdir(parents=True, exist_ok=True)
         self.sharing = Sharing.of(job, roster, keys, JobKeys(KEY, PARTS, self.others), folder)
         self.sharing.memory.begin(job)
-        self.last = -1  # round whose sum it is in
+        self.last = self.gave = -1  # rounds whose sum it is in, and whose parts it has given
         self.sharing.prekeys.begin(keys.exchange.private_bytes_raw(), Known.first(self.others))  # in place of prekeys
 
     def masked(self, terms):
@@ -266,6 +266,12 @@ class DirectedSilo(MixSilo):
         self.tags = tagger.padded(KEY, spec.context(), self.silo, own, terms)
         self.last = spec.round
         return made
+
+    async def give_parts(self, round_):
+        """What was given stays given over attempts."""
+        if self.gave != round_:
+            await super().give_parts(round_)
+        self.gave = round_
 
     async def mail(self, round_):
         """What its rows came to, and of which rounds they are."""

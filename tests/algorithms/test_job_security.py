@@ -428,7 +428,7 @@ def test_a_directed_mix_takes_weights_that_are_known_before_the_round(blind, lab
 def test_rows_for_members_are_of_one_in_league_at_most_and_of_enough_others(blind, monkeypatch):
     directed = {**BLIND, "mix": "directed"}
     job = blind("pfedsim", {"rho": 0.2}, security=directed)
-    assert [part.exchange for part in job.up(1)][0] == Mix(directed=True)
+    assert job.up(1)[0].exchange == Mix(directed=True)
     assert job.row_readers(1) == job.cohort(1) == job.silos
     assert job.together == job.batches == (job.silos,)  # private weights: all of them or none
     silos = list("abcdefgh")
