@@ -41,7 +41,7 @@ that are known before the round, over what is given in it (security/directed_mix
   keeps its own extractor.
 - The specification of a round names the weights of all its rows, so each silo of the round reads who is like whom.
 
-Measured, 10 silos of the digits, Dirichlet 0.3, 30 rounds, ρ = 0.5: see docs/threat-model.md.
+@@MEASURED@@
 
 Wire list:
 

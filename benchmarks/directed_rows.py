@@ -7,23 +7,30 @@ silos of the round). A fourth, *alone*, mixes nothing after the generalisation p
 A row is of one seed, or of all: test accuracy over all silos' records of the models that were trained last and of those
 that came down after the last round, how many rows went down and how many a silo was due, and the bytes that a silo
 gives in a round that mixes, the rotated classifier rows left out.
+
+Then what a coordinator and one silo make of that silo's rows in two rounds in a row, of which the first weighs another
+silo by a half and the second by nothing: the correlation of what they find with that silo's extractor, after the mean
+of all is taken away. Least, mean and most over silos and rounds.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 import torch
-from likeness import CLASSES, PARTITIONS, SILOS, shards_of
+from likeness import CLASSES, PARTITIONS, SILOS, Watched, correlation, shards_of
 from torch import Tensor
 
 from staddle.algorithms.data import digits
+from staddle.algorithms.engine import Serial
 from staddle.algorithms.exchange import Exchanges, Mix, Part, Read
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.plain import PLAIN
-from staddle.algorithms.simulation import simulate
+from staddle.algorithms.simulation import Simulation, simulate
 from staddle.proto.blind import simulated
 
 FORMS = ("plain", "one-upload", "directed", "alone")
@@ -97,6 +104,23 @@ def run(form: str, partition: str, seed: int, rounds: int, participation: float)
     )
 
 
+def two_rows(partition: str, seed: int, rounds: int) -> list[float]:
+    """Correlations by silo and round: what two rows for the first silo tell of each of the others."""
+    job, watched = job_of("plain", seed, rounds, 1.0, {}), Watched("exact", seed)
+    simulation = Simulation(job, Serial(job, shards_of(digits(), partition, seed)), exchanges=watched)
+    while simulation.round < job.length:
+        simulation.step()
+    found = []
+    for before, after in pairwise(each.numpy()[1:] for each in watched.given):
+        mean, rest = before.mean(axis=0), len(before) - 1
+        for victim in range(len(before)):
+            others = np.ones(len(before)) / rest
+            others[victim] = 0
+            first, second = (others @ before + before[victim]) / 2, others @ after
+            found.append(correlation(2 * first - second - mean, before[victim] - mean))
+    return found
+
+
 def shown(name: str, runs: Sequence[Found]) -> str:
     """One line: means, and the spread of the accuracies."""
     trained, delivered, asked, made, nbytes = map(fmean, zip(*map(astuple, runs), strict=True))
@@ -119,6 +143,9 @@ def main() -> None:
         for form in options.forms:
             made = [run(form, partition, seed, options.rounds, options.participation) for seed in options.seeds]
             print(shown(f"{partition} {form}", made), flush=True)  # noqa: T201 its result
+        told = [each for seed in options.seeds for each in two_rows(partition, seed, options.rounds)]
+        name = f"{partition} two rows"
+        print(f"{name:24}{min(told):9.2f}{fmean(told):9.2f}{max(told):9.2f}", flush=True)  # noqa: T201 its result
 
 
 if __name__ == "__main__":

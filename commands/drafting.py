@@ -47,8 +47,8 @@ HOW = {  # how each form leaves, and what can be read of it
     PLAIN: "as they stand",
     MASKED: "masked, so that only their sum over a round's silos can be read",
     FOR_SILOS: "masked and padded, so that the silos alone can read their sum over a round's silos",
-    ROWS: "masked and padded once for each silo that is away, which alone can read its own weighted mean of the "
-    "others', and the coordinator nothing, in league with another silo or not",
+    ROWS: "masked and padded once for each silo that gets its own weighted mean of the others', which it alone can "
+    "read, and the coordinator nothing, in league with another silo or not",
     PADDED: "padded, so that each silo can read its own weighted mean of the others' alone, the coordinator nothing",
     ROTATED: "rotated, so that the coordinator can read how like the silos' vectors are, and no vector",
 }

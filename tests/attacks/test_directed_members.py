@@ -186,6 +186,28 @@ def test_what_may_be_brought_is_taken():
     receive(none.payload(), signer("coordinator")(SECAGG_SPEC, none.payload()), own, Terms(), signers(FIVE), FIVE[0])
 
 
+def taken(counts):
+    """The weights of a row for the first member that all silos take."""
+    document = brought(counts=integer_weights(counts)).payload()
+    signature, own = signer("coordinator")(SECAGG_SPEC, document), members_frame(weights=None, elements=200)
+    for silo in FIVE:
+        spec = receive(document, signature, own, Terms(), signers(FIVE), silo)
+    return np.array(spec.groups[1].counts) / WHOLE
+
+
+@pytest.mark.succeeds
+def test_in_two_rounds_it_weighs_its_friend_s_row_so_that_one_silo_is_left():
+    """What no silo can see: each row is one that there may be. Training hides the rest, as far as it changes models."""
+    random = np.random.default_rng(2)
+    before = random.normal(size=(5, ELEMENTS))
+    after = before + 0.5 * random.normal(size=before.shape)
+    with_victim, without = taken([0, 3, 1, 1, 1]), taken([0, 0, 1, 1, 1])
+    found = 2 * (with_victim @ before - 0.5 * (without @ after))
+    assert alike(found, before[1]) > 0.9
+    assert max(alike(found, before[at]) for at in (2, 3, 4)) < 0.05
+    assert max(alike(with_victim @ before, each) for each in before) < 0.9  # one round alone
+
+
 # The same over TLS.
 
 
