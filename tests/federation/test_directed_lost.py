@@ -1,4 +1,4 @@
-"""A silo is lost in a round whose rows are for its members: rows that would lean without it are made anew."""
+"""A silo is lost in a round whose rows are for its members: they are over the rest, or made anew where one leans."""
 
 import pytest
 import torch
@@ -7,13 +7,13 @@ from directed_rows import FIVE
 from members_world import begin, make_world
 from mix_silo import in_turn
 
-from staddle.algorithms.pfedsim import PFedSim
+from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT, PFedSim
 from staddle.proto import federation_pb2 as pb
 from staddle.security import secagg_silo_events as s
+from staddle.security.round_spec import kept
 
 A, B, C, D, E = FIVE
 LIKENESS = {A: {B: 0.49, C: 0.03, D: 0.24, E: 0.24, A: 1.0}}  # without D more than half of it is B's
-WHOLE = 1 << 32
 
 
 class GoneError(Exception):
@@ -38,24 +38,49 @@ async def lost(each):
     await each.answer("FAILED", 1, pb.ERROR_CODE_TRAINING)
 
 
-def test_the_round_is_summed_again_without_it_and_the_row_that_leans_is_not_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(PFedSim, "member_weights", likeness)
-    world, came, specs = make_world(tmp_path, weights="public", counts=dict.fromkeys(FIVE, 30)), {}, {}
+@pytest.fixture
+def played(tmp_path, monkeypatch):
+    """What a round without D comes to, by weights of the coordinator's: the world, specifications and mail by silo."""
 
-    async def rounds(here):
-        silos = await begin(world, here)
-        for each in silos:
-            await each.told("round")
-        await in_turn(silos, lambda each: lost(each) if each.silo == D else each.take_part(1))
-        for each in silos:
-            specs[each.silo] = each.state.spec
-            await each.told("round")
-            if each.silo != D:
-                came[each.silo], _ = await each.mail(2)
+    def play(weights):
+        monkeypatch.setattr(PFedSim, "member_weights", weights)
+        world, came, specs = make_world(tmp_path, weights="public", counts=dict.fromkeys(FIVE, 30)), {}, {}
 
-    with coordinator(world.config) as here:
-        here.run(rounds(here), 150)
-        assert here.broken == []
+        async def rounds(here):
+            silos = await begin(world, here)
+            for each in silos:
+                await each.told("round")
+            await in_turn(silos, lambda each: lost(each) if each.silo == D else each.take_part(1))
+            for each in silos:
+                specs[each.silo] = each.state.spec
+                await each.told("round")
+                if each.silo != D:
+                    came[each.silo], _ = await each.mail(2)
+
+        with coordinator(world.config) as here:
+            here.run(rounds(here), 150)
+            assert here.broken == []
+        return world, specs, came
+
+    return play
+
+
+def test_rows_that_do_not_lean_are_over_the_others_who_survived(played):
+    raw = dict(zip(FIVE, (1.1, 0.9, 1.3, 0.7, 1.7), strict=True))
+    world, specs, came = played(lambda _method, _state, silo: {**raw, silo: CODE_SELF_WEIGHT})
+    assert {(spec.attempt, spec.cohort) for spec in specs.values()} == {(0, FIVE)}
+    assert came.keys() == {A, B, C, E}
+    for silo, mailed in came.items():
+        whole = CODE_SELF_WEIGHT + sum(raw[each] for each in came if each != silo)
+        row = next(row for row in specs[silo].groups if row.reader == silo)
+        assert float(mailed["@keep"]) == kept(specs[silo], row, tuple(came)) == pytest.approx(CODE_SELF_WEIGHT / whole)
+        for name in world.gifts(silo)(1)["extractor"]:
+            gave = {each: raw[each] * world.gifts(each)(1)["extractor"][name].double() for each in came if each != silo}
+            assert torch.allclose(mailed[name].double(), sum(gave.values()) / whole, rtol=0, atol=1e-6)
+
+
+def test_the_round_is_summed_again_without_it_and_the_row_that_leans_is_not_made(played):
+    world, specs, came = played(likeness)
     assert (specs[D].attempt, specs[D].cohort) == (0, FIVE)
     again = specs[A]
     assert (again.attempt, again.cohort) == (1, (A, B, C, E))
