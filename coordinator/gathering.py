@@ -100,7 +100,7 @@ class Gathering:
         parts, model = self._means.contributions.parts(job), await self._model(effect)
         digest, weights = rosters.digest(roster), self._run.member_weights
         frame = round_frame(job, self.round, roster.federation, digest, model, parts, weights)
-        spec = specify(frame, effect.cohort, effect.attempt)
+        spec = specify(frame, self.summing.repeats or effect.cohort, effect.attempt)
         state = self._run.state  # it may have been stopped meanwhile, and resumed
         wanted = (state.stage, state.round, state.attempt) == ("round", self.round, effect.attempt)
         if wanted and self.summing.attempt < effect.attempt:

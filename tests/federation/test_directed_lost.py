@@ -1,5 +1,8 @@
 """A silo is lost in a round whose rows are for its members: they are over the rest, or made anew where one leans."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 import torch
 from coordinating import coordinator
@@ -10,6 +13,8 @@ from mix_silo import in_turn
 from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT, PFedSim
 from staddle.proto import federation_pb2 as pb
 from staddle.security import secagg_silo_events as s
+from staddle.security.dealing import seed_commitment
+from staddle.security.labels import SECAGG_DEALING
 from staddle.security.round_spec import kept
 
 A, B, C, D, E = FIVE
@@ -94,3 +99,45 @@ def test_the_round_is_summed_again_without_it_and_the_row_that_leans_is_not_made
         for name in world.gifts(silo)(1)["extractor"]:
             wanted = sum(world.gifts(each)(1)["extractor"][name].double() for each in others) / 5
             assert torch.allclose(mailed[name].double(), wanted, rtol=0, atol=1e-6)
+
+
+def unjoined(each):
+    """What it does with shares: they are of another secret than it commits to."""
+
+    def hear(effect):
+        if not isinstance(effect, s.SendShares):
+            return effect
+        seed = seed_commitment(each.state.ctx, each.silo, b"w" * 32)
+        unsigned = replace(effect.dealing, seed=seed, signature=b"")
+        signed = replace(unsigned, signature=each.keys.sign(SECAGG_DEALING, unsigned.payload(each.state.ctx)))
+        each.state = replace(each.state, dealing=signed)
+        return s.SendShares(signed, effect.portions)
+
+    return hear
+
+
+def test_a_sum_that_a_dealer_kept_from_opening_is_repeated_with_the_same_rows(tmp_path, monkeypatch):
+    """Silos signed survivors: they take part in that very sum once more, weights included, and in no other."""
+    monkeypatch.setattr(
+        PFedSim, "member_weights", lambda _method, _state, silo: {**dict.fromkeys(FIVE, 1.0), silo: 2.0}
+    )
+    world, specs = make_world(tmp_path, weights="public", counts=dict.fromkeys(FIVE, 30)), []
+
+    async def rounds(here):
+        silos = await begin(world, here)
+        for each in silos:
+            await each.told("round")
+        (dealer,) = (each for each in silos if each.silo == D)
+        dealer.hear = unjoined(dealer)
+        alone = asyncio.ensure_future(dealer.take_part(1))
+        await in_turn([each for each in silos if each is not dealer], lambda each: each.take_part(1))
+        alone.cancel()
+        await asyncio.wait({alone})
+        specs.extend(each.state.spec for each in silos)
+
+    with coordinator(world.config) as here:
+        here.run(rounds(here), 150)
+        assert here.broken == []
+    (first,) = (spec for spec in specs if spec.attempt == 0)  # the dealer's
+    assert {spec.attempt for spec in specs if spec is not first} == {1}
+    assert all(spec == first.model_copy(update={"attempt": spec.attempt}) for spec in specs)
