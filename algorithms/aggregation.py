@@ -152,7 +152,10 @@ def close_round(
     for name, tensors in combined.published.items():
         if not all(all_finite(tensor) for tensor in tensors.values()):
             raise LocalError(f"round {round_}: the result of part {name!r} holds NaN or infinity; it is not published")
-    posted = [(post, _posted(method, exchanges, post, up_parts, read, archive)) for post in combined.posts]
+    posted = [
+        (post, _posted(method, exchanges, post, up_parts, read, archive, cleared=post.silo in ordered))
+        for post in combined.posts
+    ]
     for part in up_parts:
         if part.exchange == Mix():  # of a directed one no version stays
             for silo in ordered:
@@ -219,16 +222,26 @@ def _row(
 
 
 def _posted(
-    method: Method, exchanges: Exchanges, post: Post, up_parts: Sequence[Part], read: ReadGift, archive: Shelf
+    method: Method,
+    exchanges: Exchanges,
+    post: Post,
+    up_parts: Sequence[Part],
+    read: ReadGift,
+    archive: Shelf,
+    *,
+    cleared: bool,
 ) -> dict[str, Tensor] | None:
-    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps; None where it gets no row."""
+    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps; None where it gets no row.
+
+    ``cleared``: the silo has given in this round, and so m is nothing any more.
+    """
     part = next((part for part in up_parts if part.name == post.part and isinstance(part.exchange, Mix)), None)
     if part is None or post.silo not in method.setting.silos or not 0 <= post.keep <= 1:
         raise LocalError(f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}")
     row = exchanges.mix(part, post.silo, post.weights, _reader(read, part.name))
     if row is None:
         return None  # as if nobody were alike
-    before = archive.mail(post.part, post.silo)
+    before = None if cleared else archive.mail(post.part, post.silo)
     mailed: dict[str, Tensor] = {}
     for spec in part.tensors:
         share = row[spec.name].double() * (1 - post.keep)

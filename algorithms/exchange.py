@@ -14,9 +14,10 @@ exchange   silo i gives                                   the coordinator needs 
 ``plain.py`` runs them in the clear, ``security/blind_sum.py`` and ``security/blind_mix.py`` blind.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from fractions import Fraction
 from math import fsum, prod
 from typing import Literal, Protocol
 
@@ -107,7 +108,8 @@ class Sum:
 class Mix:
     """A weighted sum per recipient, over the last version that each silo gave.
 
-    ``directed``: over what was given in one round alone, by weights that are known before it, for who was away then.
+    ``directed``: over what was given in one round alone, by weights that are known before it: for who was away then, or
+    for the round's own members (``Method.directed_for``).
     """
 
     directed: bool = False
@@ -269,6 +271,24 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
     for i in by_remainder[:missing]:
         floors[i] += 1
     return tuple(floors)
+
+
+def own_weight(own: float, others: Iterable[float]) -> int:
+    """The part that a recipient's own values have beside those of others, in steps of 2^-32: 0 to 2^32.
+
+    ``own`` and ``others`` are non-negative weights, with a positive one in ``others``; their order does not matter.
+    """
+    mine, rest = Fraction(own), sum(map(Fraction, others), Fraction(0))
+    return round(mine / (mine + rest) * (1 << MIX_BITS))
+
+
+def kept_share(own: int, mixed: int) -> float:
+    """The part of 1 that a recipient keeps of its own, where those left of a row weigh ``mixed`` of its 2^32.
+
+    ``own`` is as ``own_weight`` gives it: over all of the row it is own / 2^32. Made of integers, so the same anywhere.
+    """
+    whole = 1 << MIX_BITS
+    return own * whole / (own * whole + (whole - own) * mixed)
 
 
 def walk_tensors(parts: Sequence[Part]) -> Iterator[tuple[Part, TensorSpec]]:

@@ -147,7 +147,7 @@ class FedSimSup(Method):
     addressed = ("theta",)
     loadable = ("supervisor",)
     census = True
-    weighs_beforehand = True
+    directed_for = "away"
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
@@ -200,14 +200,7 @@ class FedSimSup(Method):
         """All of Eq. 7 since this silo last gave: θ ← k·θ + m, in float64."""
         if "theta" not in delivered:
             return state  # Eq. 6, or nobody alike
-        mailed = delivered["theta"]
-        keep = mailed[KEEP.name]
-        parts = dict(state.parts)
-        for name, value in self.flat(state, "extractor", "classifier").items():
-            part, _, leaf = name.partition(".")
-            mixed = keep * value.double() + mailed[name].double()
-            parts[part] = {**parts[part], leaf: mixed.to(value.dtype)}  # Eq. 7
-        return SiloState(parts, state.extra)
+        return self.mailed(state, delivered["theta"], "extractor", "classifier")  # Eq. 7
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """The supervisor under a frozen θ, then θ under a frozen supervisor; nothing in the census."""

@@ -318,7 +318,8 @@ class Job:
         fault = fault or sums_fault(self.security, schema, varying, others, self.min_cohort, self._summing)
         fault = fault or tags_fault(self.security, schema, self.counted)
         fault = fault or holders_fault(self.security, self.counted, self.min_cohort, len(self.silos))
-        fault = fault or mix_fault(self.security, schema, self.silos, self.cohort_size, self._method.weighs_beforehand)
+        drawn = (self.cohort_size, self.min_cohort)
+        fault = fault or mix_fault(self.security, schema, self.silos, *drawn, self._method.directed_for)
         if fault:
             raise LocalError(f"{where}: {fault}")
         return schema
@@ -395,6 +396,7 @@ class Job:
             self.model.buffers,
             self.security.counts,
             self.security.class_counts,
+            self.security.mix == "directed",
         )
 
     def method(self) -> Method:
@@ -482,6 +484,19 @@ class Job:
         """Silos that are not drawn for a round, in job order."""
         drawn = self.cohort(round_)
         return tuple(silo for silo in self.silos if silo not in drawn)
+
+    def row_readers(self, round_: int) -> tuple[str, ...]:
+        """Silos that get rows of what a round mixes by directed sums, in job order: those away, or those it draws."""
+        return self.cohort(round_) if self._method.directed_for == "members" else self.away(round_)
+
+    @cached_property
+    def together(self) -> Batches:
+        """Silos that are in an attempt at a blind sum together or not at all; empty where all that are drawn are asked.
+
+        Rows for a round's own members lean on who is in it, so the next attempt has new ones, without who was lost.
+        """
+        rows = self.security.mix == "directed" and self._method.directed_for == "members"
+        return self.batches or (tuple((silo,) for silo in self.silos) if rows else ())
 
     def cohort(self, round_: int) -> tuple[str, ...]:
         """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for every method.

@@ -43,6 +43,7 @@ FEWEST = 3  # silos of one blind sum: of two, each could take away its own part
 LARGEST_MIX_CLIP = 30  # a Mix has 2^32 steps of weight beside its values, in 64 bits; a directed one, 32 bits
 MOST_DIRECTED = 80_000  # weights of a round's directed rows: its specification stays below a MiB
 SPEC_OF_ROW = 32  # what a row takes of it besides its weights, in weights
+MOST_READERS = 1  # in league, of rows whose weights the coordinator brings: two could be combined into one silo's part
 LONGEST_COMPARED = 1 << 16  # numbers of a vector, or its sketch: a secret rotation takes 2 d² multiplications
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]  # this engine's $ is the very end, no newline passes
@@ -81,7 +82,7 @@ class SecurityTable(Strict):
     """Who reads sums that are published as they are: the coordinator and the silos, or the silos alone, with tags."""
     mix: Literal["one-upload", "directed"] = "one-upload"
     """Whether a silo gives what is mixed once, hidden unless the coordinator is in league with a silo, or once for each
-    silo that is away, hidden from coordinator and other silos together."""
+    silo that gets a row of it, hidden from coordinator and other silos together."""
 
     @model_validator(mode="after")
     def _fit(self) -> "SecurityTable":
@@ -304,31 +305,51 @@ def mix_fault(
     schema: Sequence[Mapping[str, Any]],
     silos: Sequence[str],
     cohort_size: int,
-    beforehand: bool,
+    min_cohort: int,
+    readers: Literal["", "away", "members"],
 ) -> str:
     """Why a job cannot mix by directed sums; empty if it can, or is not to.
 
-    ``beforehand``: as ``Method.weighs_beforehand``.
+    ``readers``: for whom the method has rows, as ``Method.directed_for``.
     """
     if security.mix != "directed":
         return ""
     mixed = next((part["name"] for phase in schema for part in phase["up"] if part["exchange"] in MIXED), "")
     if not mixed:
         return f'security.mix = "{security.mix}" does nothing: no part is mixed; take it out'
-    if not beforehand:
+    if not readers:
         return (
             f'security.mix = "{security.mix}": the weights by which part {mixed!r} is mixed follow from the very round '
-            "in which it is given, and a directed sum takes them before; take it out, or choose fedsimsup"
+            "in which it is given, and a directed sum takes them before; take it out, or choose fedsimsup or pfedsim"
         )
     if taken := sorted(READERS & set(silos)):
         return (
             f'security.mix = "{security.mix}": a silo named {taken[0]!r} could not be told from other readers of'
             " its sums; take it out"
         )
-    if (away := len(silos) - cohort_size) * (cohort_size + SPEC_OF_ROW) > MOST_DIRECTED:
+    if readers == "members" and (fault := _members_fault(security, mixed, cohort_size, min_cohort)):
+        return fault
+    of, how = (cohort_size, "in") if readers == "members" else (len(silos) - cohort_size, "away in")
+    if of * (cohort_size + SPEC_OF_ROW) > MOST_DIRECTED:
         return (
-            f'security.mix = "{security.mix}": {away} silos are away in a round, each with its own weights of '
+            f'security.mix = "{security.mix}": {of} silos are {how} a round, each with its own weights of '
             f"{cohort_size}, more than one specification holds; sign a job for fewer silos, or take it out"
+        )
+    return ""
+
+
+def _members_fault(security: SecurityTable, part: str, cohort_size: int, min_cohort: int) -> str:
+    """The same of rows for a round's own members, whose weights the coordinator brings."""
+    if security.colluders > MOST_READERS:
+        return (
+            f'security.mix = "{security.mix}" with security.colluders = {security.colluders}: the coordinator weighs '
+            f"the rows of part {part!r}, and by rows for {security.colluders} silos of a round it could solve for a "
+            f"single other; lower colluders to {MOST_READERS}, or take mix out"
+        )
+    if cohort_size - 1 < min_cohort:
+        return (
+            f"part {part!r} is mixed for each silo of a round from at least min_cohort = {min_cohort} others of it, "
+            f"and there are {cohort_size - 1}: nobody would get anything; lower min_cohort, or raise participation"
         )
     return ""
 

@@ -106,6 +106,7 @@ class Setting:
     buffers: Literal["local", "global"]
     counts: Mapping[str, int] = field(default_factory=dict)  # training records by silo, where a blind job declares them
     class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the same by class, where it does
+    directed: bool = False  # whether what is mixed crosses by directed sums, so that no version stays
 
 
 @dataclass(frozen=True)
@@ -277,8 +278,12 @@ class Method(ABC):
     """Whether round 0 asks every silo for facts alone, before anything trains."""
     tunes: bool = False
     """Whether one more round ends the job, in which every silo trains what came down for itself; ``up`` has no part."""
-    weighs_beforehand: bool = False
-    """Whether ``row_weights`` says what ``combine`` posts, of a job that declares what it needs of the silos."""
+    directed_for: Literal["", "away", "members"] = ""
+    """For whom a directed Mix can have rows, which takes weights that are known before the round; empty: for nobody.
+
+    "away": for silos that the round does not draw, by ``row_weights``, of a job that declares what it needs of the
+    silos. "members": for those that it draws, by ``member_weights``, which the coordinator half knows alone.
+    """
 
     options: Strict
     """Checked options, an instance of ``options_model``; subclasses narrow the annotation."""
@@ -405,6 +410,13 @@ class Method(ABC):
         """
         return {}
 
+    def member_weights(self, state: CoordinatorState, recipient: str) -> Mapping[str, float]:
+        """The weights, by silo and with the recipient's own, of a Mix that ``combine`` posts to a member of a round.
+
+        ``state`` is that before the round. Silos of no weight may be missing.
+        """
+        return {}
+
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
         """Why what a silo gets of a round's ``Post`` is not what this method posts; empty where it may be.
 
@@ -434,6 +446,16 @@ class Method(ABC):
     def flat(self, state: SiloState, *parts: str) -> dict[str, Tensor]:
         """Parameters of the named parts, named ``part.parameter``."""
         return {f"{part}.{spec.name}": state.parts[part][spec.name] for part in parts for spec in self.template[part]}
+
+    def mailed(self, state: SiloState, mail: Tensors, *parts: str) -> SiloState:
+        """Take mail into the named parts' parameters as ``Post`` says, θ ← k·θ + m, in float64."""
+        kept = mail[KEEP.name]
+        changed = dict(state.parts)
+        for name, value in self.flat(state, *parts).items():
+            part, _, leaf = name.partition(".")
+            mixed = kept * value.double() + mail[name].double()
+            changed[part] = {**changed[part], leaf: mixed.to(value.dtype)}
+        return SiloState(changed, state.extra)
 
     def stage(self, *trains: str) -> Stage:
         """Cross-entropy on the job's epochs and optimiser, training the named parts."""

@@ -27,6 +27,23 @@ Where this differs from the paper:
   ones stay at each silo in both phases, as in the authors' code of the paper's time; "global" ones are averaged and
   mixed with ω, as that code does by default today.
 
+With ``security.mix = "directed"`` Eq. 4 has another form. Rows are mixed by sums for one silo each, which take weights
+that are known before the round, over what is given in it (security/directed_mix.py):
+
+- Φ is one round old. Extractors of round t are mixed by the likeness of the rounds before t; the plain form takes in
+  round t's too.
+- Eq. 4 is over the silos that gave in round t alone. Where a round draws some of the silos, the last extractors of the
+  others take no part.
+- The first round of the phase gives no extractor: no pair was compared, Φ = I, and each silo keeps its own. Nobody
+  gets a row for its first round of the phase, either.
+- The row is over the others. A silo keeps the part Φ_ii / Σ_j Φ_ij of its own extractor, which leaves it in no row.
+- A row that leans on one silo for more than half, or on few, is not made (SECURITY.md rules 4 and 5), and that silo
+  keeps its own extractor.
+- The specification of a round names the weights of all its rows, so each silo of the round reads who is like whom.
+
+On ten silos of the digits this form costs 0.1 to 0.5 points of accuracy, where seeds differ by 2 to 4, and five times
+the bytes of one upload (benchmarks/directed_rows.py; figures in docs/threat-model.md).
+
 Wire list:
 
 =================  ====  ==============================================================  =======================
@@ -37,13 +54,17 @@ generalisation     down  ``model``                                              
 personalisation    up    ``extractor``: ω                                                Mix
 personalisation    up    ``rows``: [1, C·d] for "mean", [C, d] for "per_class"           Gram
 personalisation    down  ``extractor``: the silo's row of Eq. 4                          -
-personalisation    down  ``model``: once, to a silo that has given no extractor yet      -
+personalisation    down  ``model``: once, to a silo that has not trained in it yet       -
 =================  ====  ==============================================================  =======================
+
+Directed, ``extractor`` goes up from the second round of the phase on, and comes down as mail (``method.Post``).
 
 A silo's model in the end is the one it trained last, as in the authors' evaluation. Under differential privacy both
 parts are noised together in both phases, and the rows, computed of what was, have no noise of their own.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from math import floor, log
 from typing import Annotated, Literal
@@ -54,13 +75,30 @@ from torch import Tensor
 
 from ..errors import LocalError
 from ..files import Strict
-from .exchange import Gift, Gram, Kind, Mix, Part, TensorSpec
-from .method import Combined, CoordinatorState, Delivery, Facts, Latest, Method, Results, Row, Setting, SiloState, Stage
+from .exchange import MIX_BITS, Gift, Gram, Kind, Mix, Part, TensorSpec, own_weight
+from .method import (
+    KEEP,
+    Combined,
+    CoordinatorState,
+    Delivery,
+    Facts,
+    Latest,
+    Mail,
+    Method,
+    Post,
+    Results,
+    Row,
+    Setting,
+    SiloState,
+    Stage,
+)
 
 EPSILON = 1e-8  # ε of Eq. 3
 LARGEST_COSINE = 1 - 1e-4
 CODE_SELF_WEIGHT = -log(1 - 0.9999)  # 9.2103
 PAPER_SELF_WEIGHT = 1.0
+LARGEST_WEIGHT = -log(1 - LARGEST_COSINE)  # of a neighbour: 9.2103
+SHARE_TOLERANCE = 1e-6  # by which a part of 1 may miss its bound: float64 of two machines
 
 
 class PFedSimOptions(Strict):
@@ -86,6 +124,7 @@ class PFedSim(Method):
     options_model = PFedSimOptions
     options: PFedSimOptions
     addressed = ("extractor",)
+    directed_for = "members"
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
@@ -101,6 +140,7 @@ class PFedSim(Method):
         rows = (1, classes * width) if self.options.similarity == "mean" else (classes, width)
         self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")
         self.extractor = Part("extractor", Kind.BACKBONE, Mix(), self.flat_specs("extractor"))
+        self.mail = replace(self.extractor, tensors=(*self.extractor.tensors, KEEP))
         self.rows = Part("rows", Kind.CLASSIFIER_ROWS, Gram(), (TensorSpec("rows", weight.dtype, rows),))
 
     @property
@@ -112,15 +152,26 @@ class PFedSim(Method):
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The model in the generalisation phase, then extractor and classifier rows."""
-        return (self.model,) if round_ < self.warmup else (self.extractor, self.rows)
+        if round_ < self.warmup:
+            return (self.model,)
+        return (self.rows,) if self.setting.directed and round_ == self.warmup else (self.extractor, self.rows)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """The model up to the phase change; afterwards the mixed extractor, or the model to a newcomer."""
-        if round_ <= self.warmup:
-            return (self.model,) if self.warmup else ()
-        return (self.extractor, self.model) if self.warmup else (self.extractor,)
+        model = (self.model,) if self.warmup else ()
+        if round_ <= self.warmup + self.setting.directed:
+            return model
+        return (self.mail if self.setting.directed else self.extractor, *model)
 
     # The silo half.
+
+    def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
+        """What came down takes the place of the silo's own; a directed row is mixed with it."""
+        mailed = delivered.get("extractor", {}) if self.setting.directed else {}
+        if not mailed:
+            return super().deliver(state, delivered, facts)
+        others = {part: tensors for part, tensors in delivered.items() if part != "extractor"}
+        return self.mailed(super().deliver(state, others, facts), mailed, "extractor")  # Eq. 4
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """ClientUpdate of Algorithm 2: both parts together, in both phases."""
@@ -135,13 +186,14 @@ class PFedSim(Method):
         if self.options.similarity == "mean":
             unit = (unit / len(unit) ** 0.5).reshape(1, -1)  # ⟨v_i, v_j⟩ = (1/C) Σ_c cos_c: Eq. 2 in one product
         (spec,) = self.rows.tensors
-        return {
+        gifts = {
             "extractor": Gift(self.flat(state, "extractor")),
             "rows": Gift({spec.name: unit.to(state.parts["classifier"]["weight"].dtype)}),
         }
+        return {part.name: gifts[part.name] for part in self.up(facts.round)}
 
     # The coordinator half. ``phi`` holds max(0, sim) of Eq. 2 for "mean" and Φ of Eq. 3 for "per_class", 0 for pairs
-    # that never trained in the same round; ``gave`` marks the silos that have given an extractor.
+    # that never trained in the same round; ``gave`` marks the silos that have trained in the personalisation phase.
 
     def begin(self) -> CoordinatorState:
         """No pair seen; the diagonal is not stored, it is ``self_weight``."""
@@ -157,7 +209,21 @@ class PFedSim(Method):
         phi[index[:, None], index] = self.similarities(results["rows"]["gram"])
         phi.fill_diagonal_(0)
         gave[index] = 1
-        return Combined({"phi": phi, "gave": gave})
+        mixed = self.setting.directed and self.extractor in self.up(round_)
+        return Combined({"phi": phi, "gave": gave}, posts=self._posts(state, cohort) if mixed else ())
+
+    def _posts(self, state: CoordinatorState, cohort: tuple[str, ...]) -> tuple[Post, ...]:
+        """Eq. 4 over this round's cohort, by the weights that were known before it."""
+        posts = []
+        for silo in cohort:
+            weights = self.member_weights(state, silo)
+            others = {other: weights.get(other, 0.0) for other in cohort if other != silo}
+            if not any(others.values()):
+                continue  # no neighbour: Eq. 4 gives ω_i, which the silo has
+            own = own_weight(weights.get(silo, 0.0), others.values())
+            if own < 1 << MIX_BITS:  # else nothing of the others is left
+                posts.append(Post("extractor", silo, {**others, silo: 0.0}, keep=own / 2**MIX_BITS))
+        return tuple(posts)
 
     def similarities(self, gram: Tensor) -> Tensor:
         """What ``phi`` stores for a cohort of n silos, from the inner products [groups, n, n]."""
@@ -177,10 +243,28 @@ class PFedSim(Method):
         row[here] = self.self_weight
         return {name: value for name, value in zip(self.setting.silos, row.tolist(), strict=True) if value > 0}
 
+    def member_weights(self, state: CoordinatorState, recipient: str) -> dict[str, float]:
+        """Φ_ij of one silo i, itself included, as the rounds so far have it."""
+        return self.weights(state, recipient)
+
+    def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
+        """Φ_ii follows from the options and no Φ_ij is above 9.2103, so that a silo keeps no less than they allow.
+
+        Likeness itself is known to the coordinator alone; ``shares`` that lean too much are refused elsewhere.
+        """
+        own = self.self_weight
+        least = own / (own + LARGEST_WEIGHT / max(shares.values()))
+        most = 1.0 if own else 0.0
+        if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
+            return ""
+        return f"says keep = {keep:.6f} of round {round_}, by self_weight = {own:g} it is {least:.6f} to {most:g}"
+
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """Eq. 4 for a silo that has given an extractor; the last generalisation model for one that has not."""
+        """Eq. 4 for a silo that has trained in this phase; the last generalisation model for one that has not."""
         if not state["gave"][self.setting.silos.index(silo)]:
             return (Latest("model"),) if self.warmup else ()
+        if self.setting.directed:
+            return (Mail("extractor"),) if self.mail in self.down(round_) else ()
         weights = self.weights(state, silo)
         if not weights.keys() - {silo}:
             return ()  # no neighbour: Σ_j Φ_ij ω_j / Σ_j Φ_ij = ω_i, which the silo has

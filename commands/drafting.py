@@ -47,8 +47,8 @@ HOW = {  # how each form leaves, and what can be read of it
     PLAIN: "as they stand",
     MASKED: "masked, so that only their sum over a round's silos can be read",
     FOR_SILOS: "masked and padded, so that the silos alone can read their sum over a round's silos",
-    ROWS: "masked and padded once for each silo that is away, which alone can read its own weighted mean of the "
-    "others', and the coordinator nothing, in league with another silo or not",
+    ROWS: "masked and padded once for each silo that gets its own weighted mean of the others', which it alone can "
+    "read, and the coordinator nothing, in league with another silo or not",
     PADDED: "padded, so that each silo can read its own weighted mean of the others' alone, the coordinator nothing",
     ROTATED: "rotated, so that the coordinator can read how like the silos' vectors are, and no vector",
 }
@@ -92,7 +92,7 @@ def draft(
             releases = given_releases(job, start)
             given = sum(release.nbytes for release in releases)
             if job.security.required:
-                groups = len(sum_groups(job.up(start), bounds(job), job.away(start))[1])
+                groups = len(sum_groups(job.up(start), bounds(job), job.row_readers(start))[1])
                 given = TIMES_BLIND * (given + most_given(len(job.silos), groups))
             else:
                 given *= TIMES

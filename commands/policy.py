@@ -244,7 +244,7 @@ def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow", longest: f
     way = SILOS_READER if SILOS_READER in release.readers else release.form
     read = READ.get(way, f"read by {', '.join(outflow.readers)}")
     if release.is_row:
-        read = f"masked and padded: of {', '.join(release.readers)}, those that are away read weighted means of it"
+        read = f"masked and padded: of {', '.join(release.readers)}, each reads its own weighted means of it alone"
     size = sum(verdict.release.nbytes for verdict in verdicts)
     norm = f"; held back in a round in which its norm is over {longest:g}" if longest is not None else ""
     yield from _wrapped(f"part {part!r} ({release.kind}), {size:,} bytes, {read}{norm}", "  ")

@@ -2,7 +2,7 @@
 
 from ..algorithms.exchange import Gram, Kind, Mix
 from ..algorithms.job import Job
-from ..proto.blind import in_words
+from ..proto.blind import directed, in_words
 from .units import number
 
 
@@ -57,7 +57,13 @@ def told_by_likeness(job: Job) -> str:
         told = "which silos have similar shares of labels (rank correlation 0.5 to 0.87 where this was examined)"
     else:
         told = "which silos have similar records"
-    return f"it compares silos, and that tells the coordinator {told}"
+    weighed = any(directed(job.up(start)) for start in job.phase_starts)
+    whom = (
+        "the coordinator, and the silos of a round, which check the weights of its rows,"
+        if weighed
+        else "the coordinator"
+    )
+    return f"it compares silos, and that tells {whom} {told}"
 
 
 def _mixed(job: Job) -> str:
@@ -68,4 +74,5 @@ def _mixed(job: Job) -> str:
     if not security.colluders:
         return ""
     who, get = number(security.colluders, "silo"), "it gets" if security.colluders == 1 else "they get"
-    return f" (nor, with {who} in league, more than the means that {get})"
+    weighed = ", by the coordinator's weights" if job.method().directed_for == "members" else ""
+    return f" (nor, with {who} in league, more than the means that {get}{weighed})"

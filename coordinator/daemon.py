@@ -192,7 +192,7 @@ class Daemon:
             job.quorum,
             blind=job.security.required,
             keyed=job.keyed,
-            batches=job.batches,
+            batches=job.together,
             fewest=job.fewest,
         )
         method = job.method().begin()

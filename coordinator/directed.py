@@ -1,11 +1,12 @@
-r"""Rows of a directed Mix: groups of a round's open sum that one silo each can read, kept for silos that are away.
+r"""Rows of a directed Mix: groups of a round's open sum that one silo each can read, kept until it fetches them.
 
 The words of each lie in a file of their own from when the sum is opened (opening.py, kept_words.py). What a fold puts
 aside for a silo is a list of them, in the order of their rounds, canonical JSON::
 
     {"rows":[{"keep":"0.5","round":7},{"keep":"0.25","round":9}]}
 
-Under their pads they are noise to the coordinator (security/directed_mix.py): it need not remember who had which.
+Under their pads they are noise to the coordinator (security/directed_mix.py): it need not remember who had which. For a
+silo that was away rows of several rounds wait, for a member of a round that of its last round alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from ..files import Strict, canonical_json, parse_canonical
 from ..proto.blind import bounds, directed
 from ..proto.mix_messages import Mixed
 from ..security.blind_sum import row_group, row_name
+from ..security.round_spec import RoundSpec, kept
 from .kept_words import KeptSum, kept_sum
 from .store import JobStore, summed_words
 
@@ -72,14 +74,17 @@ class Directed:
     def posting(self, round_: int) -> Callable[[Post, bool], bytes | None]:
         """What a post puts aside: the row of this round behind those that lie there, unless these are cleared.
 
-        None for a silo of which the round has no row: nobody is mixed, or it was drawn itself.
+        None for a silo of which the round has no row, as where nobody is mixed. What a member of the round keeps of its
+        own follows from the specification and who survived, whatever ``combine`` made of it.
         """
+        members = self._job.method().directed_for == "members"
 
         def rows(post: Post, cleared: bool) -> bytes | None:
             if not self._store.path(_name(round_, post.part, post.silo)).exists():
                 return None
             before = () if cleared else self._asides(post.part, post.silo, self._store.put_aside(post.part, post.silo))
-            waiting = (*before, _Aside(keep=repr(post.keep), round=round_))
+            keep = _kept_share(self._kept(post.part, post.silo, round_), post.silo) if members else post.keep
+            waiting = (*before, _Aside(keep=repr(keep), round=round_))
             kept = (self._kept(post.part, post.silo, each.round) for each in waiting)
             if sum(len(each.claim.document) for each in kept) > MOST_DOCUMENTS:
                 log.problem("row.withheld", job=self._job.name, part=post.part, silo=post.silo, why="too many wait")
@@ -110,7 +115,14 @@ class Directed:
 
 def row_words(job: Job, round_: int) -> tuple[str, ...]:
     """Names of all files of rows that the sum of a round can have."""
-    return tuple(_name(round_, part.name, silo) for part in directed(job.up(round_)) for silo in job.away(round_))
+    mixed, readers = directed(job.up(round_)), job.row_readers(round_)
+    return tuple(_name(round_, part.name, silo) for part in mixed for silo in readers)
+
+
+def _kept_share(row: KeptSum, silo: str) -> float:
+    spec = parse_canonical(row.claim.document, RoundSpec, str(row.path))
+    group = next(group for group in spec.groups if group.name == row_name(row.part, silo))
+    return kept(spec, group, row.claim.survivors)
 
 
 def _name(round_: int, part: str, silo: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..errors import LocalError, RefusedError
-from ..proto.blind import model_digest, round_frame, round_terms, summed, sums_metrics_alone, sums_published
+from ..proto.blind import model_digest, round_frame, summed, sums_no_model, sums_published
 from ..proto.wire import Item, delivered_items, tensor_bytes
 from ..security import roster as rosters
 from ..security.identity import Keys
@@ -78,7 +78,7 @@ class Gathering:
             round=self.round,
             silos=job.silos,
             signers=Signers.of(means.roster, job.silos),
-            terms=round_terms(job, Terms(min_cohort=job.min_cohort, colluders=job.security.colluders)),
+            terms=Terms(min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.together),
             sign=means.keys.sign,
         )
         self.summing = Summing(setting, self, means.database.secure_rows(job.name, self.round))
@@ -98,8 +98,9 @@ class Gathering:
         """Ask the cohort."""
         roster, job = self._means.roster, self._run.job
         parts, model = self._means.contributions.parts(job), await self._model(effect)
-        frame = round_frame(job, self.round, roster.federation, rosters.digest(roster), model, parts)
-        spec = specify(frame, effect.cohort, effect.attempt)
+        digest, weights = rosters.digest(roster), self._run.member_weights
+        frame = round_frame(job, self.round, roster.federation, digest, model, parts, weights)
+        spec = specify(frame, self.summing.repeats or effect.cohort, effect.attempt)
         state = self._run.state  # it may have been stopped meanwhile, and resumed
         wanted = (state.stage, state.round, state.attempt) == ("round", self.round, effect.attempt)
         if wanted and self.summing.attempt < effect.attempt:
@@ -114,7 +115,7 @@ class Gathering:
     async def _model(self, effect: Gather) -> str:
         """Digest of what each of the cohort receives; LocalError where they receive different values."""
         job, found, hashed = self._run.job, set[str](), Hashed()
-        if sums_metrics_alone(job, self.round):  # whatever comes down is no part of it
+        if sums_no_model(job, self.round):  # whatever comes down is no part of it
             return model_digest(job, self.round, (), ())
         for silo in effect.cohort:
             sums = [(each.part, each.sha256) for each in self._run.sums(self.round, silo)]

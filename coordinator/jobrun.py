@@ -197,6 +197,10 @@ class JobRun:
         deliveries = self._method.deliveries(self._method_state, round_, silo)
         return self.mixing.directed.rows(deliveries, self.job.down(round_), silo)
 
+    def member_weights(self, silo: str) -> Mapping[str, float]:
+        """Those by which the open round is mixed for one of its members, as the rounds so far have them."""
+        return self._method.member_weights(self._method_state, silo)
+
     async def accept(self, silo: str, round_: int, spool: Spool, items: Sequence[Item], context: bytes = b"") -> str:
         """Check what was spooled, keep it, name it; RefusedError for a bad value, or if the round closed meanwhile.
 

@@ -9,7 +9,8 @@ With n silos in the job::
     mail        3 n · every part that is put aside for silos that are away
 
 Where a Mix is blind, a version is 8 bytes a number; what is put aside is made when it is fetched, and until then the
-versions stay that it is of: those of all rounds, at most. Of a directed Mix the rows themselves wait, 4 bytes a number.
+versions stay that it is of: those of all rounds, at most. Of a directed Mix the rows themselves wait, 4 bytes a number:
+those of all rounds for silos that are away, or the last one of each member of a round.
 
 Not counted: the database, rows without their words, and what the method's coordinator half knows, which are small.
 """
@@ -68,9 +69,10 @@ def room(job: Job) -> Room:
             given = max(given, silos * masked_bytes(job, start) + opened_bytes(summed(up)) + parts)
         else:
             given = max(given, silos * upload)
-        rows = len(job.away(start)) * sum(4 * spec.elements for part in directed(up) for spec in part.tensors)
+        rows = len(job.row_readers(start)) * sum(4 * spec.elements for part in directed(up) for spec in part.tensors)
         if rows:
-            mixed = max(mixed, job.length * rows)
+            last = GENERATIONS * silos * rows // len(job.row_readers(start))
+            mixed = max(mixed, last if job.method().directed_for == "members" else job.length * rows)
         if mixes := [part for part in up if part.exchange == Mix()]:
             hidden = sum(part_bytes(part) for part in mixes)
             mixed = max(mixed, versions * hidden if job.keyed else 2 * silos * upload)

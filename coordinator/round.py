@@ -286,7 +286,7 @@ def _guilty(state: JobState) -> dict[str, str]:
 
 def _without_lost(state: JobState) -> JobState:
     """The next attempt: without the batches of silos that were lost in one, or with all again if too few are left."""
-    lost = state.lost | state.failed.keys()
+    lost = state.lost.union(state.failed)
     state = replace(state, attempt=state.attempt + 1, failed=_exhausted(state), lost=lost)
     return state if len(_asked(state)) >= state.fewest else replace(state, lost=frozenset())
 

@@ -315,6 +315,11 @@ class Summing:
         return next((state for state in reversed(self._states) if state.evidence is not None), None)
 
     @property
+    def repeats(self) -> tuple[str, ...]:
+        """The cohort that the next attempt has to name again, as silos signed it; empty where it may be another."""
+        return self._unopened.spec.cohort if self._unopened is not None else ()
+
+    @property
     def _evidence(self) -> Misdealing | None:
         """What silos are shown of it, beside the specification of the attempt that repeats it."""
         return self._unopened.evidence if self._unopened is not None else None

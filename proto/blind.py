@@ -2,7 +2,7 @@
 
 A round of a job with ``secure_aggregation = "required"`` is one secure sum over all of its ``Sum`` parts, each of which
 is a group of that sum, in the order in which the parts cross (security/blind_sum.py). Behind them come the rows of a
-directed ``Mix``: a group for each silo that is away (security/directed_mix.py). Every other part of a ``Mix`` or a
+directed ``Mix``: a group for each silo that gets one (security/directed_mix.py). Every other part of a ``Mix`` or a
 ``Gram`` is an upload of its own, before that of the masked words: padded words (security/one_upload.py), or rotated
 vectors (security/rotation.py). They are bound to lines and uses that ``line_of`` and ``use_of`` make.
 
@@ -12,7 +12,7 @@ coordinator cannot take off (security/silo_pads.py).
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -44,16 +44,16 @@ def uploaded(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def directed(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The parts of which each silo that is away gets a row, by the round's secure sum."""
+    """The parts of which some silos get a row each, by the round's secure sum (``Job.row_readers``)."""
     return tuple(part for part in parts if part.exchange == Mix(directed=True))
 
 
 def sum_groups(
-    parts: Sequence[Part], bounds: Bounds, away: Sequence[str]
+    parts: Sequence[Part], bounds: Bounds, readers: Sequence[str]
 ) -> tuple[tuple[Part, ...], tuple[Group, ...]]:
-    """The groups of a round's sum, without scale, and the part that each is of; ``away`` are those who get rows."""
+    """The groups of a round's sum, without scale, and the part that each is of; ``readers`` are those who get rows."""
     sums = [(part, group(part, bounds)) for part in summed(parts)]
-    rows = [(part, row_group(part, bounds, silo)) for part in directed(parts) for silo in away]
+    rows = [(part, row_group(part, bounds, silo)) for part in directed(parts) for silo in readers]
     found = [*sums, *rows]
     return tuple(part for part, _ in found), tuple(own for _, own in found)
 
@@ -165,11 +165,12 @@ def model_digest(
 
     It is of what comes down to all silos alike, results of sums and what a method makes of them, and leaves out rows
     and other values of one silo. What was summed once is never summed again (security/secagg_memory.py), so the round
-    is part of it only where there is no such result, as before the first; in rounds that sum metrics alone it is all.
+    is part of it only where there is no such result, as before the first; in rounds that sum rows of single silos, or
+    metrics alone, it is all.
     Where holders are counted it is always part of it: rows that too few hold come down as they were, and all sums are
     over all of the job's silos.
     """
-    alone, own = sums_metrics_alone(job, round_), job.method().addressed
+    alone, own = sums_no_model(job, round_), job.method().addressed
     every = zip(items, tensors, strict=True)
     pairs = [] if alone else [(item, digest) for item, digest in every if item.part not in own]
     named = [piece for item, digest in pairs for piece in (*_names(item), digest)]
@@ -182,6 +183,11 @@ def sums_metrics_alone(job: Job, round_: int) -> bool:
     """Whether a round's sum has nothing of a model."""
     up = job.up(round_)
     return (*summed(up), *directed(up)) == (METRICS,)
+
+
+def sums_no_model(job: Job, round_: int) -> bool:
+    """Whether nothing that came down to all silos alike has a part in what a round sums: metrics, rows, no more."""
+    return summed(job.up(round_)) == (METRICS,)
 
 
 def _names(item: Item) -> tuple[bytes, bytes]:
@@ -198,13 +204,28 @@ def instance_of(job: Job) -> str:
     return f"{job.name}/sum/{PURPOSE}/{RECIPIENT}"
 
 
-def round_frame(job: Job, round_: int, federation: str, roster: str, model: str, parts: bytes = b"") -> Frame:
+def round_frame(
+    job: Job,
+    round_: int,
+    federation: str,
+    roster: str,
+    model: str,
+    parts: bytes = b"",
+    weights: Callable[[str], Mapping[str, float]] | None = None,
+) -> Frame:
     """The frame of a round's sum; ``roster`` is the digest of the roster, ``model`` that of what was received.
 
-    ``parts``: of all that made the key of a keyed job (``group_key.parts_of``).
+    ``parts``: of all that made the key of a keyed job (``group_key.parts_of``). ``weights``, by silo, are those of rows
+    that the coordinator weighs (``Method.member_weights``); silos have none, and look at what it brings.
     """
     declared: Mapping[str, int] = job.security.counts
-    up, away = job.up(round_), job.away(round_)
+    method, up, readers = job.method(), job.up(round_), job.row_readers(round_)
+    members = method.directed_for == "members"
+    rows = {
+        row_name(part.name, silo): (weights(silo) if weights else {}) if members else method.row_weights(round_, silo)
+        for part in directed(up)
+        for silo in readers
+    }
     return Frame(
         federation=federation,
         roster=roster,
@@ -216,13 +237,12 @@ def round_frame(job: Job, round_: int, federation: str, roster: str, model: str,
         recipient=RECIPIENT,
         model_digest=model,
         schema_digest=schema_digest(job),
-        groups=sum_groups(up, bounds(job), away)[1],
+        groups=sum_groups(up, bounds(job), readers)[1],
         key_parts=parts.hex(),
         min_cohort=job.min_cohort,
         colluders=job.security.colluders,
         tagged=job.keyed,
         counts=tuple(sorted(declared.items())),
-        rows={
-            row_name(part.name, silo): job.method().row_weights(round_, silo) for part in directed(up) for silo in away
-        },
+        rows=rows,
+        brought=frozenset(rows) if members else frozenset(),
     )

@@ -55,6 +55,7 @@ class Group(Strict):
     weight_least: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0  # private: the declared minimum
     reader: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] = COORDINATOR_READS  # "silos", or the one silo
     counts: Annotated[tuple[Count, ...], Field(max_length=1000)] = ()  # public: by silo of the cohort, where its own
+    own_weight: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0  # what the reader keeps of its own, of 2^32
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -89,7 +90,7 @@ class Group(Strict):
 
 def unscaled(group: Group) -> Group:
     """The group as it is before its cohort is known."""
-    return group.model_copy(update={"scale_exponent": 0, "counts": ()})
+    return group.model_copy(update={"scale_exponent": 0, "counts": (), "own_weight": 0})
 
 
 def scale_exponent(ring: int, silos: int, clip_exponent: int, weights: str) -> int:

@@ -9,6 +9,9 @@ Canonical JSON, here broken and cut; ``ctx = SHA-256(framed(CONTEXT, document))`
      "threshold":3}
 
 A silo knows all of it but the cohort and the attempt (``Frame``), so it makes the document itself and compares.
+
+The weights of some rows it cannot know (``Frame.brought``): the coordinator alone has what they follow from. Those it
+takes from the document, once they are such as it may be mixed by (``brought_fault``).
 """
 
 import hashlib
@@ -20,7 +23,7 @@ from pydantic import Field, model_validator
 
 from ..algorithms.batches import Batches, unbroken
 from ..algorithms.concentration import concentration_fault, row_fault
-from ..algorithms.exchange import integer_weights
+from ..algorithms.exchange import MIX_BITS, integer_weights, kept_share, own_weight
 from ..errors import LocalError, RefusedError
 from ..files import Strict, canonical_json, parse_canonical
 from .fixedpoint import Group, scale_exponent
@@ -32,6 +35,7 @@ from .signers import Signers
 
 MOST_SILOS = 1000
 LONGEST_SHOWN = 400  # characters of a field in an error
+NOT_IN_SPEC = ("groups", "counts", "rows", "brought")  # fields of a frame that a document has otherwise, or not
 CHUNK_STEP = 64  # bytes: any ring's words, and the four canaries of a last chunk
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)]
@@ -126,6 +130,7 @@ class Frame:
     tagged: bool = False
     counts: tuple[tuple[str, int], ...] = field(default=())  # declared, by silo
     rows: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # weights of a group for one silo, by group
+    brought: frozenset[str] = frozenset()  # those of ``rows`` that the coordinator weighs, for members of the cohort
 
     def instance(self) -> str:
         """Names the sum across rounds and attempts: what a silo's memory is kept by."""
@@ -171,12 +176,12 @@ def specify(frame: Frame, cohort: Sequence[str], attempt: int) -> RoundSpec:
         group.model_copy(
             update={
                 "scale_exponent": scale_exponent(group.ring, len(members), group.clip_exponent, group.weights),
-                "counts": _row(frame, group, members),
+                **_row(frame, group, members),
             }
         )
         for group in frame.groups
     )
-    plain = {f.name: getattr(frame, f.name) for f in fields(frame) if f.name not in ("groups", "counts", "rows")}
+    plain = {f.name: getattr(frame, f.name) for f in fields(frame) if f.name not in NOT_IN_SPEC}
     return RoundSpec.model_validate(
         {
             **plain,
@@ -189,16 +194,28 @@ def specify(frame: Frame, cohort: Sequence[str], attempt: int) -> RoundSpec:
     )
 
 
-def _row(frame: Frame, group: Group, members: Sequence[str]) -> tuple[int, ...]:
-    """Integer weights of a group for one silo, 2^32 together; all 0 where its reader would see too much of one."""
+def _row(frame: Frame, group: Group, members: Sequence[str]) -> dict[str, object]:
+    """Integer weights of a group for one silo, 2^32 together; all 0 where its reader would see too much of one.
+
+    For a member of the cohort, what it keeps of its own beside them; there is no row for one that is not in it.
+    """
     if group.name not in frame.rows:
-        return ()
-    weights = [0.0 if silo == group.reader else frame.rows[group.name].get(silo, 0.0) for silo in members]
-    none = (0,) * len(members)
-    if not any(weights):
+        return {"counts": ()}
+    by_silo, none = frame.rows[group.name], {"counts": (0,) * len(members), "own_weight": 0}
+    weights = [0.0 if silo == group.reader else by_silo.get(silo, 0.0) for silo in members]
+    brought = group.name in frame.brought
+    if not any(weights) or (brought and group.reader not in members):
         return none
     integers = integer_weights(weights)
-    return none if row_fault(integers, frame.min_cohort) else integers
+    own = own_weight(by_silo.get(group.reader, 0.0), weights) if brought else 0
+    if own == 1 << MIX_BITS or row_fault(integers, frame.min_cohort):
+        return none
+    return {"counts": integers, "own_weight": own}
+
+
+def kept(spec: RoundSpec, group: Group, survivors: Sequence[str]) -> float:
+    """The part of 1 that the reader of a row keeps of its own, mixed with the row over these survivors."""
+    return kept_share(group.own_weight, sum(group.counts[spec.cohort.index(silo)] for silo in survivors))
 
 
 def receive(document: bytes, signature: bytes, frame: Frame, terms: Terms, signers: Signers, silo: str) -> RoundSpec:
@@ -232,10 +249,44 @@ def signed_spec(document: bytes, signature: bytes, signers: Signers) -> RoundSpe
     return spec
 
 
+def brought_fault(spec: RoundSpec, group: Group, min_cohort: int) -> str:
+    """Why a row is not one that the coordinator may weigh as it likes; empty if it is. The steps run in order."""
+    # (1) It has a weight for each silo of the cohort.
+    if len(group.counts) != len(spec.cohort):
+        return f"has {len(group.counts)} weights for a cohort of {len(spec.cohort)}"
+    # (2) Nobody is mixed: there is no such row.
+    if not any(group.counts):
+        return f"mixes nobody and has {group.own_weight} of its reader's own" if group.own_weight else ""
+    # (3) It is for a member of the cohort, (4) who mixes its own part in itself, and never sends it.
+    if group.reader not in spec.cohort:
+        return f"is for {group.reader!r}, which is not in the cohort"
+    if own := group.counts[spec.cohort.index(group.reader)]:
+        return f"mixes {own} of the reader's own part, which never leaves it"
+    # (5) Its weights add up to one.
+    if (total := sum(group.counts)) != 1 << MIX_BITS:
+        return f"has weights that add up to {total}, not 2^{MIX_BITS}"
+    # (6) None outweighs the others, and they are enough (rules 4 and 5).
+    leans = row_fault(group.counts, min_cohort)
+    return f"shows its reader too much: {leans}" if leans else ""
+
+
+def _with_brought(own: RoundSpec, spec: RoundSpec, frame: Frame) -> RoundSpec:
+    """What this silo would have written, with the weights that a specification brings; RefusedError if it may not."""
+    brought = {group.name: group for group in spec.groups if group.name in frame.brought}
+    for group in brought.values():
+        fault = brought_fault(spec, group, frame.min_cohort)
+        check(not fault, COORDINATOR, Code.POLICY, f"brings a row {group.name!r} that {fault}")
+    groups = []
+    for group in own.groups:
+        theirs = brought.get(group.name, group)
+        groups.append(group.model_copy(update={"counts": theirs.counts, "own_weight": theirs.own_weight}))
+    return own.model_copy(update={"groups": tuple(groups)})
+
+
 def check_frame(spec: RoundSpec, frame: Frame) -> None:
     """RefusedError unless a specification is what this silo would have written for the same cohort and attempt."""
     try:
-        own = specify(frame, spec.cohort, spec.attempt)
+        own = _with_brought(specify(frame, spec.cohort, spec.attempt), spec, frame)
     except LocalError as error:
         raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
     for name in RoundSpec.model_fields:

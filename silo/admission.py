@@ -28,6 +28,7 @@ from .declared import Declared, Records
 from .payload import given_releases, readers_of_message
 from .private_jobs import check_signed, privacy_objections
 
+SUMS_ALONE = "for a method that only sums"  # what to ask for in place of a job that takes trust
 TRUSTED = "non-colluding-coordinator"  # secure_aggregation.trust
 
 
@@ -237,9 +238,13 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     opened = " and ".join((f"{', '.join(parts)} of every silo", *hidden)) if parts else names
     instead = "to have it signed without security.audience"
     if parts:
-        instead = "for a method that only sums"
-        if job.method().weighs_beforehand:
+        instead = SUMS_ALONE
+        mixed = {part.name: part for start in job.phase_starts for part in uploaded(job.up(start))}
+        directed = [name for name, part in mixed.items() if isinstance(part.exchange, Mix)]
+        if job.method().directed_for and directed:
             instead = 'to have it signed with security.mix = "directed", which hides by no such key'
+            if directed != list(mixed):  # the others take that key in any case
+                instead = f'{SUMS_ALONE} (security.mix = "directed" would keep {", ".join(directed)} from that key)'
     elif job.counted:
         instead = "for a method that sums nothing class by class"
     rows = _mixes(job)

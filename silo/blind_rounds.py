@@ -115,7 +115,8 @@ class BlindRounds:
         if expected_rows(job, round_):
             sharing, asked = await self._sharing(job, folder), asked_of_rows(job, self._policy)
             directed = job.security.mix == "directed"
-            rows = DirectedRows(sharing, round_, asked) if directed else Rows(sharing, round_, asked, own)
+            counted = DirectedRows(sharing, round_, asked, local.counted) if directed else None
+            rows = counted or Rows(sharing, round_, asked, own)
         if sums_down(job, round_):
             sums = Sums(await self._sharing(job, folder), round_, memory)
         delivered = await self._gate.fetch(job, round_, rows, sums)

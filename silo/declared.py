@@ -79,15 +79,15 @@ class Declared:
             raise LocalError(f"job {self.job!r} has no round {round_}, its last is {last}")
         return next(items for start, items in reversed(self.phases) if start <= round_)
 
-    def groups(self, round_: int, away: Sequence[str] = ()) -> tuple[tuple[Part, ...], tuple[Group, ...]]:
+    def groups(self, round_: int, readers: Sequence[str] = ()) -> tuple[tuple[Part, ...], tuple[Group, ...]]:
         """The groups of a round's secure sum, without scale, and their parts; LocalError where it has none.
 
-        ``away`` are the silos that get rows of it.
+        ``readers`` are the silos that get rows of it.
         """
-        if strange := [silo for silo in away if silo not in self.silos]:
+        if strange := [silo for silo in readers if silo not in self.silos]:
             raise LocalError(f"rows for {', '.join(strange)}, no silo of job {self.job!r}; nothing leaves")
         parts, bounds = self._blind_parts(round_)
-        return sum_groups(parts, bounds, away)
+        return sum_groups(parts, bounds, readers)
 
     def hidden(self, round_: int) -> tuple[Part, ...]:
         """The parts of a round that leave one by one, padded or rotated; LocalError where it has no blind round."""

@@ -1,8 +1,11 @@
 """The rows of a directed Mix in one delivery: checked, freed of their pads as their words come, and put together.
 
 Each is the group of an open sum that this silo alone reads (security/directed_mix.py). What it must be this silo knows
-itself: whose round it was away in, the specification with its own weights of the row, and what of the survivors it may
-see. Each round has one sum, so there is one row of it; those of the last delivery may come once more, as after a lost
+itself: which rounds have rows for it, the specification with its own weights of the row or such as it may be mixed by,
+what of the survivors it may see, and how much of its own it keeps. A row for a member of a round is of the last round
+of this silo that counts: it is mixed with what this silo gave then.
+
+Each round has one sum, so there is one row of it; those of the last delivery may come once more, as after a lost
 connection, and older ones do not (``OpenedDirected``, durable before a row is opened).
 """
 
@@ -21,7 +24,7 @@ from ..security.directed_mix import open_row, recipient_pads
 from ..security.fixedpoint import Group, Words
 from ..security.masks import Term
 from ..security.open_sum import Claim, check_claim
-from ..security.round_spec import RoundSpec, Terms, signed_spec
+from ..security.round_spec import RoundSpec, Terms, kept, signed_spec
 from ..security.secagg_fault import COORDINATOR, Code, check
 from .coming_words import ComingWords
 from .mix_memory import OpenedDirected
@@ -50,11 +53,16 @@ class _Coming:
 class DirectedRows:
     """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
 
-    def __init__(self, sharing: Sharing, round_: int, terms: Terms) -> None:
-        """``terms`` are what this silo asks of the sum that a row is of."""
+    def __init__(self, sharing: Sharing, round_: int, terms: Terms, counted: int) -> None:
+        """``terms`` are what this silo asks of the sum that a row is of.
+
+        ``counted``: one more than the last round of this silo that counts.
+        """
         self._sharing = sharing
         self._terms = round_terms(sharing.job, terms)
         self._round = round_
+        self._last = counted - 1
+        self._members = sharing.job.method().directed_for == "members"
         self._expected = expected_rows(sharing.job, round_)
         self._mixed: tuple[Mixed, ...] = ()
         self._words = ComingWords(self._finish)
@@ -107,9 +115,13 @@ class DirectedRows:
         last = found[-1].spec.round if found else -1
         in_turn = last < round_ < self._round
         check(in_turn, COORDINATOR, Code.SPEC, f"brings a row of round {round_} in {self._round}, after that of {last}")
-        # (2) This silo was away in that round.
-        away = sharing.silo in job.away(round_)
-        check(away, COORDINATOR, Code.SPEC, f"brings a row of round {round_}, for which {sharing.silo!r} was drawn")
+        # (2) That round has a row for this silo: it was away, or it was drawn and gave in no later round.
+        was = "drawn" if sharing.silo in job.cohort(round_) else "not drawn"
+        has = sharing.silo in job.row_readers(round_)
+        check(has, COORDINATOR, Code.SPEC, f"brings a row of round {round_}, for which {sharing.silo!r} was {was}")
+        last_own = not self._members or (round_ == self._last and sharing.silo in claim.survivors)
+        why = f"brings a row of round {round_}, the last one of {sharing.silo!r} that counts is {self._last}"
+        check(last_own, COORDINATOR, Code.SPEC, why)
         # (3) The sum is the one that this silo would have written, with its own weights, and may be open.
         frame = round_frame(job, round_, sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
         spec = check_claim(claim, frame, self._terms, sharing.signers)
@@ -128,6 +140,10 @@ class DirectedRows:
         check(any(weights.values()), COORDINATOR, Code.SPEC, f"brings a row of round {round_} in which nobody is mixed")
         whole = sum(weights.values())
         shares = {silo: weight / whole for silo, weight in weights.items() if weight}
+        if self._members:
+            own_part = kept(spec, group, claim.survivors)
+            why = f"brings a row with keep = {mixed.keep!r}, by the weights of its sum it is {own_part!r}"
+            check(mixed.keep == own_part, COORDINATOR, Code.SPEC, why)
         fault = job.method().mail_fault(round_, sharing.silo, shares, mixed.keep)
         check(not fault, COORDINATOR, Code.SPEC, f"brings mail that {fault}")
         pads = recipient_pads(spec, group, sharing.first_prekey, sharing.others)

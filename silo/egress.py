@@ -47,6 +47,7 @@ from ..proto.secure_told import Told, told_from_wire
 from ..proto.stream import Digester, Digests
 from ..proto.wire import Item
 from ..security import roster as rosters
+from ..security.directed_mix import is_row
 from ..security.fixedpoint import unscaled
 from ..security.group_key import Contribution, Relayed
 from ..security.identity import Keys
@@ -54,6 +55,7 @@ from ..security.ledger import Ledger
 from ..security.policy import Policy
 from ..security.records import Applied, Payload, Peer
 from ..security.release import Paid, nothing_paid, own_part, unpaid
+from ..security.round_spec import brought_fault
 from ..security.sealing import Sealed
 from ..security.secagg_silo_events import Streamed
 from . import delivery
@@ -257,10 +259,11 @@ class Gate:
 
     async def give_masked(self, declared: Declared, round_: int, bundle: Bundle, masking: Masking) -> Streamed:
         """Let one round's bundle out as the masked words of a secure sum; what was streamed, for its header."""
-        away = masking.away
-        if come := [silo for silo in away if silo in masking.spec.cohort]:
-            raise LocalError(f"rows for {', '.join(come)}, who are in the cohort themselves; nothing leaves")
-        parts, own = declared.groups(round_, away)
+        spec = masking.spec
+        for group in (each for each in spec.groups if is_row(each) and each.reader in spec.cohort):
+            if fault := brought_fault(spec, group, spec.min_cohort):
+                raise LocalError(f"a row {group.name!r} that {fault}; nothing leaves")
+        parts, own = declared.groups(round_, masking.readers)
         items, values = await self._checked(declared, round_, bundle, parts)
         # (3b) The sum is over what the signed document declares.
         if (asked := tuple(map(unscaled, masking.spec.groups))) != own:

@@ -110,7 +110,7 @@ class Masking:
     pads: Mapping[int, Term] = field(default_factory=dict)  # by group that the coordinator is not to read
 
     @property
-    def away(self) -> tuple[str, ...]:
+    def readers(self) -> tuple[str, ...]:
         """The silos that get rows of the sum, in the order of their groups."""
         return tuple(dict.fromkeys(group.reader for group in self.spec.groups if is_row(group)))
 
@@ -197,7 +197,7 @@ def _check_declared(part: str, weight: float, records: int) -> None:
 def streamed_of(declared: Declared, round_: int, bundle: Bundle, masking: Masking) -> Streamed:
     """What the masked upload of these values is, without sending it."""
     items = declared.items(round_)
-    outgoing = masked(declared.groups(round_, masking.away)[0], items, exactly(items, bundle.tensors), masking)
+    outgoing = masked(declared.groups(round_, masking.readers)[0], items, exactly(items, bundle.tensors), masking)
     digester = Digester(outgoing.sizes)
     for chunk in outgoing.chunks():
         digester.update(chunk.payload)

@@ -95,7 +95,7 @@ def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str, reader: str) ->
 def given_releases(job: Job, round_: int) -> tuple[Release, ...]:
     """All that a silo gives in a round, in the form and the order in which it leaves.
 
-    Which silos are away is another matter in each round: rows are for any of the job's. Of a private job it is as it is
+    Who gets rows is another matter in each round: they are for any of the job's silos. Of a private job it is as it is
     meant to be, differentially private; what paid for it, and that it is so, is known in the round alone.
     """
     releases = _given(job, round_)
@@ -111,7 +111,7 @@ def _given(job: Job, round_: int) -> tuple[Release, ...]:
         for part in uploaded(parts)
         for release in (padded_releases(part) if isinstance(part.exchange, Mix) else rotated_releases(part))
     ]
-    masked = masked_releases(*sum_groups(parts, bounds(job), job.away(round_)))
+    masked = masked_releases(*sum_groups(parts, bounds(job), job.row_readers(round_)))
     return (*hidden, *(replace(each, readers=job.silos) if each.is_row else each for each in masked))
 
 

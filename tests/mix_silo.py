@@ -252,25 +252,35 @@ class DirectedSilo(MixSilo):
         folder.mkdir(parents=True, exist_ok=True)
         self.sharing = Sharing.of(job, roster, keys, JobKeys(KEY, PARTS, self.others), folder)
         self.sharing.memory.begin(job)
+        self.last = self.gave = -1  # rounds whose sum it is in, and whose parts it has given
         self.sharing.prekeys.begin(keys.exchange.private_bytes_raw(), Known.first(self.others))  # in place of prekeys
 
     def masked(self, terms):
         spec = self.state.spec
-        of, _ = sum_groups(self.job.up(spec.round), bounds(self.job), self.job.away(spec.round))
+        of, _ = sum_groups(self.job.up(spec.round), bounds(self.job), self.job.row_readers(spec.round))
         gifts = self.gifts(spec.round)
         values = [given(part, group, gifts[part.name]) for part, group in zip(of, spec.groups, strict=True)]
         tagger, pads = Tagger(KEY, spec.context(), len(spec.groups)), self.sharing.pads(spec)
         made = b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger, pads))
         own = {index: pad.key for index, pad in pads.items()}
         self.tags = tagger.padded(KEY, spec.context(), self.silo, own, terms)
+        self.last = spec.round
         return made
+
+    async def give_parts(self, round_):
+        """What was given stays given over attempts."""
+        if self.gave != round_:
+            await super().give_parts(round_)
+        self.gave = round_
 
     async def mail(self, round_):
         """What its rows came to, and of which rounds they are."""
         manifest, payload, _ = await self.delivery(round_)
         said = [bytes.fromhex(json.loads(row.document)["key_parts"]) for row in manifest.rows]
-        opener = DirectedRows(replace(self.sharing, parts=said[0] if said else PARTS), round_, self.terms)
+        sharing = replace(self.sharing, parts=said[0] if said else PARTS)
+        opener = DirectedRows(sharing, round_, self.terms, self.last + 1)
         assert sum(opener.announced("coordinator", manifest.rows, manifest.prekeys)) == len(payload)
         opener.admit()
         opener.write(memoryview(payload))
-        return opener.delivered().get("theta"), [json.loads(row.document)["round"] for row in manifest.rows]
+        of = [json.loads(row.document)["round"] for row in manifest.rows]
+        return next(iter(opener.delivered().values()), None), of

@@ -19,7 +19,9 @@ from staddle.algorithms.exchange import (
     Sum,
     TensorSpec,
     integer_weights,
+    kept_share,
     laid_out,
+    own_weight,
 )
 from staddle.errors import LocalError
 
@@ -130,3 +132,18 @@ def test_give_lays_out_in_wire_order_and_detaches():
     assert list(given_) == ["w", "b", WEIGHT]
     assert not given_["b"].requires_grad
     assert given_[WEIGHT].dtype == torch.float64
+
+
+@given(st.floats(0, 1e6), st.lists(st.floats(0, 1e6), min_size=1, max_size=9).filter(any), st.randoms())
+def test_what_a_reader_keeps_is_its_part_of_all_weights_in_any_order(own, others, random):
+    found, whole = own_weight(own, others), Fraction(own) + sum(map(Fraction, others))
+    assert abs(Fraction(found, 2**32) - Fraction(own) / whole) <= Fraction(1, 2**33)
+    random.shuffle(others)
+    assert own_weight(own, others) == found
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 2**32))
+def test_of_fewer_others_it_keeps_more(own, mixed):
+    exact = Fraction(own * 2**32, own * 2**32 + (2**32 - own) * mixed)
+    assert kept_share(own, mixed) == float(exact)
+    assert kept_share(own, 2**32) == own / 2**32 <= kept_share(own, mixed)

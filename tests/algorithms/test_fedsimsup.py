@@ -580,7 +580,7 @@ def test_weights_of_rows_are_those_that_are_posted_and_known_to_all(declared, si
     _, job, _ = declared(similarity)
     method = job.method()
     state = method.begin()
-    assert method.weighs_beforehand
+    assert method.directed_for == "away"
     for round_ in range(1, job.length):
         cohort = job.cohort(round_)
         for post in method.combine(state, round_, cohort, {}).posts:

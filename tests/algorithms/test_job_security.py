@@ -454,13 +454,37 @@ def test_a_directed_mix_stands_in_the_schema_and_is_keyed(labels):
 
 
 def test_a_directed_mix_takes_weights_that_are_known_before_the_round(blind, labels, monkeypatch):
-    with pytest.raises(LocalError, match=r'mix = "directed": the weights by which part .extractor. is mixed follow'):
-        blind("pfedsim", {"rho": 0.5}, security={**BLIND, "mix": "directed"})
+    with monkeypatch.context() as patch:
+        patch.setattr("staddle.algorithms.pfedsim.PFedSim.directed_for", "")
+        with pytest.raises(
+            LocalError, match=r'mix = "directed": the weights by which part .extractor. is mixed follow'
+        ):
+            blind("pfedsim", {"rho": 0.2}, security={**BLIND, "mix": "directed"})
     with pytest.raises(LocalError, match=r'mix = "directed" does nothing: no part is mixed; take it out'):
         blind("fedavg", security={**BLIND, "mix": "directed"})
     monkeypatch.setattr("staddle.algorithms.job_security.MOST_DIRECTED", 35)
     with pytest.raises(LocalError, match=r"1 silos are away in a round, each with its own weights of 4, more than one"):
         labels(mix="directed")
+
+
+def test_rows_for_members_are_of_one_in_league_at_most_and_of_enough_others(blind, monkeypatch):
+    directed = {**BLIND, "mix": "directed"}
+    job = blind("pfedsim", {"rho": 0.2}, security=directed)
+    assert job.up(1)[0].exchange == Mix(directed=True)
+    assert job.row_readers(1) == job.cohort(1) == job.silos
+    assert job.together == job.batches == (job.silos,)  # private weights: all of them or none
+    silos = list("abcdefgh")
+    counted = {**PUBLIC, "counts": dict.fromkeys(silos, 30), "mix": "directed"}
+    assert blind("pfedsim", {"rho": 0.2}, counted, silos=silos).together == tuple((silo,) for silo in silos)
+    with pytest.raises(LocalError, match=r"security\.colluders = 2: .* lower colluders to 1, or take mix out"):
+        blind("pfedsim", {"rho": 0.2}, {**counted, "colluders": 2}, silos=silos)
+    with pytest.raises(LocalError, match=r"at least min_cohort = 4 others of it, and there are 3: .* lower min_cohort"):
+        blind("pfedsim", {"rho": 0.2}, counted, silos=silos, participation=0.5, min_cohort=4)
+    with pytest.raises(LocalError, match=r'mix = "directed" does nothing: no part is mixed; take it out'):
+        blind("pfedsim", {"rho": 0.99}, security=directed)
+    monkeypatch.setattr("staddle.algorithms.job_security.MOST_DIRECTED", 143)
+    with pytest.raises(LocalError, match=r"4 silos are in a round, each with its own weights of 4, more than one"):
+        blind("pfedsim", {"rho": 0.2}, security=directed)
 
 
 def test_names_of_readers_are_no_silos_of_a_directed_mix(blind):

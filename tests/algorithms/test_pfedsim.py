@@ -9,6 +9,7 @@ from hypothesis import given, settings
 
 from staddle.algorithms import data, partition, simulation
 from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
+from staddle.algorithms.engine import Records, Serial
 from staddle.algorithms.exchange import Gram, Mix, Sum
 from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import local_round
@@ -16,8 +17,9 @@ from staddle.algorithms.method import Facts, Latest, Row, SiloState, initial_sta
 from staddle.algorithms.models import build
 from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT
 from staddle.algorithms.plain import PLAIN, Plain
-from staddle.algorithms.simulation import simulate
+from staddle.algorithms.simulation import Simulation, simulate
 from staddle.errors import LocalError
+from staddle.proto.blind import simulated
 
 FACTS = Facts("a", 0, 5, torch.tensor([2, 2, 1]))
 
@@ -422,3 +424,134 @@ def test_one_silo_a_round_is_refused_where_silos_should_meet(make_job):
             job(rho, min_cohort=1).document()
     assert job(1, min_cohort=1).document()  # FedAvg throughout
     assert job(0.5, min_cohort=2).document()
+
+
+# By directed rows.
+
+DIRECTED = {"secure_aggregation": "required", "mix": "directed"}
+
+
+@pytest.fixture
+def directed(make_job):
+    """A job of five silos, all in each round, unless ``fields`` say otherwise; two rounds of six are generalisation."""
+
+    def make(options=None, **fields):
+        common = {"rounds": 6, "silos": list("abcde"), "min_cohort": 3, "security": DIRECTED}
+        return make_job("pfedsim", options or {"rho": 0.34}, **{**common, **fields})
+
+    return make
+
+
+def with_phi(method, by_pair):
+    """A coordinator's state in which all have trained in the phase and pairs have these cosines."""
+    state = method.begin()
+    phi, silos = state["phi"].clone(), method.setting.silos
+    for (one, other), value in by_pair.items():
+        for at, to in ((one, other), (other, one)):
+            phi[silos.index(at), silos.index(to)] = value
+    return {"phi": phi, "gave": torch.ones_like(state["gave"])}
+
+
+def test_directed_the_first_round_of_the_phase_gives_no_extractor(directed):
+    job = directed()
+    names = [([p.name for p in job.up(n)][:-1], [p.name for p in job.down(n)]) for n in range(job.length)]
+    assert names == [
+        (["model"], ["model"]),
+        (["model"], ["model"]),
+        (["rows"], ["model"]),
+        (["extractor", "rows"], ["model"]),
+        (["extractor", "rows"], ["extractor", "model"]),
+        (["extractor", "rows"], ["extractor", "model"]),
+    ]
+    assert job.up(3)[0].exchange == job.down(4)[0].exchange == Mix(directed=True)
+    assert [spec.name for spec in job.down(6)[0].tensors][-1] == "@keep"
+    method = job.method()
+    state = initial_state(method, "a")
+    gifts = [set(method.give(state, replace(FACTS, round=n))) for n in (1, 2, 3)]
+    assert gifts == [{"model"}, {"rows"}, {"extractor", "rows"}]
+
+
+def test_directed_a_round_is_mixed_by_the_likeness_before_it_over_who_gave_in_it(directed):
+    method = directed().method()
+    before = with_phi(method, {("a", "b"): 0.5, ("a", "c"): 0.9, ("a", "e"): 0.7, ("b", "d"): 0.3})
+    gram = torch.full((1, 4, 4), 0.99, dtype=torch.float64)
+    gram[0].fill_diagonal_(1)
+    combined = method.combine(before, 4, ("a", "b", "c", "d"), {"rows": {"gram": gram}})
+    b, c = -math.log(1 - 0.5), -math.log(1 - 0.9)  # of this round's 0.99 nothing; e did not give
+    posts = {post.silo: post for post in combined.posts}
+    assert posts.keys() == {"a", "b", "c", "d"}
+    assert posts["a"].weights == {"b": pytest.approx(b), "c": pytest.approx(c), "d": 0.0, "a": 0.0}
+    assert posts["a"].keep == pytest.approx(CODE_SELF_WEIGHT / (CODE_SELF_WEIGHT + b + c), abs=2**-32)
+    assert combined.state["phi"][0, 1] == pytest.approx(0.99)
+    assert combined.state["phi"][0, 4] == 0.7
+    assert method.combine(before, 2, ("a", "b", "c", "d"), {"rows": {"gram": gram}}).posts == ()
+    nobody = method.combine(method.begin(), 3, ("a", "b", "c", "d"), {"rows": {"gram": gram}})
+    assert nobody.posts == ()
+
+
+def test_directed_mail_is_eq_4_with_the_silo_s_own_part(directed):
+    method = directed().method()
+    state = initial_state(method, "a")
+    own = method.flat(state, "extractor")
+    others = {name: torch.randn(value.shape, generator=torch.manual_seed(3)) for name, value in own.items()}
+    keep = torch.tensor(0.625, dtype=torch.float64)
+    mail = {**{name: 0.375 * value for name, value in others.items()}, "@keep": keep}
+    taken = method.deliver(state, {"extractor": mail}, FACTS)
+    for name, value in method.flat(taken, "extractor").items():
+        assert torch.allclose(value, 0.625 * own[name] + 0.375 * others[name], atol=1e-6)
+    assert torch.equal(taken.parts["classifier"]["weight"], state.parts["classifier"]["weight"])
+    assert method.deliver(state, {}, FACTS).parts.keys() == state.parts.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "shares", "least"),
+    [
+        ({}, {"b": 0.5, "c": 0.3, "d": 0.2}, 1 / 3),
+        ({}, {"b": 0.34, "c": 0.33, "d": 0.33}, 0.34 / 1.34),
+        ({"similarity": "per_class"}, {"b": 0.5, "c": 0.3, "d": 0.2}, 0.5 / (0.5 + CODE_SELF_WEIGHT)),
+    ],
+)
+def test_directed_a_silo_keeps_no_less_of_its_own_than_any_likeness_allows(directed, options, shares, least):
+    method = directed({"rho": 0.34, **options}).method()
+    assert method.mail_fault(4, "a", shares, least) == ""
+    assert method.mail_fault(4, "a", shares, 1.0) == ""
+    assert f"it is {least:.6f} to 1" in method.mail_fault(4, "a", shares, least - 2e-6)
+    nothing = directed({"rho": 0.34, "self_weight": 0.0}).method()
+    assert nothing.mail_fault(4, "a", shares, 0.0) == ""
+    assert "to 0" in nothing.mail_fault(4, "a", shares, 1e-3)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.8])
+def test_directed_the_quantised_rounds_are_eq_4_of_one_round_before(directed, make_data, participation):
+    """A round at a time, with rows by hand in float64."""
+    silos = tuple("abcde")
+    counts = {"weights": "public", "counts": dict.fromkeys(silos, 30)} if participation < 1 else {}
+    job = directed(participation=participation, security={**DIRECTED, **counts})
+    shards = {silo: Records(make_data(40, seed=at), make_data(20, seed=at + 9)) for at, silo in enumerate(silos)}
+    run, gave, before = Simulation(job, Serial(job, shards), exchanges=simulated(job)), {}, {}
+    method, mixed = job.method(), 0
+    while run.round < job.length:
+        round_, phi = run.round, run.coordinator
+        cohort = job.cohort(round_)
+        starts = {silo: before.get(silo, (None, {}))[0] for silo in cohort}
+        down = {silo: deliver(method, PLAIN, phi, round_, silo, run._archive).get("extractor") for silo in cohort}
+        run.step()
+        for silo in cohort:
+            if down[silo] is not None:
+                weights, own = before[silo][1], starts[silo]
+                assert weights
+                total = sum(weights.values())
+                rest = {
+                    name: sum(w * gave[silo][j][name].double() for j, w in weights.items() if j != silo) for name in own
+                }
+                keep = weights[silo] / total
+                assert float(down[silo]["@keep"]) == pytest.approx(keep, abs=1e-9)
+                for name, value in rest.items():
+                    assert torch.allclose(down[silo][name].double(), value / total, atol=1e-6)
+                mixed += 1
+        if method.extractor in method.up(round_):
+            flat = {silo: method.flat(run.states[silo], "extractor") for silo in cohort}
+            for silo in cohort:
+                likeness = {j: w for j, w in method.weights(phi, silo).items() if j in cohort}
+                before[silo], gave[silo] = (flat[silo], likeness), flat
+    assert mixed > 1

@@ -293,7 +293,9 @@ def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(federati
     rule = policy.rule("fedsimsup", "theta")
     assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), tuple("abcd"), ("uint32",))
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())
-    assert "masked and padded once for each silo that is away, which alone can read its own weighted mean" in flowing
+    assert (
+        "masked and padded once for each silo that gets its own weighted mean of the others', which it alone" in flowing
+    )
 
 
 # Private jobs.

@@ -97,6 +97,28 @@ def test_what_comparisons_tell_is_said_with_figures(method, options, said):
     assert bool(told) == bool(said)
 
 
+def test_of_directed_rows_for_members_it_says_who_weighs_them_and_who_reads_the_weights():
+    silos = ["a", "b", "c", "d", "e"]
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 4,
+        "silos": silos,
+        "min_cohort": 3,
+        "method": {"name": "pfedsim", "options": {"rho": 0.25}},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+        "security": {"secure_aggregation": "required", "mix": "directed"},
+    }
+    job = Job.from_file(JobFile.model_validate(document), "job.toml")
+    assert "with 1 silo in league, more than the means that it gets, by the coordinator's weights)" in seen(job)
+    assert (
+        "tells the coordinator, and the silos of a round, which check the weights of its rows, which"
+        in told_by_likeness(job)
+    )
+
+
 ONE_SILO = "to one silo, alone or in league with the coordinator: policies look for such models"
 EITHER = "to the coordinator or to one silo: policies look for such models"
 

@@ -13,7 +13,7 @@ from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.method import Latest, Mail, Post
 from staddle.coordinator import directed as d
 from staddle.coordinator.kept_words import kept_sum, kept_words
-from staddle.coordinator.opening import Keeping, open_sum
+from staddle.coordinator.opening import Keeping, masked_bytes, open_sum
 from staddle.coordinator.room import room
 from staddle.coordinator.store import JobStore
 from staddle.errors import LocalError
@@ -168,3 +168,17 @@ def test_an_open_sum_leaves_the_words_of_rows_in_which_somebody_is_mixed(tmp_pat
     assert (kept.claim.survivors, kept.claim.tag) == (opening.survivors, made.claim(1).tag)
     with safe_open(store.sum_file(spec.round), framework="np") as file:
         assert list(file.keys()) == ["metrics/n"]
+
+
+def test_of_members_a_row_each_waits_and_no_more():
+    """Three of each, as of every file that a round replaces; rows for who is away pile up over all rounds."""
+    document = made_job()._written()
+    members = {"name": "pfedsim", "options": {"rho": "0.0"}, "version": None}
+    security = {**document["security"], "mix": "directed"}
+    changed = {**document, "method": members, "participation": "1.0", "security": security}
+    job = Job.from_file(JobFile.model_validate(changed), "job")
+    (part,) = (part for part in job.up(1) if part.name == "extractor")
+    elements = sum(spec.elements for spec in part.tensors)
+    assert room(job).versions == 3 * len(SILOS) * 4 * elements
+    assert masked_bytes(job, 1) > len(SILOS) * 4 * elements > masked_bytes(job, 0)
+    assert room(job).uploads > len(SILOS) ** 2 * 4 * elements

@@ -50,6 +50,7 @@ MODES = {  # name of the job: its row of the table, its method, and what its doc
     "aims-grouped": ("fedaims algorithm2", "fedaims", {"options": {"sampling": "algorithm2"}, **CONVOLVING}),
     "sim": ("pfedsim mean", "pfedsim", {"options": {"rho": 0.34}, "rounds": 3}),
     "sim-classes": ("pfedsim per_class", "pfedsim", {"options": {"rho": 0.0, "similarity": "per_class"}}),
+    "sim-directed": ("pfedsim directed", "pfedsim", {"options": {"rho": 0.34}, "rounds": 3}),
     "sup": ("fedsimsup samples", "fedsimsup", {"options": {"similarity": "samples"}, "rounds": 3}),
     "sup-labels": ("fedsimsup labels", "fedsimsup", {"options": {"similarity": "labels"}, "rounds": 3}),
     "sup-directed": ("fedsimsup directed", "fedsimsup", {"rounds": 3}),
@@ -164,6 +165,7 @@ def documents(document, shards):
             "security": {**declared, "class_counts": by_class, "mix": "directed"},
         },
     }
+    away["sim-directed"] = {"security": {**SECURITY, "mix": "directed"}}
     common = {"rounds": 2, "min_cohort": 3, "security": SECURITY}
     for name, (_, method, changes) in MODES.items():
         yield document(name, SILOS, method, **{**common, **changes, **away.get(name, {})})
@@ -329,7 +331,7 @@ def check_rotated(world):
             if part.sketch:
                 public[place, row] = count_sketch(torch.from_numpy(own.copy()), part.sketch, seed).numpy()
                 near[place.job] = LIKELY * np.sqrt(2 / part.sketch)
-    assert {place.job for place, _ in plain} == {"aims-grouped", "sim", "sim-classes"}
+    assert {place.job for place, _ in plain} == {"aims-grouped", "sim", "sim-classes", "sim-directed"}
     differs = False
     for one, other in itertools.combinations_with_replacement(plain, 2):
         (a, row), (b, column) = one, other
@@ -353,20 +355,22 @@ def check_rows(world):
     for reader, call in ((silo, call) for silo in SILOS for call in world.calls[silo] if call.method == FETCH):
         frames = [tensor.Frame.FromString(data) for data in call.received]
         manifest, payload = frames[0].manifest, b"".join(frame.chunk for frame in frames)
-        for at, row in enumerate(manifest.rows if manifest.job == "sup-directed" else ()):
+        for at, row in enumerate(manifest.rows if manifest.job in ("sup-directed", "sim-directed") else ()):
             spec, size = parse_canonical(row.document, RoundSpec, "row"), len(payload) // len(manifest.rows)
-            opened[spec.round, reader] = spec, payload[at * size : (at + 1) * size]
-    assert len(opened) == len({round_ for round_, _ in opened}) == 3  # of each round that trained, for who was away
-    for (round_, silo), (spec, words) in opened.items():
+            opened[spec.job, spec.round, reader] = spec, payload[at * size : (at + 1) * size]
+    away = {(round_, silo) for job, round_, silo in opened if job == "sup-directed"}
+    assert len(away) == len({round_ for round_, _ in away}) == 3  # of each round that trained, for who was away
+    assert opened.keys() - {("sup-directed", *place) for place in away} == {("sim-directed", 2, s) for s in SILOS}
+    for (job, round_, silo), (spec, words) in opened.items():
         (index,) = [at for at, group in enumerate(spec.groups) if group.reader == silo]
         accumulator = Accumulator(sums.readable(spec))
         for other in spec.cohort:
-            accumulator.add(sums.unmasked(spec, other, world.summed(Place("sup-directed", round_, other))))
+            accumulator.add(sums.unmasked(spec, other, world.summed(Place(job, round_, other))))
         accumulator.open((), spec.cohort)
         plain = b"".join(each.tobytes() for at, each in accumulator.numbers() if at == index)
         assert len(plain) == len(words) > 2000
         assert chi_square(words) < LARGEST_CHI_SQUARE < chi_square(plain)
-        check_unrelated(words, plain, (round_, silo))
+        check_unrelated(words, plain, (job, round_, silo))
 
 
 def check_plaintext(world, silo):

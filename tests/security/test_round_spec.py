@@ -46,7 +46,7 @@ def test_what_the_coordinator_specifies_the_silo_accepts():
 
 def test_the_context_is_known_and_binds_every_field():
     spec = specify(frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR)), FOUR, 0)
-    assert spec.context().hex() == "beebef0da8e83137d2cae1c826b1ddcd78f1a4f80c230439e9bd2c2372ff21f8"
+    assert spec.context().hex() == "dd2792c0737e6f36b0eaa77757cb5cc92cc8a3beca5b1b7fdaa1f7a1d98f30ff"
     others = {
         "federation": "other",
         "roster": "ee" * 32,

@@ -811,3 +811,16 @@ def test_4_public_weights_of_what_is_mixed_have_no_private_form_to_ask_for(refus
 def test_4_directed_rows_are_of_as_many_silos_as_the_policy_asks(refused, directed):
     asks = "public_counts = true\nmin_cohort = 4"
     assert "rows of the job may be over min_cohort = 3 other silos" in refused("POLICY", **directed("few", asks))
+
+
+def test_4_rows_for_members_want_trust_for_what_is_compared_alone(blind, made):
+    """Extractors are hidden by no key that all silos have; classifier rows are, directed or not."""
+    said = {}
+    for mix in ("one-upload", "directed"):
+        security = {**BLIND, "mix": mix}
+        policy = blind(f"members-{mix}", security, "pfedsim", options={"rho": 0.0}, silos=FIVE, asks="min_cohort = 3")
+        (said[mix],) = sum_objections(blind.job, policy["policy"], made.roster)
+    assert said["one-upload"].startswith("extractor, rows would be hidden from coordinator by a key")
+    assert said["one-upload"].endswith('only sums (security.mix = "directed" would keep extractor from that key)')
+    assert said["directed"].startswith("rows would be hidden from coordinator by a key that every silo of the job has")
+    assert said["directed"].endswith("or ask for a method that only sums")

@@ -20,7 +20,9 @@ from keyed_jobs import (
 )
 from ledgers import stored
 
+from staddle.algorithms.exchange import integer_weights
 from staddle.algorithms.method import KEEP, METRICS
+from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
@@ -37,7 +39,7 @@ from staddle.security.ledger import Ledger
 from staddle.security.masked_sum import Accumulator, check_given, masked_chunks
 from staddle.security.open_sum import tag_of
 from staddle.security.records import Peer
-from staddle.security.round_spec import Terms, specify
+from staddle.security.round_spec import Terms, kept, specify
 from staddle.security.secagg_fault import COORDINATOR_OR_SILO
 from staddle.silo import delivery
 from staddle.silo.directed_rows import DirectedRows
@@ -55,19 +57,21 @@ def keyed(tmp_path_factory):
     common = {"min_cohort": 3, "participation": 0.8, "rounds": 8, "security": SECURITY}
     made.job("directed", "fedsimsup", SILOS, SAMPLES, **common)
     made.job("twin", "fedsimsup", SILOS, SAMPLES, **common)
+    made.job("members", "pfedsim", SILOS, {"rho": 0}, **{**common, "participation": 1.0})
     return made
 
 
 class Sum:
     """The opened sum of one round of a job, with the pads of its rows on; ``held`` is what each silo gave."""
 
-    def __init__(self, keyed, job, round_, survivors=None, cohort=None):
+    def __init__(self, keyed, job, round_, survivors=None, cohort=None, weights=None):
         self.keyed, self.job, self.round = keyed, job, round_
         self.cohort = cohort or tuple(sorted(job.cohort(round_)))
         self.survivors = survivors or self.cohort
-        frame = round_frame(job, round_, keyed.roster.federation, rosters.digest(keyed.roster), "ee" * 32, PARTS)
+        roster = rosters.digest(keyed.roster)
+        frame = round_frame(job, round_, keyed.roster.federation, roster, "ee" * 32, PARTS, weights)
         self.spec = specify(frame, self.cohort, 0)
-        of, _ = sum_groups(job.up(round_), bounds_of(job), job.away(round_))
+        of, _ = sum_groups(job.up(round_), bounds_of(job), job.row_readers(round_))
         (self.part,) = directed(job.up(round_))
         rng = torch.Generator().manual_seed(round_)
         self.held = {
@@ -92,8 +96,8 @@ class Sum:
 
     @property
     def reader(self):
-        (silo,) = self.job.away(self.round)
-        return silo
+        """Of the first row."""
+        return self.job.row_readers(self.round)[0]
 
     def words(self, index=1):
         return b"".join(words.tobytes() for at, words in self.numbers if at == index)
@@ -113,7 +117,7 @@ class Sum:
             "signature": self.keyed.coordinator.sign(SECAGG_SPEC, payload),
             "summands": (),
             "tag": tag_of(self.tags, 1, len(self.spec.groups)),
-            "keep": self.keep(),
+            "keep": changes.pop("keep") if "keep" in changes else self.keep(),
             "survivors": self.survivors,
         }
         words = changes.pop("words", lambda same: same)(self.words())
@@ -152,22 +156,23 @@ class Recipient:
         entry = keyed.roster.coordinator
         self.peer = Peer(id=entry.id, spki=entry.spki_sha256)
 
-    def take(self, round_, rows, sharing=None, chunk=1 << 20):
+    def take(self, round_, rows, sharing=None, chunk=1 << 20, counted=0):
         async def scenario():
             async def coming():
                 for frame in frames_of(self.job, round_, rows, chunk):
                     yield decode(frame.SerializeToString())
 
-            opener = DirectedRows(sharing or self.sharing, round_, TERMS)
+            opener = DirectedRows(sharing or self.sharing, round_, TERMS, counted)
             return await delivery.take(self.ledger, self.peer, self.job, round_, coming(), opener)
 
-        return asyncio.run(scenario()).tensors["theta"]
+        (made,) = asyncio.run(scenario()).tensors.values()
+        return made
 
-    def refused(self, round_, rows, sharing=None):
+    def refused(self, round_, rows, sharing=None, counted=0):
         """Why; the coordinator is to blame, or where words were altered perhaps a silo, and no ingress is recorded."""
         before = stored(self.folder / "ledger")
         with pytest.raises(RefusedError) as caught:
-            self.take(round_, rows, sharing)
+            self.take(round_, rows, sharing, counted=counted)
         altered = "was altered" in caught.value.why
         assert caught.value.peer == (COORDINATOR_OR_SILO if altered else "coordinator")
         assert stored(self.folder / "ledger") == before
@@ -310,7 +315,7 @@ def test_memory_that_is_gone_is_no_memory_of_nothing(recipient, keyed, twice):
 
 def test_later_prekeys_are_refused(recipient, twice):
     """There are none in such a job: the first ones stay until it ends."""
-    opener = DirectedRows(recipient.sharing, 8, TERMS)
+    opener = DirectedRows(recipient.sharing, 8, TERMS, 0)
     with pytest.raises(RefusedError, match="brings later prekeys") as caught:
         opener.announced("coordinator", [twice[1][0].down()[0]], [pb.PrekeyTold()])
     assert (caught.value.peer, caught.value.code) == ("coordinator", "KEYS")
@@ -327,3 +332,87 @@ def test_rows_of_the_other_kind_are_refused(recipient, keyed, twice, tmp_path):
     uploads = Rows(mail.silos[first.reader], 4, TERMS, lambda _: ())
     with pytest.raises(RefusedError, match="brings directed rows, there are none"):
         uploads.announced("coordinator", [first.down()[0]], [])
+
+
+# Rows for a member of the round, by weights of the coordinator's.
+
+LIKENESS = {silo: 2.0 + at / 2 for at, silo in enumerate(SILOS)}  # Φ of each pair, by the other
+
+
+class MemberSum(Sum):
+    """Of a round whose rows are for its members."""
+
+    def __init__(self, keyed, round_, **changes):
+        weights = changes.pop("weights", lambda silo: {**LIKENESS, silo: CODE_SELF_WEIGHT})
+        super().__init__(keyed, keyed.jobs["members"], round_, weights=weights, **changes)
+
+    def keep(self):
+        """By hand."""
+        left = sum(LIKENESS[silo] for silo in self.survivors if silo != self.reader)
+        exact = CODE_SELF_WEIGHT / (CODE_SELF_WEIGHT + left)
+        found = kept(self.spec, self.spec.groups[1], self.survivors)
+        assert found == pytest.approx(exact, abs=1e-8)
+        return found
+
+    def exact(self, name):
+        weights = {silo: LIKENESS[silo] for silo in self.survivors if silo != self.reader}
+        return sum(weights[silo] * self.held[silo][name].double() for silo in weights) / sum(weights.values())
+
+
+@pytest.fixture
+def member(keyed, tmp_path):
+    found = Recipient(keyed, keyed.jobs["members"], SILOS[0], tmp_path)
+    yield found
+    found.ledger.close()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_member_opens_the_row_of_its_last_round_over_the_others_who_survived(keyed, member, lost):
+    row = MemberSum(keyed, 2, survivors=SILOS[: len(SILOS) - lost])
+    found = member.take(3, [row.down()], counted=3)
+    for spec in row.part.tensors:
+        wanted = (1 - row.keep()) * row.exact(spec.name)
+        assert torch.allclose(found[spec.name].double(), wanted, rtol=0, atol=1e-6)
+    assert float(found[KEEP.name]) == row.keep()
+    again = member.take(5, [row.down()], counted=3)  # it was lost in the rounds since
+    assert all(torch.equal(found[name], again[name]) for name in found)
+
+
+def test_a_member_keeps_as_much_of_its_own_as_its_sum_and_its_method_say(keyed, member):
+    row = MemberSum(keyed, 2)
+    nearly = row.keep() * (1 + 2**-40)
+    assert f"brings a row with keep = {nearly!r}, by the weights" in member.refused(
+        3, [row.down(keep=nearly)], counted=3
+    )
+    alone = MemberSum(keyed, 2, weights=lambda silo: {**LIKENESS, silo: 0.0})
+    why = member.refused(3, [alone.down(keep=0.0)], counted=3)
+    assert "brings mail that says keep = 0.000000 of round 2, by self_weight = 9.21034 it is" in why
+    assert member.sharing.memory.directed("extractor").newest == -1
+
+
+def test_a_member_opens_no_row_of_another_round_than_its_last_and_one_of_each(keyed, member):
+    first, second = MemberSum(keyed, 2), MemberSum(keyed, 3)
+    why = f"brings a row of round 2, the last one of '{SILOS[0]}' that counts is 3"
+    assert why in member.refused(4, [first.down()], counted=4)
+    assert "2 rows of a Mix, at most 1" in member.refused(4, [first.down(), second.down()], counted=4)
+    without = MemberSum(keyed, 3, survivors=SILOS[1:])
+    assert "the last one of" in member.refused(4, [without.down()], counted=4)  # it has no part to mix in
+    member.take(4, [second.down()], counted=4)
+    other = MemberSum(keyed, 3, weights=lambda silo: {**dict.fromkeys(SILOS, 1.0), silo: CODE_SELF_WEIGHT})
+    assert "after those up to 3 were opened" in member.refused(4, [other.down(keep=0.5)], counted=4)
+
+
+def test_a_member_opens_no_row_that_leans_on_one_silo_or_that_nobody_is_mixed_in(keyed, member):
+    leaning = dict.fromkeys(SILOS, 1.0) | {SILOS[1]: 9.0}
+    none = MemberSum(keyed, 2, weights=lambda silo: leaning if silo == SILOS[0] else LIKENESS)
+    assert not any(none.spec.groups[1].counts)  # an honest coordinator makes none
+    assert none.spec.groups[1].own_weight == 0
+    assert "in which nobody is mixed" in member.refused(3, [none.down(keep=0.5)], counted=3)
+    row = MemberSum(keyed, 2)
+    group = row.spec.groups[1].model_copy(update={"counts": integer_weights([0, 6, 1, 1, 1])})
+    groups = (row.spec.groups[0], group, *row.spec.groups[2:])
+    document = row.spec.model_copy(update={"groups": groups}).payload()
+    assert "shows its reader too much" in member.refused(3, [row.down(document=document)], counted=3)
+    stale = MemberSum(keyed, 2, survivors=SILOS[:4])
+    assert stale.keep() != row.keep()
+    assert "with keep" in member.refused(3, [stale.down(keep=row.keep())], counted=3)

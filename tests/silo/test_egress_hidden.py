@@ -10,6 +10,7 @@ import torch
 from keyed_jobs import BLIND, KEY, SILOS, keys_of, make_keyed, sharing_of
 from ledgers import stored
 from recording_gate import SESSION, SILO, World, kinds, records
+from secure_sums import frame, group
 
 from staddle.errors import LocalError
 from staddle.proto import federation_pb2 as federation
@@ -21,10 +22,12 @@ from staddle.security.mix_line import Version
 from staddle.security.one_upload import hidden_pieces, make_upload, tagger_of
 from staddle.security.prekeys import Prekey
 from staddle.security.rotation import rotate
+from staddle.security.round_spec import specify
 from staddle.security.sketch import sketched
 from staddle.silo import outgoing_hidden
 from staddle.silo.bundle import Bundle
 from staddle.silo.egress import DeniedError, TurnedAwayError, UnreachableError
+from staddle.silo.outgoing import Masking
 from staddle.silo.outgoing_hidden import Padding, Rotating, Sent, flat, sent_of
 
 SEED = bytes(range(32))
@@ -417,3 +420,28 @@ def test_what_left_of_a_part_in_a_round_is_known_from_the_ledger(world):
 
 def has_left(world, round_, part):
     return world.gate.has_left(world.declared, round_, part)
+
+
+# Rows for members of a round, in the words of its sum.
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"counts": (0, 1 << 31, 1 << 30, 1 << 29, 1 << 29)}, "a secure sum of groups"),  # one that there may be
+        ({"counts": (1 << 30, 1 << 30, 1 << 30, 1 << 29, 1 << 29)}, "mixes 1073741824 of the reader's own part"),
+        ({"counts": (0, 3 << 30, 1 << 29, 1 << 28, 1 << 28)}, "one silo has 3221225472 of the 4294967296"),
+        ({"counts": (0, 1 << 31, 1 << 31, 0, 0)}, "2 silos are mixed, fewer than min_cohort 3"),
+    ],
+)
+def test_a_row_that_its_reader_may_not_read_is_held_at_the_gate(world, changes, why):
+    """Whoever let it through before; nothing of the values is looked at."""
+    name = f"extractor.{SILOS[0]}"
+    row = group(name, 8, weights="public", reader=SILOS[0])
+    spec = specify(frame(groups=(row,), rows={name: {}}, brought=frozenset({name})), SILOS, 0)
+    spec = spec.model_copy(update={"groups": (spec.groups[0].model_copy(update=changes),)})
+    masking = Masking(spec, SILO, (), SILOS, None)
+    with pytest.raises(LocalError, match=f"{why}.*nothing leaves"):
+        world.run(lambda: world.gate.give_masked(world.declared, 0, Bundle(world.gives()), masking))
+    assert world.client.frames == []
+    assert kinds(stored(world.path)) == ["control.open"]

@@ -1,0 +1,52 @@
+"""Jobs whose directed rows are for the round's own members, with real processes and TLS: silos get what is computed."""
+
+import json
+
+import pytest
+import torch
+from federation.keyed import check_ledgers, check_result, even, finished, job_folder, shards
+
+SILOS = ("north", "east", "south", "west", "middle")
+SECURITY = {"secure_aggregation": "required", "mix": "directed"}
+
+
+def documents(document, running):
+    counts = {silo: len(train) for silo, (train, _) in shards(running, SILOS).items()}
+    declared = {**SECURITY, "weights": "public", "counts": counts}
+    common = {"min_cohort": 3, "model": "cnn-digits"}
+    every, part = {"rounds": 4, "options": {"rho": 0.25}}, {"rounds": 5, "options": {"rho": 0.2}}
+    private = {**SECURITY, "weight_most": 2000}
+    return [
+        document("all", SILOS, "pfedsim", **every, **common, security=private),
+        document("in-part", SILOS, "pfedsim", **part, **common, participation=0.8, security=declared),
+    ]
+
+
+def opened(running, job, silo):
+    """The newest round of which a silo opened a row."""
+    return json.loads((job_folder(running, job, silo) / "mix-extractor.directed.json").read_bytes())["newest"]
+
+
+@pytest.mark.timeout(240)
+def test_members_get_what_the_oracle_computes(start, document):
+    torch.set_num_threads(1)
+    running = start(*SILOS)
+    even(running, SILOS)
+    for each in documents(document, running):
+        running.job(each)
+    running.start_coordinator()
+    for silo in SILOS:
+        running.write_silo(silo)
+        running.start_silo(silo)
+    for job in running.jobs:
+        finished(running, SILOS, job.name)
+    running.stop()
+    everybody, in_part = running.jobs
+    for job in running.jobs:
+        members = check_result(running, job, SILOS)
+        assert [set(members[round_]) for round_ in range(job.length)] == [
+            set(job.cohort(round_)) for round_ in range(job.length)
+        ]
+    assert {opened(running, everybody, silo) for silo in SILOS} == {everybody.length - 1}  # each in each round
+    assert {opened(running, in_part, silo) for silo in SILOS} - {-1}
+    check_ledgers(running, SILOS)
