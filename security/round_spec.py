@@ -28,6 +28,7 @@ from .identity import Hex32, Id
 from .labels import SECAGG_CONTEXT, SECAGG_SPEC, framed
 from .masks import AES_256_GCM
 from .secagg_fault import COORDINATOR, Code, check
+from .shared_gram import Compared
 from .signers import Signers
 
 MOST_SILOS = 1000
@@ -65,6 +66,7 @@ class RoundSpec(Strict):
     prg: Literal[2]  # which stream masks are: masks.py; in all keys too, so that no two kinds share one
     tagged: Annotated[bool, Field(strict=True)]  # uploads carry linear tags: tags.py
     chunk_bytes: Annotated[int, Field(strict=True, ge=CHUNK_STEP, le=1 << 22, multiple_of=CHUNK_STEP)]
+    compared: Compared | None = None  # what the round compares by shares; left out of the document where it is nothing
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -82,7 +84,7 @@ class RoundSpec(Strict):
 
     def payload(self) -> bytes:
         """What the coordinator signs, behind the label."""
-        return canonical_json(self.model_dump(mode="json"))
+        return canonical_json(self.model_dump(mode="json", exclude_none=True))
 
     def context(self) -> bytes:
         """Ctx, 32 bytes."""
@@ -126,6 +128,7 @@ class Frame:
     tagged: bool = False
     counts: tuple[tuple[str, int], ...] = field(default=())  # declared, by silo
     rows: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # weights of a group for one silo, by group
+    compared: Compared | None = None
 
     def instance(self) -> str:
         """Names the sum across rounds and attempts: what a silo's memory is kept by."""
