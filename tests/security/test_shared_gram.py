@@ -108,6 +108,38 @@ def test_a_vector_beyond_the_bound_is_refused():
         g.quantise(own, values)
 
 
+def test_a_holder_reveals_its_product_under_the_zeros_of_both_dealers():
+    own = compared()
+    shares = dealt(own, vectors(own, 4), 1)
+    found, pairs = revealed(shares, dealers=[1, 2, 4])[3], [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 4)]
+    for at, (i, j) in enumerate(pairs):
+        mine, other = shares[i][3], shares[j][3]
+        for group in range(own.groups):
+            total = sum(int(a) * int(b) for a, b in zip(mine.vectors[group], other.vectors[group], strict=True))
+            total += int(mine.zeros[j - 1, group]) + (int(other.zeros[i - 1, group]) if i != j else 0)
+            assert int(found[at, group]) == total % PRIME
+
+
+@pytest.mark.parametrize("colluders", [0, 1, 2])
+def test_vectors_are_hidden_by_a_polynomial_of_degree_d_and_products_by_one_of_twice_that_without_a_constant(colluders):
+    own, n, d = compared(), 8, g.degree(colluders)
+    shares = dealt(own, vectors(own, n), colluders)[1]
+    f = np.stack([shares[k].vectors.reshape(-1) for k in range(1, n + 1)])
+    z = np.stack([shares[k].zeros.reshape(-1) for k in range(1, n + 1)])
+
+    def foretold(values, known):
+        """Which numbers of the last holder follow from those of the first so many, and what all of them have at 0."""
+        found = field.product(field.interpolation(range(1, known + 1), [0, n]), values[:known])
+        return found[1] == values[n - 1], found[0]
+
+    assert foretold(f, d + 1)[0].all()
+    assert not foretold(f, d)[0].any()
+    same, nothing = foretold(z, 2 * d + 1)
+    assert same.all()
+    assert not nothing.any()
+    assert not foretold(z, 2 * d)[0].any()
+
+
 # Wrong shares.
 
 
