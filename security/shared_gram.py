@@ -33,6 +33,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from ..algorithms.exchange import Part
 from ..errors import LocalError
 from ..files import Strict
 from .field import (
@@ -81,6 +82,12 @@ class Compared(Strict):
     def products(self, silos: int) -> int:
         """Inner products of so many silos' vectors, those with themselves too."""
         return self.groups * silos * (silos + 1) // 2
+
+
+def compared_of(part: Part, clip_exponent: int) -> Compared:
+    """What a ``Gram`` part by secret sharing compares."""
+    groups, width = part.tensors[0].shape
+    return Compared(name=part.name, groups=groups, width=width, clip_exponent=clip_exponent)
 
 
 def degree(colluders: int) -> int:

@@ -261,14 +261,17 @@ class Gate:
         if come := [silo for silo in away if silo in masking.spec.cohort]:
             raise LocalError(f"rows for {', '.join(come)}, who are in the cohort themselves; nothing leaves")
         parts, own = declared.groups(round_, away)
-        items, values = await self._checked(declared, round_, bundle, parts)
-        # (3b) The sum is over what the signed document declares.
+        compared, as_declared = declared.compared(round_)
+        items, values = await self._checked(declared, round_, bundle, (*parts, *compared))
+        # (3b) The sum is over what the signed document declares, and so is what is compared beside it.
+        if masking.spec.compared != as_declared:
+            raise LocalError(f"compares {masking.spec.compared}, the signed job declares {as_declared}; nothing leaves")
         if (asked := tuple(map(unscaled, masking.spec.groups))) != own:
             raise LocalError(f"a secure sum of groups {asked}, the signed job declares {own}; nothing leaves")
         outgoing = await asyncio.to_thread(masked, parts, items, values, masking)
         cohort = masking.spec.cohort
         digests = await self._send(declared, round_, bundle, outgoing, self._norms(items, values), cohort)
-        return Streamed(outgoing.size, digests.tensors[0], outgoing.tags())
+        return Streamed(outgoing.size, digests.tensors[0], outgoing.tags(), outgoing.kept)
 
     async def give_padded(
         self,
