@@ -426,34 +426,22 @@ def test_a_comparison_by_shares_stands_in_the_schema(blind, similarity):
     assert job.digest != blind("pfedsim", {"rho": 0.5, "similarity": similarity}).digest
 
 
-def test_a_job_whose_vectors_alone_were_hidden_by_a_key_needs_none_where_they_are_shared(blind):
-    options = {"start": 1, "sketch": 0}
-    with_mix = blind("cfl", options, security=SHARED, model="glm")
-    assert {part["exchange"] for phase in with_mix.document()["schema"] for part in phase["up"]} >= {"gram.shared"}
+def test_whole_vectors_of_a_clustered_job_are_compared_by_shares_too(blind):
+    job = blind("cfl", {"start": 1, "sketch": 0}, security=SHARED)
+    assert [part["exchange"] for part in job.document()["schema"][1]["up"]] == ["mix", "gram.shared", "sum.total"]
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "changes", "why"),
+    ("method", "options", "silos", "why"),
     [
-        ("fedavg", None, {}, r'compare = "shared" does nothing: no part is compared; take it out'),
-        (
-            "pfedsim",
-            {"rho": 0.0},
-            {"silos": [f"s{i}" for i in range(400)]},
-            r"400 silos deal [\d,]+ bytes to each silo",
-        ),
-        ("cfl", {"start": 1, "sketch": 64}, {}, r"crosses as sketches, whose map has to be a secret of the silos"),
-        (
-            "cfl",
-            {"start": 1, "sketch": 0},
-            {"model": "cnn-digits"},
-            r"vectors of [\d,]+ numbers, of which 4 silos deal",
-        ),
+        ("fedavg", None, 4, r'compare = "shared" does nothing: no part is compared; take it out'),
+        ("pfedsim", {"rho": 0.0}, 900, r"900 silos deal [\d,]+ bytes to each silo"),
+        ("cfl", {"start": 1, "sketch": 8}, 4, r"crosses as sketches, whose map has to be a secret of the silos"),
     ],
 )
-def test_what_cannot_be_compared_by_shares_is_refused(blind, method, options, changes, why):
+def test_what_cannot_be_compared_by_shares_is_refused(blind, method, options, silos, why):
     with pytest.raises(LocalError, match=why):
-        blind(method, options, security=SHARED, **changes)
+        blind(method, options, security=SHARED, silos=[f"s{i}" for i in range(silos)])
 
 
 def test_a_directed_mix_takes_weights_that_are_known_before_the_round(blind, labels, monkeypatch):
