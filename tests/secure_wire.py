@@ -127,7 +127,8 @@ misdealings = dealings.flatmap(
         some(st.builds(ShownShare, ids, held), lambda each: each.holder),
     )
 )
-reveals = st.builds(Reveal, ids, some(revealed, lambda each: each.dealer), signatures)
+reveals = st.builds(Reveal, ids, some(revealed, lambda each: each.dealer), signatures, tags)
+sealed_shares = st.builds(SealedShare, ids, tags)  # whole numbers of 8 bytes
 given_bodies = (
     st.builds(s.SendKeys, bundles, some(receiving, lambda key: key.dealer))
     | dealt
@@ -152,7 +153,11 @@ told_bodies = (
         some(st.builds(KeyDelivery, ids, receiving, proofs), lambda delivery: delivery.silo),
     )
     | st.builds(s.SharesTold, some(deliveries, lambda delivery: delivery.dealing.dealer))
-    | st.builds(s.SurvivorsTold, some(headers, lambda header: header.silo))
+    | st.builds(
+        s.SurvivorsTold,
+        some(headers, lambda header: header.silo),
+        some(sealed_shares, lambda share: share.dealer),
+    )
     | st.builds(s.NotesTold, some(survivals, lambda survival: survival.silo))
     | st.builds(s.ResultTold, hashes, tags)
     | st.just(s.AbandonAsked())
