@@ -120,11 +120,13 @@ class Gram:
     """Inner products of one tensor [groups, d] per silo, group by group; never for counts or proportions.
 
     ``sketch`` = k > 0: of sketches [groups, k] of the vectors, which alone cross, as float32 (sketch.py). In the clear
-    all know their map, that of ``seed``; blind it follows from the key that the job's silos share.
+    all know their map, that of ``seed``; blind it follows from the key that the job's silos share. ``shared``: by
+    secret sharing, without that key.
     """
 
     sketch: int = 0
     seed: Seed = 0
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,12 +45,13 @@ from .batches import Batches, drawn_batches, smallest_round, split, whole_batche
 from .catalog import METHODS, configure, method_class, method_options
 from .concentration import concentration_fault
 from .counted import Counted, by_class
-from .exchange import Mix, Part
+from .exchange import Gram, Mix, Part
 from .job_security import (
     Name,
     SecurityTable,
     classes_fault,
     cohort_fault,
+    compare_fault,
     for_silos,
     holders_fault,
     keyed_exchanges,
@@ -320,6 +321,8 @@ class Job:
         fault = fault or holders_fault(self.security, self.counted, self.min_cohort, len(self.silos))
         drawn = (self.cohort_size, self.min_cohort)
         fault = fault or mix_fault(self.security, schema, self.silos, *drawn, self._method.directed_for)
+        largest = max(len(self.cohort(phase["from_round"])) for phase in schema)
+        fault = fault or compare_fault(self.security, schema, largest)
         if fault:
             raise LocalError(f"{where}: {fault}")
         return schema
@@ -477,8 +480,11 @@ class Job:
 
     def _crossing(self, part: Part) -> Part:
         """A part of the method by the exchange that the job has for it."""
-        mixed = self.security.mix == "directed" and isinstance(part.exchange, Mix)
-        return replace(part, exchange=Mix(directed=True)) if mixed else part
+        if self.security.mix == "directed" and isinstance(part.exchange, Mix):
+            return replace(part, exchange=Mix(directed=True))
+        if self.security.compare == "shared" and isinstance(part.exchange, Gram):
+            return replace(part, exchange=replace(part.exchange, shared=True))
+        return part
 
     def away(self, round_: int) -> tuple[str, ...]:
         """Silos that are not drawn for a round, in job order."""

@@ -12,7 +12,8 @@ between rounds must not enter sums over varying sets of silos: two such sums tel
 change tells of single silos too, over many rounds. So sums are of whole fixed batches of silos (batches.py), and of all
 silos where more than weighted means is summed. A lost silo costs the round its batch, or all of it where there is one
 alone. ``dropouts = "any"`` goes on without it, at that price. What is mixed crosses under pads that the other silos
-take off, what is compared crosses rotated: both take a key that all silos of the job share.
+take off, what is compared crosses rotated: both take a key that all silos of the job share. With ``compare = "shared"``
+silos deal shares of it to one another instead, and no key is behind it.
 By such a key silos also see whether the coordinator altered what comes down of a sum. They agree on one for that alone,
 too, unless the job has ``tags = false``. With ``audience = "silos"`` the coordinator only passes such sums on: it reads
 the metrics, and what else it has to compute with.
@@ -37,6 +38,7 @@ from .method import METRICS
 LARGEST = 2**53 - 1  # what canonical JSON can hold
 MOST_SILOS = 1000  # of one blind sum
 MIXED = ("mix", "mix.directed")
+COMPARED = ("gram", "gram.shared")
 KEYED = (*MIXED, "gram")  # exchanges whose blind form takes a key that the job's silos share
 READERS = {"coordinator", "silos", "sum"}  # of a sum, as specifications and policies name them
 FEWEST = 3  # silos of one blind sum: of two, each could take away its own part
@@ -45,6 +47,8 @@ MOST_DIRECTED = 80_000  # weights of a round's directed rows: its specification 
 SPEC_OF_ROW = 32  # what a row takes of it besides its weights, in weights
 MOST_READERS = 1  # in league, of rows whose weights the coordinator brings: two could be combined into one silo's part
 LONGEST_COMPARED = 1 << 16  # numbers of a vector, or its sketch: a secret rotation takes 2 d² multiplications
+MOST_SHARES = 3 << 20  # bytes of the shares of all compared vectors that one silo is told at once
+MOST_PRODUCTS = 1 << 20  # bytes of the shares of inner products that one silo reveals at once
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]  # this engine's $ is the very end, no newline passes
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
@@ -83,6 +87,10 @@ class SecurityTable(Strict):
     mix: Literal["one-upload", "directed"] = "one-upload"
     """Whether a silo gives what is mixed once, hidden unless the coordinator is in league with a silo, or once for each
     silo that gets a row of it, hidden from coordinator and other silos together."""
+
+    compare: Literal["rotated", "shared"] = "rotated"
+    """Whether vectors that are compared cross rotated, hidden unless the coordinator is in league with a silo, or as
+    shares among the silos of the round, hidden from the coordinator and up to ``colluders`` silos together."""
 
     @model_validator(mode="after")
     def _fit(self) -> "SecurityTable":
@@ -201,7 +209,7 @@ def sums_fault(
         )
     # (2) Over changing silos, only means by weights that are declared.
     given = [part for phase in schema for part in phase["up"]]
-    parts = [part for part in given if part["name"] != METRICS.name and part["exchange"] not in KEYED]
+    parts = [part for part in given if part["name"] != METRICS.name and part["exchange"] not in (*KEYED, *COMPARED)]
     told = next((part for part in parts if part["exchange"] != "sum.mean"), None)
     if varying and told:
         return (
@@ -354,11 +362,43 @@ def _members_fault(security: SecurityTable, part: str, cohort_size: int, min_coh
     return ""
 
 
+def compare_fault(security: SecurityTable, schema: Sequence[Mapping[str, Any]], silos: int) -> str:
+    """Why a job cannot compare by shares; empty if it can, or is not to. ``silos`` are those of its largest round."""
+    if security.compare != "shared":
+        return ""
+    said, rounds = f'security.compare = "{security.compare}"', [_compared(phase) for phase in schema]
+    if not any(rounds):
+        return f"{said} does nothing: no part is compared; take it out"
+    for parts in rounds:
+        if len(parts) > 1:
+            names = ", ".join(part["name"] for part in parts)
+            return f"{said}: {names} are compared in one round, by shares one part can be; take it out"
+    for part in (part for parts in rounds for part in parts):
+        if "sketch_of" in part:
+            return (
+                f"{said}: part {part['name']!r} crosses as sketches, whose map has to be a secret of the silos; have "
+                "whole vectors compared by the method's options, or take it out"
+            )
+        groups, width = part["tensors"][0]["shape"]
+        told, products = 8 * silos * groups * (width + silos), 4 * groups * silos * (silos + 1)
+        if told > MOST_SHARES or products > MOST_PRODUCTS or width > LONGEST_COMPARED:
+            return (
+                f"{said}: part {part['name']!r} has {groups} vectors of {width} numbers, of which {silos} silos deal "
+                f"{told:,} bytes to each silo ({MOST_SHARES:,} at most) and reveal {products:,} bytes of products "
+                f"({MOST_PRODUCTS:,} at most); name fewer silos, choose a smaller model, or take it out"
+            )
+    return ""
+
+
+def _compared(phase: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [part for part in phase["up"] if part["exchange"] in COMPARED]
+
+
 def unblind(schema: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """First round and part of everything that silos give by an exchange without a blind form (SECURITY.md rule 2)."""
     for phase in schema:
         for part in phase["up"]:
-            disclosed = part["exchange"] == "gram" and Kind[part["kind"].upper()] in DISCLOSED
+            disclosed = part["exchange"] in COMPARED and Kind[part["kind"].upper()] in DISCLOSED
             if part["exchange"] == "each" or disclosed:
                 yield phase["from_round"], part
 

@@ -9,7 +9,7 @@ import pydantic
 
 from ..errors import LocalError
 from ..files import canonical_json
-from .exchange import MOST_TENSORS, Exchange, Mix, Part, Sum, TensorSpec, walk_tensors
+from .exchange import MOST_TENSORS, Exchange, Gram, Mix, Part, Sum, TensorSpec, walk_tensors
 from .method import KEEP, Method
 from .models import MODEL_VERSION, ModelOptions, input_shape
 
@@ -32,12 +32,14 @@ def plain(value: Any) -> Any:
 
 
 def exchange_name(exchange: Exchange) -> str:
-    """An exchange in the schema's words: sum.mean, sum.ratio or sum.total, mix or mix.directed, gram, each."""
+    """An exchange in the schema's words: ``sum.`` and its form, mix or mix.directed, gram or gram.shared, each."""
     match exchange:
         case Sum(form):
             return f"sum.{form}"
         case Mix(directed=True):
             return "mix.directed"
+        case Gram(shared=True):
+            return "gram.shared"
         case _:
             return type(exchange).__name__.lower()
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from ..algorithms.exchange import Kind
 from ..algorithms.job import Job
-from ..proto.blind import bounds, sum_groups
+from ..proto.blind import bounds, shared, sum_groups
 from ..proto.secure_given import most_given
 from ..security.policy import DATASET
 from ..security.policy_file import SecureAggregation
-from ..security.release import MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Release
+from ..security.release import GRAM_READER, MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Release
 from ..silo.admission import TRUSTED, trusting
 from ..silo.payload import given_releases
 from ..silo.signed_sets import tells_fixed
@@ -23,6 +23,7 @@ WIDTH = 100
 LISTED = 12  # tensors of a rule that its comment names one by one
 KIB = 1024
 FOR_SILOS, ROWS = f"{MASKED} for silos", f"{MASKED} for each silo"  # other ways to leave masked
+SHARED = f"{MASKED} to be compared"
 MAX_STEP = 3.0  # of federations whose silos have about as many records, honest ones stayed below 2.2
 MAX_PARALLEL = 2  # honest layers have none
 TIMES, TIMES_BLIND = 2, 10  # what a round gives may leave so often in it
@@ -49,6 +50,8 @@ HOW = {  # how each form leaves, and what can be read of it
     FOR_SILOS: "masked and padded, so that the silos alone can read their sum over a round's silos",
     ROWS: "masked and padded once for each silo that gets its own weighted mean of the others', which it alone can "
     "read, and the coordinator nothing, in league with another silo or not",
+    SHARED: "as shares sealed from silo to silo, so that the coordinator can read how like the silos' vectors are, and "
+    "no vector, in league with as many silos as the job says or not",
     PADDED: "padded, so that each silo can read its own weighted mean of the others' alone, the coordinator nothing",
     ROTATED: "rotated, so that the coordinator can read how like the silos' vectors are, and no vector",
 }
@@ -67,6 +70,7 @@ class Drafted:
     def add(self, release: Release, job: str) -> None:
         """Let this leave, too."""
         way = FOR_SILOS if SILOS_READER in release.readers else ROWS if release.is_row else release.form
+        way = SHARED if way == MASKED and GRAM_READER in release.readers else way
         known = self.releases.get((way, release.name))
         if known is None or known.elements < release.elements:
             self.releases[way, release.name] = release
@@ -93,7 +97,8 @@ def draft(
             given = sum(release.nbytes for release in releases)
             if job.security.required:
                 groups = len(sum_groups(job.up(start), bounds(job), job.row_readers(start))[1])
-                given = TIMES_BLIND * (given + most_given(len(job.silos), groups))
+                products = sum(4 * part.tensors[0].shape[0] * len(job.silos) ** 2 * 2 for part in shared(job.up(start)))
+                given = TIMES_BLIND * (given + most_given(len(job.silos), groups, products))
             else:
                 given *= TIMES
             largest = max(largest, given)

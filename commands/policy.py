@@ -15,7 +15,7 @@ from ..security import policy as policies
 from ..security import roster as rosters
 from ..security.identity import ENTRY_FILE, load_entry
 from ..security.policy import Policy, Verdict
-from ..security.release import MASKED, PADDED, ROTATED, SILOS_READER
+from ..security.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
 from . import examples
 from .units import number
 
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from ..silo.admission import Outflow
 
 WIDTH = 100
+SHARED = f"{MASKED} to be compared"
 READ = {  # who reads what leaves in a form that hides it
     MASKED: "masked, read as a sum over the round's silos alone",
     SILOS_READER: "masked, read as a sum over the round's silos alone, by silos, or by coordinator and a silo together",
+    SHARED: "shared out among the silos, read by the coordinator as lengths and likeness alone, with silos or without",
     PADDED: "padded, read by the other silos in weighted means alone, by coordinator and a silo together as it stands",
     ROTATED: "rotated, read by the coordinator as lengths and likeness alone, together with a silo as it stands",
 }
@@ -242,6 +244,7 @@ def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow", longest: f
     """One part, a line a tensor; all of a part leave in one form."""
     release = verdicts[0].release
     way = SILOS_READER if SILOS_READER in release.readers else release.form
+    way = SHARED if way == MASKED and GRAM_READER in release.readers else way
     read = READ.get(way, f"read by {', '.join(outflow.readers)}")
     if release.is_row:
         read = f"masked and padded: of {', '.join(release.readers)}, each reads its own weighted means of it alone"

@@ -7,7 +7,7 @@ from ..security.ledger_overview import At, View
 from ..security.ledger_view import Message, Totals
 from ..security.records import Hidden
 from ..security.records_secure import SumEnd, SumOpened
-from ..security.release import MASKED, SILOS_READER, SUM_READER
+from ..security.release import GRAM_READER, MASKED, SILOS_READER, SUM_READER
 from .report_tables import Listed, newest, spans
 
 NAMED = "named"  # masked for single silos, which are its readers by name
@@ -59,7 +59,7 @@ def sum_table(view: View) -> Sums:
     parts = tuple(row for job in view.jobs for row in _parts(view.of(job).messages))
     masked = {reader for message in view.messages if message.intent.secagg for reader in message.intent.readers}
     sums = [name for name, reader in ((MASKED, SUM_READER), (SILOS_READER, SILOS_READER)) if reader in masked]
-    sums += [NAMED] if masked - {SUM_READER, SILOS_READER} else []
+    sums += [NAMED] if masked - {SUM_READER, SILOS_READER, GRAM_READER} else []
     forms = (*sums, *sorted({row.form for row in parts}))
     return Sums(tuple(row for row in rows if row is not None), parts, forms, newest(ends))
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from ..security.ledger_overview import View, parts
 from ..security.records import JobAccept, JobDecline
-from ..security.release import MASKED, PADDED, ROTATED, SILOS_READER
+from ..security.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
 from ..security.roster import Roster
 from .units import size
 
@@ -61,6 +61,8 @@ def _hidden(view: View) -> str:
     alone = "Of padded and rotated ones this holds while the coordinator and no silo collude. "
     if any(SILOS_READER in message.intent.readers for message in view.messages):
         said.append("Sums that silos alone read are kept from the coordinator while no silo colludes with it. ")
+    if any(message.intent.form == MASKED and GRAM_READER in message.intent.readers for message in view.messages):
+        said.append("Of vectors that silos share out among them the coordinator reads only lengths and likeness. ")
     return "".join(said) + (alone if forms[PADDED] or forms[ROTATED] else "")
 
 

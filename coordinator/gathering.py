@@ -14,6 +14,7 @@ from ..errors import LocalError, RefusedError
 from ..proto.blind import model_digest, round_frame, summed, sums_no_model, sums_published
 from ..proto.wire import Item, delivered_items, tensor_bytes
 from ..security import roster as rosters
+from ..security.gram_pieces import SealedShare, place_of, sealed_bytes
 from ..security.identity import Keys
 from ..security.labels import SECAGG_SPEC
 from ..security.round_spec import RoundSpec, Terms, specify
@@ -147,6 +148,19 @@ class Gathering:
         whole = self._run.job.round_timeout
         seconds = whole if stage in WHOLE_ROUND else min(whole, self._means.timing.secure_seconds)
         asyncio.get_running_loop().call_later(seconds, self.summing.deadline, attempt, stage)
+
+    def shares(self, spec: RoundSpec, silo: str, survivors: Sequence[str]) -> tuple[SealedShare, ...]:
+        """What the other survivors sealed to a silo; RefusedError ROUND_CLOSED once their uploads are gone."""
+        found = []
+        for dealer in (each for each in survivors if each != silo):
+            try:
+                with self._run.store.masked(self.round, dealer).open("rb") as file:
+                    file.seek(place_of(spec, dealer, silo))
+                    found.append(SealedShare(dealer, file.read(sealed_bytes(spec))))
+            except FileNotFoundError:
+                why = f"job {self._run.job.name!r}: round {self.round} is over, and what silos dealt in it is gone"
+                raise RefusedError(silo, "ROUND_CLOSED", why) from None
+        return tuple(found)
 
     def discard(self, silo: str) -> None:
         """Remove a silo's masked words."""

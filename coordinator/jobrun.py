@@ -19,6 +19,7 @@ from ..proto.secure_told import Told
 from ..proto.wire import Item, given_items
 from ..security import roster as rosters
 from ..security.blind_sum import group
+from ..security.gram_pieces import payload_bytes
 from ..security.mix_row import RowMemory
 from ..security.signers import Sign
 from . import heap
@@ -87,6 +88,8 @@ class JobRun:
         """How long a silo's upload is in a round; in a blind one that of its masked words, or of this part."""
         if part:
             return self._parts(round_)[part]
+        if self.state.blind and self.summing is not None and self.summing.round == round_ and self.summing.attempt >= 0:
+            return payload_bytes(self.summing.spec)  # its cohort may have fewer silos than the job draws
         if self.state.blind:
             return masked_bytes(self.job, round_)
         return sum(item.spec.nbytes for item in given_items(self.job.up(round_)))
@@ -241,7 +244,9 @@ class JobRun:
         if self.mixing is None:
             read, archive = self.store.reader(members, round_), self.store.folding(round_)
         else:
-            read = self.store.rotated(members, round_, [part for part in up if isinstance(part.exchange, Gram)])
+            read = self.store.rotated(
+                members, round_, [part for part in uploaded(up) if isinstance(part.exchange, Gram)]
+            )
             posting = self.mixing.posting(round_, memories)
             archive = self.store.folding(round_, posting, sums_published(self.job, round_))
         method, metrics = aggregation.close_round(

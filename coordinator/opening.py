@@ -3,7 +3,7 @@
 ::
 
     <round>.@sum.safetensors     tensors "part/name", and "part/@weight" where a part has weights; its header names the
-                                 "survivors", as a JSON list
+                                 "survivors", as a JSON list; of what is compared by shares "part/gram", in their order
 
 Of a part that silos alone read there is nothing in it: its words are kept for them as they are, under their pads.
 """
@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
+import numpy as np
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ..algorithms.exchange import Gift, Part, Read, Sum
+from ..algorithms.exchange import Gift, Gram, Part, Read, Sum
 from ..algorithms.job import Job
 from ..algorithms.plain import PLAIN
 from ..errors import LocalError
@@ -26,14 +28,17 @@ from ..proto.blind import round_frame
 from ..security.blind_sum import folded
 from ..security.directed_mix import is_row
 from ..security.fixedpoint import COORDINATOR_READS
-from ..security.masked_sum import Accumulator, chunks, upload_bytes
+from ..security.gram_pieces import payload_bytes
+from ..security.masked_sum import Accumulator, chunks
 from ..security.open_sum import Claim, tag_of
 from ..security.round_spec import RoundSpec, specify
 from ..security.secagg_coordinator_events import Open
+from ..security.shared_gram import Compared, dequantise, squares
 from .kept_words import kept_words
 from .store import JobStore, opened_sum, summed_words
 
 SURVIVORS = "survivors"
+GRAM = "gram"
 NO_DIGEST = "0" * 64  # in place of digests where only sizes are asked for
 
 
@@ -49,9 +54,12 @@ NOTHING_KEPT = Keeping()
 
 
 def masked_bytes(job: Job, round_: int) -> int:
-    """How long a silo's masked words are in a round; LocalError for a job whose sums cannot be."""
+    """How long a silo's upload is in a round at most, masked words and shares of what is compared.
+
+    LocalError for a job whose sums cannot be.
+    """
     frame = round_frame(job, round_, "none", NO_DIGEST, NO_DIGEST)
-    return upload_bytes(specify(frame, job.cohort(round_), 0))
+    return payload_bytes(specify(frame, job.cohort(round_), 0))
 
 
 def open_sum(
@@ -81,6 +89,8 @@ def open_sum(
         opened = sums.pop()
         made = folded(part, group, opened) if group.reader == COORDINATOR_READS else {}
         tensors |= {f"{part.name}/{name}": tensor for name, tensor in made.items()}
+    if spec.compared is not None:
+        tensors[f"{spec.compared.name}/{GRAM}"] = _products(spec.compared, opening)
     store.write(opened_sum(spec.round), tensors, {SURVIVORS: json.dumps(list(survivors))})
     with store.sum_file(spec.round).open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
@@ -90,8 +100,14 @@ def _pieces(file: BufferedReader, spec: RoundSpec) -> Iterator[bytes]:
     """Masked words in the chunks in which they were made; what is too much comes last."""
     for chunk in chunks(spec):
         yield file.read(chunk.words * (spec.groups[chunk.group].ring // 8))
-    if rest := file.read(1):
+    if not spec.compared and (rest := file.read(1)):  # behind them are sealed shares of what is compared
         yield rest
+
+
+def _products(compared: Compared, opening: Open) -> Tensor:
+    """The inner products [groups, n, n] of the survivors, float64, in their order."""
+    products = np.frombuffer(opening.products, "<i8").astype(np.int64).reshape(-1, compared.groups)
+    return torch.from_numpy(squares(compared, dequantise(compared, products), len(opening.survivors)))
 
 
 class OpenedSums:
@@ -108,17 +124,22 @@ class OpenedSums:
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
         """A part's fold over exactly these members; LocalError for another set.
 
-        That of a Sum lies in the file, unless silos alone read it: then it is empty. Rotated vectors have the inner
-        products of those that were not; of padded words there is nothing to see.
+        That of a Sum, or of a Gram by shares, lies in the file; of a sum that silos alone read it is empty. Rotated
+        vectors have the inner products of those that were not; of padded words there is nothing to see.
         """
-        if not isinstance(part.exchange, Sum):
+        shared = isinstance(part.exchange, Gram) and part.exchange.shared
+        if not shared and not isinstance(part.exchange, Sum):
             return PLAIN.collect(part, members, read)
         with safe_open(self._path(), framework="pt") as file:
             survivors = json.loads(file.metadata()[SURVIVORS])
             if set(survivors) != set(members):
                 raise LocalError(f"{self._path()}: is the sum over {survivors}, not over {list(members)}")
             names, prefix = list(file.keys()), f"{part.name}/"
-            return {name.removeprefix(prefix): file.get_tensor(name) for name in names if name.startswith(prefix)}
+            found = {name.removeprefix(prefix): file.get_tensor(name) for name in names if name.startswith(prefix)}
+        if shared:
+            order = torch.tensor([survivors.index(silo) for silo in members])
+            found[GRAM] = found[GRAM][:, order[:, None], order]
+        return found
 
     def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> None:
         """Nothing: only its recipient can open a row (rows.py)."""

@@ -22,7 +22,7 @@ from ..algorithms.exchange import Mix, Part, Sum, walk_tensors
 from ..algorithms.job import Job
 from ..algorithms.method import KEEP, METRICS
 from ..errors import LocalError
-from ..proto.blind import bounds, directed, summed, sums_published, uploaded
+from ..proto.blind import bounds, directed, shared, summed, sums_published, uploaded
 from ..proto.wire import delivered_items, given_items
 from ..security.blind_sum import group
 from ..security.preflight import size
@@ -66,7 +66,8 @@ def room(job: Job) -> Room:
         upload = sum(item.spec.nbytes for item in given_items(up))
         if job.security.required:
             parts = silos * sum(part_bytes(part) for part in uploaded(up))
-            given = max(given, silos * masked_bytes(job, start) + opened_bytes(summed(up)) + parts)
+            products = sum(8 * part.tensors[0].shape[0] * silos**2 for part in shared(up))
+            given = max(given, silos * masked_bytes(job, start) + opened_bytes(summed(up)) + products + parts)
         else:
             given = max(given, silos * upload)
         rows = len(job.row_readers(start)) * sum(4 * spec.elements for part in directed(up) for spec in part.tensors)

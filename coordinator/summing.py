@@ -20,6 +20,7 @@ some of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .. import log
@@ -109,7 +110,13 @@ class Summing:
         if had > len(tells):
             why = f"says that it had {had} messages of round {self._setting.round}, and was told {len(tells)}"
             raise RefusedError(silo, "SECURE", why)
-        return tells[had] if had < len(tells) else None
+        if had == len(tells):
+            return None
+        found = tells[had]
+        if isinstance(found.body, s.SurvivorsTold) and (spec := self._states[found.attempt.attempt].spec).compared:
+            survivors = [header.silo for header in found.body.headers]
+            return replace(found, body=replace(found.body, shares=self._shell.shares(spec, silo, survivors)))
+        return found
 
     # What happens, in the order of an attempt.
 

@@ -1,9 +1,10 @@
 """What the sum of a round (summing.py) is made with, and what it asks of who runs it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..security.gram_pieces import SealedShare
 from ..security.round_spec import RoundSpec, Terms
 from ..security.secagg_coordinator_events import Open
 from ..security.signers import Sign, Signers
@@ -25,6 +26,10 @@ class Shell(Protocol):
 
     def watch(self, attempt: int, stage: str) -> None:
         """Call ``deadline`` when the time of this stage is over."""
+
+    def shares(self, spec: RoundSpec, silo: str, survivors: Sequence[str]) -> tuple[SealedShare, ...]:
+        """What the other survivors sealed to a silo behind their masked words; RefusedError once these are gone."""
+        ...
 
     def discard(self, silo: str) -> None:
         """Remove a silo's masked words."""

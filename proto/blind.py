@@ -4,7 +4,8 @@ A round of a job with ``secure_aggregation = "required"`` is one secure sum over
 is a group of that sum, in the order in which the parts cross (security/blind_sum.py). Behind them come the rows of a
 directed ``Mix``: a group for each silo that gets one (security/directed_mix.py). Every other part of a ``Mix`` or a
 ``Gram`` is an upload of its own, before that of the masked words: padded words (security/one_upload.py), or rotated
-vectors (security/rotation.py). They are bound to lines and uses that ``line_of`` and ``use_of`` make.
+vectors (security/rotation.py). They are bound to lines and uses that ``line_of`` and ``use_of`` make. A ``Gram`` by
+secret sharing crosses with the masked words (security/gram_pieces.py).
 
 In a keyed job uploads carry linear tags, and what is published as it was summed comes down in words (``sums_down``), so
 that silos check it (security/open_sum.py). Where the job's audience are its silos these words are under pads that the
@@ -26,6 +27,7 @@ from ..security.labels import SECAGG_MODEL, framed
 from ..security.mix_line import Line, mix_group
 from ..security.rotation import Use
 from ..security.round_spec import Frame, Terms
+from ..security.shared_gram import compared_of
 from .wire import Item
 
 PURPOSE = "update"
@@ -40,7 +42,16 @@ def summed(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 def uploaded(parts: Sequence[Part]) -> tuple[Part, ...]:
     """The parts of a round that are uploads of their own, in the order in which they leave."""
-    return tuple(part for part in parts if isinstance(part.exchange, Gram) or part.exchange == Mix())
+    return tuple(part for part in parts if _rotated(part) or part.exchange == Mix())
+
+
+def _rotated(part: Part) -> bool:
+    return isinstance(part.exchange, Gram) and not part.exchange.shared
+
+
+def shared(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The part that is compared by shares, which cross with the masked words of a round's sum; none or one."""
+    return tuple(part for part in parts if isinstance(part.exchange, Gram) and part.exchange.shared)
 
 
 def directed(parts: Sequence[Part]) -> tuple[Part, ...]:
@@ -218,7 +229,8 @@ def round_frame(
     ``parts``: of all that made the key of a keyed job (``group_key.parts_of``). ``weights``, by silo, are those of rows
     that the coordinator weighs (``Method.member_weights``); silos have none, and look at what it brings.
     """
-    declared: Mapping[str, int] = job.security.counts
+    said = job.security
+    declared: Mapping[str, int] = said.counts
     method, up, readers = job.method(), job.up(round_), job.row_readers(round_)
     members = method.directed_for == "members"
     rows = {
@@ -239,6 +251,7 @@ def round_frame(
         schema_digest=schema_digest(job),
         groups=sum_groups(up, bounds(job), readers)[1],
         key_parts=parts.hex(),
+        compared=next((compared_of(part, said.clip_exponent) for part in shared(up)), None),
         min_cohort=job.min_cohort,
         colluders=job.security.colluders,
         tagged=job.keyed,

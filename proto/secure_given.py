@@ -2,7 +2,8 @@
 
 It gives the effects of its machine (security/secagg_silo_events.py), or that the attempt is over for it: a code, never
 a text. The longest each ``SecureGiven`` gets, in bytes, among n silos: ids of 64 characters, a session of 64 bytes, the
-largest numbers, g tagged groups (0 in the columns, where there are no tags)::
+largest numbers, g tagged groups (0 in the columns, where there are no tags), p bytes of inner products (none in the
+columns: there are none where nothing is compared by shares)::
 
     body       at most          n = 4       10      100     1000
     keys       354 + 102*n        761     1373    10553   102354
@@ -11,6 +12,7 @@ largest numbers, g tagged groups (0 in the columns, where there are no tags)::
     header     434 + 8*g          429      429      429      429
     survival   350                350      350      350      350
     reveal     351 + 140*n        910     1750    14350   140351
+               and p + 4
     abandon    350                350      350      350      350
     end        219                219      219      219      219
 
@@ -110,9 +112,9 @@ class Asked:
     had: int
 
 
-def most_given(silos: int, groups: int) -> int:
+def most_given(silos: int, groups: int, products: int = 0) -> int:
     """Bytes of all that one of so many silos gives in one attempt, masked words aside; the sum of the table."""
-    return 2815 + 528 * silos + 8 * groups
+    return 2815 + 528 * silos + 8 * groups + (products and products + 4)
 
 
 def attempt_to_wire(attempt: Attempt) -> pb.SecureAttempt:

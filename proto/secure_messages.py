@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from ..algorithms.job_security import MOST_PRODUCTS, MOST_SHARES
 from ..errors import RefusedError
 from ..security.dealing import PAIR, SEALED_BYTES, SELF, Dealing, Delivery, HeldShare, KeyBundle, Portion
 from ..security.evidence import Complaint, Misdealing, ShownShare
+from ..security.field import NUMBER_BYTES
+from ..security.gram_pieces import SealedShare
 from ..security.identity import ID_PATTERN
 from ..security.merkle import HASH_BYTES
 from ..security.pairwise import KEY_BYTES
@@ -64,6 +67,12 @@ class Sender:
         """Whole numbers of 8 bytes, no more than there may be groups."""
         whole = len(found) % TAG_BYTES == 0 and len(found) <= TAG_BYTES * MOST_GROUPS
         self.check(whole, f"{what} has tags of {len(found)} bytes, not {TAG_BYTES} for each of 0 to {MOST_GROUPS}")
+        return found
+
+    def numbers(self, found: bytes, most: int, what: str) -> bytes:
+        """Whole numbers of 8 bytes, or sealed ones, which are 16 bytes longer; no more than ``most`` bytes."""
+        size = len(found)
+        self.check(size % NUMBER_BYTES == 0 and size <= most, f"{what} has {size} bytes, not {NUMBER_BYTES} per number")
         return found
 
     def few(self, found: Sequence[object], most: int, what: str) -> None:
@@ -239,6 +248,18 @@ def header_from_wire(peer: str, message: pb.Header) -> Header:
     )
 
 
+def sealed_share_to_wire(share: SealedShare) -> pb.SealedShare:
+    """A share of compared vectors."""
+    return pb.SealedShare(dealer=share.dealer, sealed=share.sealed)
+
+
+def sealed_share_from_wire(peer: str, message: pb.SealedShare) -> SealedShare:
+    """SHARES; whether it opens, its holder sees."""
+    sent = Sender(peer, Code.SHARES)
+    dealer = sent.member(message.dealer, "a share of the vectors of")
+    return SealedShare(dealer, sent.numbers(message.sealed, MOST_SHARES, f"the share of the vectors of {dealer!r}"))
+
+
 def survival_to_wire(survival: Survival) -> pb.Survival:
     """A survivor's signature."""
     return pb.Survival(silo=survival.silo, signature=survival.signature)
@@ -257,7 +278,7 @@ def reveal_to_wire(reveal: Reveal) -> pb.Reveal:
         pb.Revealed(dealer=each.dealer, kind=KINDS[each.kind], share=each.held.share, salt=each.held.salt)
         for each in reveal.shares
     ]
-    return pb.Reveal(silo=reveal.silo, shares=shares, signature=reveal.signature)
+    return pb.Reveal(silo=reveal.silo, shares=shares, signature=reveal.signature, products=reveal.products)
 
 
 def reveal_from_wire(peer: str, message: pb.Reveal) -> Reveal:
@@ -265,9 +286,9 @@ def reveal_from_wire(peer: str, message: pb.Reveal) -> Reveal:
     sent = Sender(peer, Code.REVEAL)
     silo = sent.member(message.silo, "shares revealed by")
     shares = sent.every(message.shares, _revealed, lambda each: each.dealer, "revealed shares")
-    return Reveal(
-        silo, shares, sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over what {silo!r} reveals")
-    )
+    signature = sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over what {silo!r} reveals")
+    products = sent.numbers(message.products, MOST_PRODUCTS, f"what {silo!r} reveals of inner products")
+    return Reveal(silo, shares, signature, products)
 
 
 def _revealed(peer: str, message: pb.Revealed) -> Revealed:

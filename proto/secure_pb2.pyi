@@ -465,10 +465,20 @@ class Header(_message.Message):
     def __init__(self, silo: _Optional[str] = ..., h_u2: _Optional[bytes] = ..., length: _Optional[int] = ..., sha256: _Optional[bytes] = ..., tags: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SurvivorsTold(_message.Message):
-    __slots__ = ("headers",)
+    __slots__ = ("headers", "shares")
     HEADERS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     headers: _containers.RepeatedCompositeFieldContainer[Header]
-    def __init__(self, headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ...) -> None: ...
+    shares: _containers.RepeatedCompositeFieldContainer[SealedShare]
+    def __init__(self, headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[SealedShare, _Mapping]]] = ...) -> None: ...
+
+class SealedShare(_message.Message):
+    __slots__ = ("dealer", "sealed")
+    DEALER_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    dealer: str
+    sealed: bytes
+    def __init__(self, dealer: _Optional[str] = ..., sealed: _Optional[bytes] = ...) -> None: ...
 
 class Survival(_message.Message):
     __slots__ = ("silo", "signature")
@@ -497,14 +507,16 @@ class Revealed(_message.Message):
     def __init__(self, dealer: _Optional[str] = ..., kind: _Optional[_Union[ShareKind, str]] = ..., share: _Optional[bytes] = ..., salt: _Optional[bytes] = ...) -> None: ...
 
 class Reveal(_message.Message):
-    __slots__ = ("silo", "shares", "signature")
+    __slots__ = ("silo", "shares", "signature", "products")
     SILO_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCTS_FIELD_NUMBER: _ClassVar[int]
     silo: str
     shares: _containers.RepeatedCompositeFieldContainer[Revealed]
     signature: bytes
-    def __init__(self, silo: _Optional[str] = ..., shares: _Optional[_Iterable[_Union[Revealed, _Mapping]]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    products: bytes
+    def __init__(self, silo: _Optional[str] = ..., shares: _Optional[_Iterable[_Union[Revealed, _Mapping]]] = ..., signature: _Optional[bytes] = ..., products: _Optional[bytes] = ...) -> None: ...
 
 class HolderShare(_message.Message):
     __slots__ = ("holder", "share", "salt")

@@ -2,7 +2,8 @@
 
 It is told the events of its machine, the signed specification before, or that the attempt is over: a code. The longest
 each gets, in bytes, among n silos: ids of 64 characters, the largest numbers, p = ceil(log2 n) hashes in a proof, g
-tagged groups (0 in the columns, where there are no tags), a specification of d bytes (2 MiB at most, in the columns 0)
+tagged groups (0 in the columns, where there are no tags), s bytes of a share of compared vectors (none in the columns:
+there are none where nothing is compared by shares), a specification of d bytes (2 MiB at most, in the columns 0)
 with m abandon notes (4000 at most, in the columns n) and evidence of t = floor(2n/3) + 1 shares::
 
     body        at most                               n = 4       10      100     1000
@@ -10,6 +11,7 @@ with m abandon notes (4000 at most, in the columns n) and evidence of t = floor(
     keys        408*n + 34*p*(n - 1) - 18              1817     5285    64344   747642
     shares      4 + n*(526 + 34*p)                     2379     6623    76404   866004
     survivors   154 + n*(219 + 8*g)                    1008     2292    21553   214153
+                and (n - 1)*(76 + s)
     notes       153 + 135*n                             692     1502    13652   135153
     result      191 + 8*g                               185      185      185      185
     abandon     151                                     151      151      151      151
@@ -58,12 +60,14 @@ from .secure_messages import (
     key_delivery_to_wire,
     misdealing_from_wire,
     misdealing_to_wire,
+    sealed_share_from_wire,
+    sealed_share_to_wire,
     survival_from_wire,
     survival_to_wire,
 )
 
 BODIES = range(1, 11)  # fields of SecureTold that are messages
-SPEC, KEYS, SHARES = 3, 4, 5
+SPEC, KEYS, SHARES, SURVIVORS = 3, 4, 5, 6
 EVIDENCE = 4  # of a SignedSpec
 MOST_DELIVERY_BYTES = 526 + 34 * MOST_HASHES  # with its proof
 MOST_SPEC_BYTES = 1 << 21  # the longest specification, of 1000 silos and 4096 groups, is shorter
@@ -109,8 +113,9 @@ def told_to_wire(told: Told | None) -> pb.SecureTold:
             made.keys.CopyFrom(pb.KeysTold(bundles=[bundle_to_wire(bundle) for bundle in bundles], keys=given))
         case SharesTold(deliveries):
             made.shares.CopyFrom(pb.SharesTold(deliveries=[delivery_to_wire(each) for each in deliveries]))
-        case SurvivorsTold(headers):
-            made.survivors.CopyFrom(pb.SurvivorsTold(headers=[header_to_wire(header) for header in headers]))
+        case SurvivorsTold(headers, shares):
+            sealed = [sealed_share_to_wire(share) for share in shares]
+            made.survivors.CopyFrom(pb.SurvivorsTold(headers=[header_to_wire(each) for each in headers], shares=sealed))
         case NotesTold(survivals):
             made.notes.CopyFrom(pb.NotesTold(survivals=[survival_to_wire(each) for each in survivals]))
         case ResultTold(sha256, tags):
@@ -133,6 +138,7 @@ def read_told(data: bytes, silos: int) -> pb.SecureTold:
         ),
         KEYS: Bound(2 * silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
         SHARES: Bound(silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
+        SURVIVORS: Bound(2 * silos + MOST_FIELDS, MAX_MESSAGE_BYTES),
     }
     check_fields(data, MOST_FIELDS, bounds)
     return pb.SecureTold.FromString(data)
@@ -162,7 +168,12 @@ def _told_body(message: pb.SecureTold) -> ToldBody:
             return SharesTold(shares.every(dealt, delivery_from_wire, lambda d: d.dealing.dealer, "deliveries"))
         case "survivors":
             survivors, headers = Sender(COORDINATOR, Code.SURVIVORS), message.survivors.headers
-            return SurvivorsTold(survivors.every(headers, header_from_wire, lambda h: h.silo, "headers"))
+            named = survivors.every(headers, header_from_wire, lambda h: h.silo, "headers")
+            sealed = message.survivors.shares
+            sealed_to_us = survivors.every(
+                sealed, sealed_share_from_wire, lambda share: share.dealer, "shares of vectors"
+            )
+            return SurvivorsTold(named, sealed_to_us)
         case "notes":
             notes, signed = Sender(COORDINATOR, Code.NOTES), message.notes.survivals
             return NotesTold(notes.every(signed, survival_from_wire, lambda s: s.silo, "survivors' signatures"))

@@ -8,6 +8,8 @@ exchange   computed                                                off from the 
            rows that mix_row.py allows
 ``Gram``   ⟨Qv_i, Qv_j⟩, Qv by rotation.py in float64, then        2^-23 ‖v_i‖ ‖v_j‖ and what float64 loses in
            rounded to its dtype, float32                           rotating: ``gram_deviation``
+           ⟨q(v_i), q(v_j)⟩ 2^-2e by shared_gram.py, where     ``shared_gram.deviation``
+           silos deal shares of their vectors
            the same of sketches, by sketch.py                      √((1 + c²) / k) for a cosine c, which no two maps
                                                                    have alike
 =========  ======================================================  ====================================================
@@ -29,6 +31,7 @@ from .mix_line import Version, mix_group
 from .mix_row import Row, RowMemory, Share, fault
 from .rotation import Use, check_kind, check_vectors
 from .round_spec import Terms
+from .shared_gram import compared_of, gram
 from .sketch import hidden
 
 NO_LINE = "0" * 64  # nothing is sent, so nothing is bound to one
@@ -87,6 +90,16 @@ def compared(part: Part, members: Sequence[str], read: Read, group_key: bytes, j
         turned[:, row] = hidden(np.stack([own[row] for own in vectors]), part.sketch, use.key(group_key))
     given = dict(zip(members, torch.from_numpy(turned).to(DTYPES[spec.dtype]), strict=True))
     return PLAIN.collect(part, members, lambda silo, _: given[silo])["gram"]
+
+
+def compared_by_shares(part: Part, members: Sequence[str], read: Read, clip_exponent: int) -> Tensor:
+    """The Gram [groups, n, n] of a part's vectors as silos open it together from their shares."""
+    (spec,) = part.tensors
+    check_kind(part.name, part.kind)
+    vectors = [read(silo, spec.name).double().reshape(len(read(silo, spec.name)), -1).numpy() for silo in members]
+    for own in vectors:
+        check_vectors(part.name, own)
+    return torch.from_numpy(gram(compared_of(part, clip_exponent), vectors))
 
 
 def row_deviation(own: Group) -> float:

@@ -37,7 +37,7 @@ from ..algorithms.exchange import (
 )
 from ..algorithms.plain import PLAIN
 from ..errors import LocalError
-from .blind_mix import Rows, compared
+from .blind_mix import Rows, compared, compared_by_shares
 from .fixedpoint import (
     COORDINATOR_READS,
     SILOS_READ,
@@ -198,6 +198,8 @@ class Quantised:
                 spec, opened = self.opened(part, members, read)
                 self._round += part.kind is Kind.METRIC
                 return folded(part, spec.groups[0], opened)
+            case Gram(shared=True):
+                return {"gram": compared_by_shares(part, members, read, self._bounds.clip_exponent)}
             case Gram():
                 return {"gram": compared(part, members, read, self._group_key, self._job, self._round)}
             case Mix(directed=False):

@@ -2,9 +2,10 @@
 
 A silo draws five seeds of 32 bytes an attempt: of the key that it seals shares with, of the key that it agrees on masks
 with, of the mask that it has to itself, of all that it draws while dealing, and of the keys that others seal to
-(receiving_keys.py). It deals shares of the second and third, because the coordinator needs the one if the silo is lost
-and the other if it is not. Its signature is over a Merkle root (merkle.py) of one leaf a holder, so that all see one
-word of the dealer, and each holder its own portion alone.
+(receiving_keys.py); and a sixth for vectors that are compared by shares (gram_pieces.py). It deals shares of the second
+and third, because the coordinator needs the one if the silo is lost and the other if it is not. Its signature is over a
+Merkle root (merkle.py) of one leaf a holder, so that all see one word of the dealer, and each holder its own portion
+alone.
 """
 
 import hashlib
@@ -34,6 +35,7 @@ class Seeds:
     own: bytes = field(repr=False)
     dealing: bytes = field(repr=False)
     receiving: bytes = field(repr=False)
+    comparing: bytes = field(default=b"", repr=False)
 
     def drawing(self) -> Draw:
         """Coefficients and salts, from the stream of ``dealing`` (masks.py): the same ones in a replay."""

@@ -54,6 +54,7 @@ GRAM_ROTATION = b"staddle/gram/rotation/1"  # HKDF: key of one secret rotation, 
 GRAM_USE = b"staddle/gram/use/1"  # hashed: what one upload of rotated vectors is bound to
 GRAM_VECTORS = b"staddle/gram/vectors/1"  # hashed: vectors that a silo rotated, for its own memory alone
 GRAM_SKETCH = b"staddle/gram/sketch/1"  # HKDF: key of the count-sketch before a rotation, from that of the rotation
+GRAM_SEAL = b"staddle/gram/seal/1"  # HKDF: key under which a share of compared vectors travels between two silos
 
 SEALED_SECRET = b"staddle/sealed/secret/1"  # hashed: a sender's commitment to what it sealed to others
 
@@ -106,6 +107,7 @@ HASHED = (
     GRAM_USE,
     GRAM_VECTORS,
     GRAM_SKETCH,
+    GRAM_SEAL,
     SEALED_SECRET,
 )
 

@@ -16,7 +16,7 @@ ROTATED = "rotated"
 SUM_READER = "sum"  # who can open a masked tensor reads it only as a part of a sum over the cohort
 SILOS_READER = "silos"  # and where the sum is padded, silos alone can; unless the coordinator and a silo collude
 MIX_READER = "mix"  # and a padded one as a part of a row; unless coordinator and a silo collude
-GRAM_READER = "gram"  # of a rotated one the coordinator reads inner products; the same
+GRAM_READER = "gram"  # of a rotated one the coordinator reads inner products, the same; of a masked one in any case
 SHOWN = 3  # tensors that a reason names one by one
 
 
@@ -51,7 +51,7 @@ class Release:
     @property
     def is_row(self) -> bool:
         """Whether it is masked for single silos, which its readers are then."""
-        return self.form == MASKED and not {SUM_READER, SILOS_READER}.issuperset(self.readers)
+        return self.form == MASKED and not {SUM_READER, SILOS_READER, GRAM_READER}.issuperset(self.readers)
 
     @property
     def nbytes(self) -> int:

@@ -31,6 +31,7 @@ from .identity import Hex32, Id
 from .labels import SECAGG_CONTEXT, SECAGG_SPEC, framed
 from .masks import AES_256_GCM
 from .secagg_fault import COORDINATOR, Code, check
+from .shared_gram import Compared
 from .signers import Signers
 
 MOST_SILOS = 1000
@@ -69,6 +70,7 @@ class RoundSpec(Strict):
     prg: Literal[2]  # which stream masks are: masks.py; in all keys too, so that no two kinds share one
     tagged: Annotated[bool, Field(strict=True)]  # uploads carry linear tags: tags.py
     chunk_bytes: Annotated[int, Field(strict=True, ge=CHUNK_STEP, le=1 << 22, multiple_of=CHUNK_STEP)]
+    compared: Compared | None = None  # what the round compares by shares; left out of the document where it is nothing
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -86,7 +88,7 @@ class RoundSpec(Strict):
 
     def payload(self) -> bytes:
         """What the coordinator signs, behind the label."""
-        return canonical_json(self.model_dump(mode="json"))
+        return canonical_json(self.model_dump(mode="json", exclude_none=True))
 
     def context(self) -> bytes:
         """Ctx, 32 bytes."""
@@ -131,6 +133,7 @@ class Frame:
     counts: tuple[tuple[str, int], ...] = field(default=())  # declared, by silo
     rows: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # weights of a group for one silo, by group
     brought: frozenset[str] = frozenset()  # those of ``rows`` that the coordinator weighs, for members of the cohort
+    compared: Compared | None = None
 
     def instance(self) -> str:
         """Names the sum across rounds and attempts: what a silo's memory is kept by."""
@@ -153,9 +156,11 @@ class Terms:
         """Whether values of one round may be in several sums, each over other whole batches.
 
         These tell the sums of single batches and nothing beyond that, however many they are (algorithms/batches.py).
-        Rows for one silo are weighted otherwise, and unevenly within a batch: a round that has some is summed once.
+        Rows for one silo are weighted otherwise, and unevenly within a batch. Each comparison is one more answer to
+        whoever chose its own vector. A round that has either is summed once.
         """
-        return len(self.batches) > 1 and not any(group.counts for group in spec.groups)
+        once = spec.compared is not None or any(group.counts for group in spec.groups)
+        return len(self.batches) > 1 and not once
 
 
 def threshold(silos: int) -> int:

@@ -23,6 +23,9 @@ to what the dealer committed to, the other survivors' are awaited and other t of
 sum while t + 1 survivors reveal. Either way the dealer is named, for any t shares of an honest one join. Where no t
 that were tried join, they are evidence (evidence.py), with which silos repeat the sum over the same survivors without
 it.
+
+Shares of inner products (gram_pieces.py) are opened with the sum. Where they lie on no polynomial, other survivors' are
+awaited, too; who gave a wrong one is named where enough reveal, else the attempt ends.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +34,13 @@ from itertools import chain, combinations, islice
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from ..algorithms.batches import unbroken
 from ..errors import RefusedError
 from .dealing import SELF, Dealing, KeyBundle, Portion, check_portions, deliver, distinct_keys
 from .evidence import Complaint, Misdealing, ShownShare, joins
+from .gram_pieces import read_revealed
 from .labels import SECAGG_SPEC
 from .masks import Term, pair_term
 from .pairwise import agree, pair_key, self_key
@@ -69,6 +75,8 @@ from .secagg_coordinator_events import (
 )
 from .secagg_fault import Code, check
 from .secagg_messages import Abandon, Header, Reveal, Sets, Survival, kinds_to_reveal, set_digest
+from .shared_gram import OpenedGram
+from .shared_gram import opened as opened_gram
 from .signers import Sign, Signers
 from .tags import combine
 
@@ -206,6 +214,7 @@ def _take(state: CoordinatorState, event: Event) -> Step:
             number = state.u1.index(reveal.silo)
             portions_of = {dealer: portions[number] for dealer, portions in state.portions.items()}
             reveal.check(ctx, state.h_u3, kinds_to_reveal(state.u2, state.u3), portions_of, signers)
+            read_revealed(state.spec, reveal.silo, len(state.u3), reveal.products)
             return replace(state, reveals={**state.reveals, reveal.silo: reveal}), ()
         case _:
             return state, ()
@@ -359,8 +368,26 @@ def _open(state: CoordinatorState, awaited: bool) -> Step:
         for survivor in state.u3:
             shared = agree(joined.secret, state.bundles[survivor].mask, survivor)
             terms.append(pair_term(survivor, dealer, pair_key(shared, ctx, survivor, dealer, spec.prg, state.h_u2)))
+    compared = _compared(state) if spec.compared else OpenedGram(np.empty(0, np.int64))
+    if compared is None and awaited:
+        return state, ()
+    if compared is None:
+        why = "what survivors revealed of inner products does not fit together; too few revealed to say whose is wrong"
+        return _end(replace(state, failed=failed), Code.SUM, "", why)
+    failed |= {spec.cohort[number - 1]: Code.REVEAL.value for number in compared.wrong}
     tags = _tags(state, terms)
-    return replace(state, stage="opening", failed=failed, tags=tags), (Open(tuple(terms), state.u3, tags),)
+    opening = Open(tuple(terms), state.u3, tags, compared.products.astype("<i8").tobytes())
+    return replace(state, stage="opening", failed=failed, tags=tags), (opening,)
+
+
+def _compared(state: CoordinatorState) -> OpenedGram | None:
+    """Inner products of the survivors' vectors, of what was revealed; None where too much of it is wrong."""
+    spec, found = state.spec, {}
+    for silo, reveal in state.reveals.items():
+        products = read_revealed(spec, silo, len(state.u3), reveal.products)
+        if products is not None:
+            found[spec.holder(silo)] = products
+    return opened_gram(found, spec.colluders)
 
 
 @dataclass(frozen=True, slots=True)

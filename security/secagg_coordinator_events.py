@@ -200,6 +200,7 @@ class Open:
     terms: tuple[Term, ...]
     survivors: tuple[str, ...]
     tags: bytes = b""  # of all survivors together, where there are some
+    products: bytes = b""  # inner products of the survivors' quantised vectors, 8 bytes each, where they are compared
 
 
 @dataclass(frozen=True)

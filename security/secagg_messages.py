@@ -8,9 +8,9 @@ message         from, to              signed, behind its label: framed(ctx, silo
 ``Dealing``     silo, to all          H(U1), the commitment to its self-mask seed, the Merkle root over what it deals
 ``Portion``     silo, to one holder   nothing itself: ``Dealing.root`` covers it; travels as ``Delivery`` with its proof
 ``Complaint``   silo, to coordinator  H(U2), the private key that opens what one dealer sealed to it (evidence.py)
-``Header``      silo, to all          H(U2), the length, SHA-256 and tags of its masked upload
+``Header``      silo, to all          H(U2), the length, SHA-256 and tags of its upload
 ``Survival``    silo, to all          H(U1), H(U2), H(U3): the one set of survivors that it will help to unmask
-``Reveal``      silo, to coordinator  H(U3), and one share of each member of U2
+``Reveal``      silo, to coordinator  H(U3), one share of each member of U2, shares of inner products (gram_pieces.py)
 ``Abandon``     silo, to all          that it never signs or unmasks this attempt
 ==============  ====================  ==================================================================================
 
@@ -21,11 +21,11 @@ receiving_keys.py.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from .dealing import PAIR, SELF, Held, HeldShare, Portion
+from .gram_pieces import payload_bytes
 from .labels import SECAGG_ABANDON, SECAGG_REVEAL, SECAGG_SET, SECAGG_SURVIVORS, SECAGG_UPLOAD, framed
-from .masked_sum import upload_bytes
 from .merkle import HASH_BYTES
 from .round_spec import RoundSpec
 from .secagg_fault import Code, check
@@ -54,7 +54,7 @@ class Header:
 
     def check(self, ctx: bytes, h_u2: bytes, spec: RoundSpec, signers: Signers) -> None:
         """RefusedError unless the silo signed an upload of the right length and tags, for the same U2 as ours."""
-        due, groups = upload_bytes(spec), len(spec.groups) if spec.tagged else 0
+        due, groups = payload_bytes(spec), len(spec.groups) if spec.tagged else 0
         right = self.length == due and len(self.sha256) == HASH_BYTES
         check(right, self.silo, Code.UPLOAD, f"its upload has {self.length} bytes, not {due}")
         tags = decoded(self.tags, groups)
@@ -112,16 +112,20 @@ class Revealed:
 
 @dataclass(frozen=True, slots=True)
 class Reveal:
-    """What a survivor gives to take the masks off: of each member of U2 one share, in order of their ids."""
+    """What a survivor gives to take the masks off: of each member of U2 one share, in order of their ids.
+
+    ``products`` are its shares of the inner products of all survivors, where vectors are compared by shares.
+    """
 
     silo: str
     shares: tuple[Revealed, ...]
     signature: bytes = b""
+    products: bytes = field(default=b"", repr=False)
 
     def payload(self, ctx: bytes, h_u3: bytes) -> bytes:
         """What the survivor signs, behind REVEAL."""
         pieces = [p for r in self.shares for p in (r.dealer.encode(), r.kind, r.held.share, r.held.salt)]
-        return framed(ctx, self.silo.encode(), h_u3, *pieces)
+        return framed(ctx, self.silo.encode(), h_u3, *pieces, *([self.products] if self.products else []))
 
     def check(
         self,
@@ -143,12 +147,18 @@ class Reveal:
 
 
 def make_reveal(
-    ctx: bytes, silo: str, h_u3: bytes, kinds: Mapping[str, bytes], held: Mapping[str, Held], sign: Sign
+    ctx: bytes,
+    silo: str,
+    h_u3: bytes,
+    kinds: Mapping[str, bytes],
+    held: Mapping[str, Held],
+    sign: Sign,
+    products: bytes = b"",
 ) -> Reveal:
     """The shares that ``kinds`` asks for; the silo worked it out itself, nobody names shares to it."""
     shares = tuple(Revealed(dealer, kind, held[dealer].of(kind)) for dealer, kind in sorted(kinds.items()))
-    reveal = Reveal(silo, shares)
-    return Reveal(silo, shares, sign(SECAGG_REVEAL, reveal.payload(ctx, h_u3)))
+    reveal = Reveal(silo, shares, products=products)
+    return replace(reveal, signature=sign(SECAGG_REVEAL, reveal.payload(ctx, h_u3)))
 
 
 def kinds_to_reveal(dealers: Sequence[str], survivors: Sequence[str]) -> dict[str, bytes]:

@@ -18,6 +18,9 @@ what follows it leaves) and brings back what came of them.
     up to uploaded    AbandonAsked        ended      Remember, SendAbandon, End
     any        a check fails, or Stopped  ended      End(code, blame, why)
 
+Where the round compares vectors by shares (gram_pieces.py), ``Upload`` brings the keys to deal them under,
+``SurvivorsTold`` what the other survivors dealt to us, and ``SendReveal`` has our shares of their inner products.
+
 The same message again changes nothing; a message that comes too early, or differs from the first, ends the attempt.
 An ended attempt reveals nothing; while its survivors are not signed, it can still be abandoned.
 """
@@ -40,6 +43,7 @@ from .dealing import (
     open_portion,
 )
 from .evidence import Misdealing, make_complaint
+from .gram_pieces import GramKeys, SealedShare, check_dealers, open_share, revealed, share_key
 from .masks import Term, pair_term
 from .pairwise import KEY_BYTES, agree, pair_key, self_key
 from .receiving_keys import KeyDelivery, check_key_delivery, key_root, receiving_keys, receiving_seed
@@ -82,6 +86,7 @@ from .secagg_silo_events import (
     Upload,
 )
 from .shamir import Draw
+from .shared_gram import GramShare, loaded
 from .signers import Sign, Signers
 
 Stage: TypeAlias = Literal["keys", "shares", "uploading", "uploaded", "signed", "revealed", "done", "ended"]
@@ -112,7 +117,9 @@ class SiloState:
     only: tuple[str, ...] = ()  # where a round is repeated: the survivors that it has to have
     bundles: tuple[KeyBundle, ...] = ()  # U1
     dealing: Dealing | None = None  # our own
+    keys: tuple[KeyDelivery, ...] = ()  # to which we seal, of the others of U1
     held: Mapping[str, Held] = field(default_factory=dict)  # dealer -> its shares for us
+    vectors: Mapping[str, GramShare] = field(default_factory=dict)  # survivor -> its share of compared vectors for us
     dealings: tuple[Dealing, ...] = ()  # U2
     header: Header | None = None  # our own
     headers: tuple[Header, ...] = ()  # U3
@@ -142,7 +149,7 @@ def begin(
     spec = receive(document, signature, frame, party.terms, party.signers, party.silo)
     only = memory.repeated(spec, evidence, party.signers, party.terms)
     memory = memory.entered(spec, notes, party.signers, evidence, party.terms)
-    ctx, seeds = spec.context(), Seeds(*(party.draw(KEY_BYTES) for _ in range(5)))
+    ctx, seeds = spec.context(), Seeds(*(party.draw(KEY_BYTES) for _ in range(6 if spec.compared else 5)))
     keys = receiving_keys(seeds.receiving, ctx, party.silo, spec.cohort)
     bundle = make_bundle(ctx, party.silo, seeds.seal, seeds.mask, key_root(keys), party.sign)
     state = SiloState("keys", party, spec, ctx, memory, seeds, bundle, only)
@@ -171,8 +178,8 @@ def _advance(state: SiloState, event: Event) -> Step:
             return _again(state, state.dealings, tuple(delivery.dealing for delivery in deliveries))
         case Streamed():
             return _finish_upload(state, event)
-        case SurvivorsTold(headers) if state.stage == "uploaded":
-            return _sign_survivors(state, headers)
+        case SurvivorsTold(headers, shares) if state.stage == "uploaded":
+            return _sign_survivors(state, headers, shares)
         case SurvivorsTold(headers):
             return _again(state, state.headers, headers)
         case NotesTold(survivals) if state.stage == "signed":
@@ -221,7 +228,7 @@ def _deal(state: SiloState, bundles: tuple[KeyBundle, ...], keys: tuple[KeyDeliv
     holders = {member: spec.holder(member) for member in members}
     with passed_on():  # a key of low order
         dealing, portions, kept = deal(state.ctx, h_u1, keys, silo, seeds, spec.threshold, holders, party.sign)
-    state = replace(state, stage="shares", bundles=bundles, h_u1=h_u1, dealing=dealing, held={silo: kept})
+    state = replace(state, stage="shares", bundles=bundles, h_u1=h_u1, keys=keys, dealing=dealing, held={silo: kept})
     return state, (SendShares(dealing, portions),)
 
 
@@ -266,7 +273,18 @@ def _open_shares(state: SiloState, deliveries: tuple[Delivery, ...]) -> Step:
     memory = state.memory.uploading(spec, [bundle.silo for bundle in state.bundles])
     held = {**state.held, **opened}
     state = replace(state, stage="uploading", dealings=dealings, h_u2=h_u2, held=held, memory=memory)
-    return state, (Remember(memory), Upload(tuple(terms)))
+    return state, (Remember(memory), Upload(tuple(terms), _hiding(state)))
+
+
+def _hiding(state: SiloState) -> GramKeys | None:
+    """Under what we deal our vectors to the others of U2; None where none are compared by shares."""
+    if state.spec.compared is None:
+        return None
+    silo, seeds, ctx = state.silo, _seeds(state), state.ctx
+    dealers = {dealing.dealer for dealing in state.dealings}
+    others = [delivery for delivery in state.keys if delivery.silo in dealers]
+    agreed = {each.silo: agree(seeds.seal, each.key.public, each.silo) for each in others}
+    return GramKeys(seeds.comparing, {other: share_key(key, ctx, silo, other) for other, key in agreed.items()})
 
 
 def _finish_upload(state: SiloState, streamed: Streamed) -> Step:
@@ -280,10 +298,16 @@ def _finish_upload(state: SiloState, streamed: Streamed) -> Step:
     if state.header is not None:
         check(header == state.header, state.silo, Code.UPLOAD, "streamed two different payloads under one mask")
         return state, ((SendHeader(header),) if state.stage == "uploaded" else ())
-    return replace(state, stage="uploaded", header=header), (SendHeader(header),)
+    vectors = {}
+    if state.spec.compared is not None:
+        own = loaded(state.spec.compared, len(state.spec.cohort), streamed.kept)
+        if own is None:
+            raise RefusedError(state.silo, Code.UPLOAD, f"kept {len(streamed.kept)} bytes that are no share of its own")
+        vectors[state.silo] = own
+    return replace(state, stage="uploaded", header=header, vectors=vectors), (SendHeader(header),)
 
 
-def _sign_survivors(state: SiloState, headers: tuple[Header, ...]) -> Step:
+def _sign_survivors(state: SiloState, headers: tuple[Header, ...], shares: tuple[SealedShare, ...]) -> Step:
     """U3 is known: sign it, once."""
     spec, party, ctx = state.spec, state.party, state.ctx
     survivors = [header.silo for header in headers]
@@ -300,11 +324,27 @@ def _sign_survivors(state: SiloState, headers: tuple[Header, ...]) -> Step:
     # (5) Where the round is repeated, they are those of before without the dealer at fault.
     same = not state.only or survivors == list(state.only)
     check(same, COORDINATOR, Code.SURVIVORS, f"repeats a sum over {list(state.only)} with survivors {survivors}")
+    # (6) What they dealt to us of their vectors opens.
+    vectors = {**state.vectors, **_opened_vectors(state, survivors, shares)}
     h_u3 = set_digest(b"U3", ctx, [header.encoded(ctx) for header in headers])
     memory = state.memory.signed(spec, survivors)
     survival = make_survival(ctx, state.silo, Sets(state.h_u1, state.h_u2, h_u3), party.sign)
-    state = replace(state, stage="signed", headers=headers, h_u3=h_u3, memory=memory)
+    state = replace(state, stage="signed", headers=headers, h_u3=h_u3, memory=memory, vectors=vectors)
     return state, (Remember(memory), SendSurvival(survival))
+
+
+def _opened_vectors(
+    state: SiloState, survivors: Sequence[str], shares: tuple[SealedShare, ...]
+) -> Mapping[str, GramShare]:
+    """What each other survivor dealt to us, where vectors are compared by shares."""
+    silo, spec, seeds = state.silo, state.spec, _seeds(state)
+    check_dealers(shares, [each for each in survivors if each != silo] if spec.compared else [])
+    seals, found = {bundle.silo: bundle.seal for bundle in state.bundles}, {}
+    for share in shares:
+        dealer = share.dealer
+        agreed = agree(receiving_seed(seeds.receiving, state.ctx, silo, dealer), seals[dealer], dealer)
+        found[dealer] = open_share(spec, share_key(agreed, state.ctx, dealer, silo), dealer, silo, share.sealed)
+    return found
 
 
 def _reveal(state: SiloState, survivals: tuple[Survival, ...]) -> Step:
@@ -323,7 +363,8 @@ def _reveal(state: SiloState, survivals: tuple[Survival, ...]) -> Step:
         for survival in survivals:
             survival.check(state.ctx, sets, state.party.signers)
     kinds = kinds_to_reveal([dealing.dealer for dealing in state.dealings], survivors)
-    reveal = make_reveal(state.ctx, state.silo, state.h_u3, kinds, state.held, state.party.sign)
+    products = revealed(state.spec, state.vectors) if state.spec.compared else b""
+    reveal = make_reveal(state.ctx, state.silo, state.h_u3, kinds, state.held, state.party.sign, products)
     return _without_secrets(state, "revealed"), (SendReveal(reveal),)
 
 
@@ -369,7 +410,7 @@ def _seeds(state: SiloState) -> Seeds:
 
 def _without_secrets(state: SiloState, stage: Stage) -> SiloState:
     """The state once no secret is needed any more. They are dropped, not overwritten: Python cannot."""
-    return replace(state, stage=stage, seeds=None, held={})
+    return replace(state, stage=stage, seeds=None, held={}, vectors={})
 
 
 def _end(state: SiloState, code: Code, blame: str, why: str) -> Step:

@@ -1,10 +1,11 @@
 """What happens to a silo in a secure sum, and what it has to do: events into ``secagg_silo.advance``, effects out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .dealing import Dealing, Delivery, KeyBundle, Portion
 from .evidence import Complaint
+from .gram_pieces import GramKeys, SealedShare
 from .masks import Term
 from .receiving_keys import KeyDelivery, ReceivingKey
 from .secagg_fault import Code
@@ -29,18 +30,23 @@ class SharesTold:
 
 @dataclass(frozen=True)
 class Streamed:
-    """All masked chunks were made: their length and SHA-256, and the linear tags, padded, where there are some."""
+    """The whole upload was made: its length and SHA-256, and the linear tags, padded, where there are some.
+
+    ``kept`` is the share of its own compared vectors that this silo keeps, where it dealt some (gram_pieces.py).
+    """
 
     length: int
     sha256: bytes
     tags: bytes = b""
+    kept: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)
 class SurvivorsTold:
-    """The coordinator passed on the headers of U3."""
+    """The coordinator passed on the headers of U3, and what the others of it sealed to us of compared vectors."""
 
     headers: tuple[Header, ...]
+    shares: tuple[SealedShare, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,9 +115,10 @@ class SendComplaint:
 
 @dataclass(frozen=True)
 class Upload:
-    """Quantise, mask with these terms and stream the values; then Streamed."""
+    """Quantise, mask with these terms and stream the values; deal vectors under ``hiding``; then Streamed."""
 
     terms: tuple[Term, ...]
+    hiding: GramKeys | None = None
 
 
 @dataclass(frozen=True)

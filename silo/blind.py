@@ -337,7 +337,7 @@ class BlindRound:
         members = tuple(dealing.dealer for dealing in state.dealings)
         pads = self._pads(state.spec)
         records = self._declared.records.train if self._declared.records else None
-        masking = Masking(state.spec, state.silo, upload.terms, members, records, self._key, pads)
+        masking = Masking(state.spec, state.silo, upload.terms, members, records, self._key, pads, upload.hiding)
         if self._uploaded == attempt.ctx:
             streamed = await asyncio.to_thread(streamed_of, self._declared, self.round, bundle, masking)
         else:

@@ -13,11 +13,12 @@ from ..algorithms.exchange import WEIGHT, Exchange, Gram, Kind, Mix, Part, Sum, 
 from ..algorithms.job_security import for_silos
 from ..errors import LocalError
 from ..files import canonical_json
-from ..proto.blind import sum_groups, uploaded
+from ..proto.blind import shared, sum_groups, uploaded
 from ..proto.wire import Item, gift_items
 from ..security.blind_sum import Bounds
 from ..security.fixedpoint import Group
 from ..security.mix_line import mix_group
+from ..security.shared_gram import Compared, compared_of
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,12 @@ class Declared:
         parts, bounds = self._blind_parts(round_)
         return sum_groups(parts, bounds, readers)
 
+    def compared(self, round_: int) -> tuple[tuple[Part, ...], Compared | None]:
+        """The part that a round compares by shares, none or one; LocalError where it has no blind round."""
+        parts, bounds = self._blind_parts(round_)
+        found = shared(parts)
+        return found, next((compared_of(part, bounds.clip_exponent) for part in found), None)
+
     def hidden(self, round_: int) -> tuple[Part, ...]:
         """The parts of a round that leave one by one, padded or rotated; LocalError where it has no blind round."""
         return uploaded(self._blind_parts(round_)[0])
@@ -113,6 +120,7 @@ EXCHANGES: Mapping[str, Exchange] = {
     "mix": Mix(),
     "mix.directed": Mix(directed=True),
     "gram": Gram(),
+    "gram.shared": Gram(shared=True),
 }
 
 

@@ -264,14 +264,17 @@ class Gate:
             if fault := brought_fault(spec, group, spec.min_cohort):
                 raise LocalError(f"a row {group.name!r} that {fault}; nothing leaves")
         parts, own = declared.groups(round_, masking.readers)
-        items, values = await self._checked(declared, round_, bundle, parts)
-        # (3b) The sum is over what the signed document declares.
+        compared, as_declared = declared.compared(round_)
+        items, values = await self._checked(declared, round_, bundle, (*parts, *compared))
+        # (3b) The sum is over what the signed document declares, and so is what is compared beside it.
+        if spec.compared != as_declared:
+            raise LocalError(f"compares {spec.compared}, the signed job declares {as_declared}; nothing leaves")
         if (asked := tuple(map(unscaled, masking.spec.groups))) != own:
             raise LocalError(f"a secure sum of groups {asked}, the signed job declares {own}; nothing leaves")
         outgoing = await asyncio.to_thread(masked, parts, items, values, masking)
         cohort = masking.spec.cohort
         digests = await self._send(declared, round_, bundle, outgoing, self._norms(items, values), cohort)
-        return Streamed(outgoing.size, digests.tensors[0], outgoing.tags())
+        return Streamed(outgoing.size, digests.tensors[0], outgoing.tags(), outgoing.kept)
 
     async def give_padded(
         self,

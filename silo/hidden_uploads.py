@@ -31,8 +31,8 @@ from ..security.sealing import SECRET_BYTES
 from .bundle import Bundle
 from .declared import Declared
 from .mix_memory import Rotations
-from .outgoing_hidden import Padding, Rotating, Sent, sent_of, vectors_of
-from .payload import exactly
+from .outgoing_hidden import Padding, Rotating, Sent, sent_of
+from .payload import exactly, vectors_of
 from .sharing import Sharing
 
 

@@ -17,10 +17,11 @@ The last two are made in outgoing_hidden.py.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from torch import Tensor
 
-from ..algorithms.exchange import WEIGHT, Part
+from ..algorithms.exchange import WEIGHT, Gram, Part
 from ..errors import LocalError
 from ..proto import tensor_pb2 as tensor
 from ..proto.frames import Chunk
@@ -29,17 +30,19 @@ from ..proto.wire import Item, to_wire
 from ..security.blind_sum import given
 from ..security.directed_mix import is_row
 from ..security.fixedpoint import Words
-from ..security.masked_sum import Given, check_given, masked_chunks, upload_bytes
+from ..security.gram_pieces import GramKeys, deal_sealed, payload_bytes
+from ..security.masked_sum import Given, check_given, masked_chunks
 from ..security.masks import Term
 from ..security.records import Hidden, Secagg, TensorDigest
 from ..security.release import Release
 from ..security.round_spec import RoundSpec
 from ..security.secagg_silo_events import Streamed
+from ..security.shared_gram import quantise
 from ..security.silo_pads import silo_pads
 from ..security.tags import Tagger
 from .bundle import Bundle
 from .declared import Declared
-from .payload import exactly, masked_releases, readers_of_each, release_of
+from .payload import exactly, masked_releases, readers_of_each, release_of, shared_releases, vectors_of
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Outgoing:
     hidden: Hidden | None = None
     part: str = ""  # of what leaves part by part, padded or rotated
     tags: Callable[[], bytes] = bytes  # linear ones, padded, of chunks that were made to the last
+    kept: bytes = field(default=b"", repr=False)  # what this silo keeps of the shares that it deals
 
     @property
     def size(self) -> int:
@@ -108,6 +112,7 @@ class Masking:
     records: int | None
     key: bytes = field(default=b"", repr=False)
     pads: Mapping[int, Term] = field(default_factory=dict)  # by group that the coordinator is not to read
+    hiding: GramKeys | None = field(default=None, repr=False)  # of vectors that are compared by shares
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -156,9 +161,11 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
         gifts.append(given(part, own, tensors))
     clipped = check_given(spec, gifts)
     tagging = _Tagging(masking)
+    sealed, kept, releases = _dealt(items, values, masking)
 
     def pieces() -> Iterator[Chunk]:
-        return recut(words.data.cast("B") for words in tagging.chunks(gifts))
+        words = (words.data.cast("B") for words in tagging.chunks(gifts))
+        return recut(chain(words, map(memoryview, sealed)))
 
     secagg = Secagg(
         ctx=spec.context().hex(),
@@ -168,18 +175,35 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
         colluders=spec.colluders,
         clipped=sum(clipped),
     )
-    releases = masked_releases(parts, spec.groups)
+    releases = (*masked_releases(parts, spec.groups), *releases)
     return Outgoing(
         form="masked",
         readers=readers_of_each(releases),
         releases=releases,
-        sizes=(upload_bytes(spec),),
+        sizes=(payload_bytes(spec),),
         headers=(),
         chunks=pieces,
         hashes=lambda _: (),
         secagg=secagg,
         tags=tagging.tags,
+        kept=kept,
     )
+
+
+def _dealt(
+    items: Sequence[Item], values: Sequence[Tensor], masking: Masking
+) -> tuple[list[bytes], bytes, tuple[Release, ...]]:
+    """Shares of what is compared by shares: those sealed to the others, our own, and what policy and ledger read."""
+    spec = masking.spec
+    if spec.compared is None:
+        return [], b"", ()
+    if masking.hiding is None:
+        raise LocalError(f"part {spec.compared.name!r} without keys to seal its shares; this is a bug in Staddle")
+    ((item, value),) = (pair for pair in zip(items, values, strict=True) if pair[0].part == spec.compared.name)
+    part = Part(item.part, item.kind, Gram(shared=True), (item.spec,))
+    vectors = vectors_of(part, value)
+    sealed, kept = deal_sealed(spec, masking.silo, quantise(spec.compared, vectors), masking.hiding)
+    return sealed, kept, shared_releases(part, len(spec.cohort))
 
 
 def _check_declared(part: str, weight: float, records: int) -> None:
@@ -201,4 +225,4 @@ def streamed_of(declared: Declared, round_: int, bundle: Bundle, masking: Maskin
     digester = Digester(outgoing.sizes)
     for chunk in outgoing.chunks():
         digester.update(chunk.payload)
-    return Streamed(outgoing.size, digester.digests().tensors[0], outgoing.tags())
+    return Streamed(outgoing.size, digester.digests().tensors[0], outgoing.tags(), outgoing.kept)

@@ -15,15 +15,15 @@ from ..errors import LocalError
 from ..proto.frames import Chunk
 from ..proto.stream import Digester, Digests, chunks, recut
 from ..proto.wire import given_items, to_wire
-from ..security.fixedpoint import Flat, Reals, check_values
+from ..security.fixedpoint import Flat, check_values
 from ..security.mix_line import Line, Version
 from ..security.one_upload import hidden_pieces, tagger_of
 from ..security.records import Hidden
 from ..security.release import GRAM_READER, MIX_READER, PADDED, ROTATED
-from ..security.rotation import Use, check_kind, check_vectors
+from ..security.rotation import Use
 from ..security.sketch import hidden_each
 from .outgoing import Outgoing
-from .payload import padded_releases, rotated_releases
+from .payload import padded_releases, rotated_releases, vectors_of
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,6 @@ class Rotating:
     use: Use
     context: bytes
     key: bytes = field(repr=False)
-
-
-def vectors_of(part: Part, value: Tensor) -> Reals:
-    """The vectors of a Gram part's one tensor, [rows, d] float64; LocalError where their Gram would disclose them."""
-    check_kind(part.name, part.kind)
-    vectors: Reals = value.detach().double().reshape(len(value), -1).numpy()
-    check_vectors(part.name, vectors)
-    return vectors
 
 
 def rotated(part: Part, values: Sequence[Tensor], rotating: Rotating) -> Outgoing:

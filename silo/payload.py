@@ -15,11 +15,11 @@ from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError, RefusedError
 from ..files import MAX_SAFE_INTEGER
-from ..proto.blind import bounds, sum_groups, uploaded
+from ..proto.blind import bounds, shared, sum_groups, uploaded
 from ..proto.tensor_pb2 import Manifest
 from ..proto.wire import Item, check_manifest, delivered_items, given_items, tensor_from
 from ..security.directed_mix import is_row
-from ..security.fixedpoint import COORDINATOR_READS, SILOS_READ, Group
+from ..security.fixedpoint import COORDINATOR_READS, SILOS_READ, Group, Reals
 from ..security.release import (
     GRAM_READER,
     MASKED,
@@ -31,6 +31,7 @@ from ..security.release import (
     Release,
 )
 from ..security.roster import Roster
+from ..security.rotation import check_kind, check_vectors
 from .declared import Records
 
 SUMS = {COORDINATOR_READS: SUM_READER, SILOS_READ: SILOS_READER}  # by who reads a group
@@ -87,6 +88,17 @@ def rotated_releases(part: Part) -> tuple[Release, ...]:
     return tuple(_hidden(part, spec, spec.dtype, ROTATED, GRAM_READER) for spec in part.wire)
 
 
+def shared_releases(part: Part, cohort: int) -> tuple[Release, ...]:
+    """What they read about a part of which shares leave, in a cohort of so many silos: the numbers dealt to the others.
+
+    Those are the shares of its vectors, and of as many zeros as there are silos.
+    """
+    (spec,) = part.tensors
+    groups, width = spec.shape
+    numbers = TensorSpec(spec.name, "float64", (cohort - 1, groups, width + cohort))
+    return (_hidden(part, numbers, "uint64", MASKED, GRAM_READER),)
+
+
 def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str, reader: str) -> Release:
     """Of what is blind nobody opens a silo's own part: its reader stands for what it is read as, and by whom."""
     return Release(part.name, part.kind.name.lower(), spec.name, dtype, spec.shape, form, readers=(reader,))
@@ -112,6 +124,8 @@ def _given(job: Job, round_: int) -> tuple[Release, ...]:
         for release in (padded_releases(part) if isinstance(part.exchange, Mix) else rotated_releases(part))
     ]
     masked = masked_releases(*sum_groups(parts, bounds(job), job.row_readers(round_)))
+    cohort = len(job.cohort(round_))
+    masked += tuple(release for part in shared(parts) for release in shared_releases(part, cohort))
     return (*hidden, *(replace(each, readers=job.silos) if each.is_row else each for each in masked))
 
 
@@ -138,6 +152,14 @@ def readers_of_each(releases: Sequence[Release]) -> tuple[str, ...]:
 def readers_of(roster: Roster) -> tuple[str, ...]:
     """Who can open what a silo gives in the clear: the coordinator. The other silos see only folded results."""
     return (roster.coordinator.id,)
+
+
+def vectors_of(part: Part, value: Tensor) -> Reals:
+    """The vectors of a Gram part's one tensor, [rows, d] float64; LocalError where their Gram would disclose them."""
+    check_kind(part.name, part.kind)
+    vectors: Reals = value.detach().double().reshape(len(value), -1).numpy()
+    check_vectors(part.name, vectors)
+    return vectors
 
 
 def exactly(items: tuple[Item, ...], payload: Mapping[str, Mapping[str, Tensor]]) -> list[Tensor]:

@@ -85,7 +85,9 @@ class BlindSilo(Caller):
                     self.words = self.masked(terms)
                     await self.upload(self.masked_frames())
                     sha256 = hashlib.sha256(self.words).digest()
-                    self.state, more = machine.advance(self.state, s.Streamed(len(self.words), sha256, self.tags))
+                    self.state, more = machine.advance(
+                        self.state, s.Streamed(len(self.words), sha256, self.tags, self.kept)
+                    )
                     await self.do(more)
                 case s.Finish(sha256):
                     self.finished = sha256
@@ -98,6 +100,7 @@ class BlindSilo(Caller):
         await self.stub.Secure(given_to_wire(Given(self.session, self.attempt, body)), timeout=SECONDS)
 
     tags = b""  # of masked words, padded; where the job's silos share a key
+    kept = b""  # its own share of what is compared by shares
 
     def masked(self, terms):
         spec = self.state.spec

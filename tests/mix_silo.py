@@ -13,7 +13,7 @@ from raw_silo import SECONDS
 from staddle.algorithms.exchange import DTYPES, Gram, Mix
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.blind import bounds, line_of, sum_groups, summed, uploaded, use_of
+from staddle.proto.blind import bounds, line_of, shared, sum_groups, summed, uploaded, use_of
 from staddle.proto.group_messages import Contributed, contributed_to_wire
 from staddle.proto.mix_messages import Padded, padded_to_wire, rows_from_wire
 from staddle.proto.prekey_messages import words_from_wire
@@ -24,12 +24,14 @@ from staddle.security import one_upload as o
 from staddle.security import roster as rosters
 from staddle.security import secagg_silo_events as s
 from staddle.security.blind_sum import given
+from staddle.security.gram_pieces import deal_sealed
 from staddle.security.group_key import Epoch, JobKeys, contribute
 from staddle.security.masked_sum import masked_chunks
 from staddle.security.mix_line import Version
 from staddle.security.prekeys import Known, publish
 from staddle.security.rotation import rotate
 from staddle.security.round_spec import Terms
+from staddle.security.shared_gram import quantise
 from staddle.security.signers import Signers
 from staddle.security.tags import Tagger
 from staddle.silo.directed_rows import DirectedRows
@@ -168,6 +170,7 @@ class MixSilo(BlindSilo):
     async def do(self, effects):
         for effect in effects:
             if isinstance(effect, s.Upload):
+                self.hiding = effect.hiding
                 await self.give_parts(self.state.spec.round)
             await super().do((effect,))
 
@@ -178,7 +181,12 @@ class MixSilo(BlindSilo):
         tagger = Tagger(KEY, spec.context(), len(spec.groups))
         made = b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger))
         self.tags = tagger.padded(KEY, spec.context(), self.silo, terms=terms)
-        return made
+        if spec.compared is None:
+            return made
+        (part,) = shared(self.job.up(spec.round))
+        vectors = self.gifts(spec.round)[part.name][part.tensors[0].name].double().numpy()
+        sealed, self.kept = deal_sealed(spec, self.silo, quantise(spec.compared, vectors), self.hiding)
+        return made + b"".join(sealed)
 
     async def part_standing(self, part, round_):
         request = pb.StandingRequest(

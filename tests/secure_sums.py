@@ -7,7 +7,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from staddle.errors import RefusedError
-from staddle.security import masked_sum
+from staddle.security import gram_pieces, masked_sum
 from staddle.security import secagg_coordinator as coordinator
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo as machine
@@ -16,6 +16,7 @@ from staddle.security.fixedpoint import Group
 from staddle.security.labels import framed
 from staddle.security.round_spec import Frame, Terms, specify
 from staddle.security.secagg_memory import Memory
+from staddle.security.shared_gram import quantise
 from staddle.security.signers import Signers
 from staddle.security.tags import Tagger
 
@@ -82,19 +83,36 @@ class Run:
 
     ``drops``: silo -> the effect that it no longer gets to, by name ("SendKeys", "Upload", ...); it is silent from then
     on. ``alter(silo, effect)`` may give another effect in the place of one that a silo sends, or None. ``pads(silo)``
-    are those of groups that the coordinator is not to read. ``before[silo, event name]`` is (state, event) as they
+    are those of groups that the coordinator is not to read. ``vectors``, by silo, are what is compared by shares, and
+    ``cut(silo, share)`` may give another sealed share in the place of one that a silo is told. ``before[silo, event
+    name]`` is (state, event) as they
     were; ``sent`` all effects, by who had them.
     """
 
     def __init__(
-        self, spec, given, *, own=None, drops=None, seed=0, terms=None, alter=None, memories=None, notes=(), pads=None
+        self,
+        spec,
+        given,
+        *,
+        own=None,
+        drops=None,
+        seed=0,
+        terms=None,
+        alter=None,
+        memories=None,
+        notes=(),
+        pads=None,
+        vectors=None,
+        cut=None,
     ):
         self.spec, self.given, self.drops = spec, given, drops or {}
         self.alter, self.pads = alter or (lambda _, effect: effect), pads or (lambda _: {})
+        self.vectors, self.cut = vectors or {}, cut or (lambda _, share: share)
         self.random, self.queue, self.before, self.sent = random.Random(seed), [], {}, []
         self.signers, self.terms = signers(spec.cohort), terms or Terms(colluders=spec.colluders)
         self.frame = own or frame()
         self.memories, self.notes = dict(memories or {}), notes
+        self.sealed, self.products = {}, b""
         self.silos, self.silent, self.uploads, self.opened, self.ends = {}, set(), {}, None, {}
         self.draws = {silo: Drawn(f"{seed}/{silo}") for silo in spec.cohort}
         self.state, effects = coordinator.begin(spec, self.signers, self.terms, signer("coordinator"))
@@ -151,7 +169,6 @@ class Run:
         }
         tells = {
             c.Ask: lambda: effect,
-            c.TellSurvivors: lambda: s.SurvivorsTold(effect.headers),
             c.TellNotes: lambda: s.NotesTold(effect.survivals),
             c.TellResult: lambda: s.ResultTold(effect.sha256, effect.tags),
             c.AskAbandon: s.AbandonAsked,
@@ -159,20 +176,23 @@ class Run:
         match effect:
             case s.Remember(memory):
                 self.memories[who] = memory
-            case s.Upload(terms):
+            case s.Upload(terms, hiding):
                 masked_sum.check_given(self.spec, self.given[who])
                 ctx = self.spec.context()
                 tagger = Tagger(GROUP_KEY, ctx, len(self.spec.groups)) if self.spec.tagged else None
                 pads = self.pads(who)
                 chunks = masked_sum.masked_chunks(self.spec, who, self.given[who], terms, tagger, pads)
                 made = [words.tobytes() for words in chunks]
-                data = b"".join(made)
-                self.uploads[who] = made
+                self.uploads[who], kept = made, b""
+                if hiding is not None:
+                    quantised = quantise(self.spec.compared, self.vectors[who])
+                    self.sealed[who], kept = gram_pieces.deal_sealed(self.spec, who, quantised, hiding)
+                data = self.upload(who)
                 own = {index: pad.key for index, pad in pads.items()}
                 tags = tagger.padded(GROUP_KEY, ctx, who, own, terms) if tagger else b""
-                self.queue.append((who, s.Streamed(len(data), hashlib.sha256(data).digest(), tags)))
+                self.queue.append((who, s.Streamed(len(data), hashlib.sha256(data).digest(), tags, kept)))
             case s.SendHeader(header):
-                data = b"".join(self.uploads[who])
+                data = self.upload(who)
                 self.queue.append(("coordinator", c.Uploaded(header, len(data), hashlib.sha256(data).digest())))
             case s.End() if who != "coordinator":
                 self.ends[who] = effect
@@ -181,7 +201,11 @@ class Run:
                 self.queue.append((silo, s.KeysTold(bundles, keys)))
             case c.TellShares(silo, deliveries):
                 self.queue.append((silo, s.SharesTold(deliveries)))
+            case c.TellSurvivors(silos, headers):
+                for silo in silos:
+                    self.queue.append((silo, s.SurvivorsTold(headers, self.told_shares(silo, headers))))
             case c.Open(terms, survivors):
+                self.products = effect.products
                 self.open(terms, survivors)
             case c.End():
                 self.ends[who] = effect
@@ -189,6 +213,20 @@ class Run:
                 self.queue += [(silo, tells[type(effect)]()) for silo in effect.silos]
             case _ if type(effect) in answers:
                 self.queue.append(("coordinator", answers[type(effect)]()))
+
+    def upload(self, silo):
+        return b"".join([*self.uploads[silo], *self.sealed.get(silo, [])])
+
+    def told_shares(self, silo, headers):
+        """What the coordinator cuts out of the others' uploads for a silo."""
+        if self.spec.compared is None:
+            return ()
+        found = []
+        for dealer in (header.silo for header in headers if header.silo != silo):
+            at = gram_pieces.place_of(self.spec, dealer, silo)
+            sealed = self.upload(dealer)[at : at + gram_pieces.sealed_bytes(self.spec)]
+            found.append(self.cut(silo, gram_pieces.SealedShare(dealer, sealed)))
+        return tuple(found)
 
     def open(self, terms, survivors):
         accumulator = masked_sum.Accumulator(self.spec)

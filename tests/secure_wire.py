@@ -7,6 +7,7 @@ from staddle.proto.secure_told import SignedSpec, Told
 from staddle.security import secagg_silo_events as s
 from staddle.security.dealing import PAIR, SEALED_BYTES, SELF, Dealing, Delivery, HeldShare, KeyBundle, Portion
 from staddle.security.evidence import Complaint, Misdealing, ShownShare
+from staddle.security.gram_pieces import SealedShare
 from staddle.security.receiving_keys import KeyDelivery, ReceivingKey
 from staddle.security.secagg_fault import Code
 from staddle.security.secagg_messages import Abandon, Header, Reveal, Revealed, Survival
@@ -25,7 +26,7 @@ def portion(dealer, holder):
     return Portion(holder, b"" if dealer == holder else b"\xff" * SEALED_BYTES, HASH, HASH)
 
 
-def longest_given(n, groups=0):
+def longest_given(n, groups=0, products=0):
     """By the name of its body, the longest message that the first of n silos gives."""
     silos = names(n)
     me, dealing = silos[0], Dealing(silos[0], HASH, HASH, HASH, SIGNATURE)
@@ -38,7 +39,7 @@ def longest_given(n, groups=0):
         "complaint": s.SendComplaint(Complaint(me, silos[1], HASH, SIGNATURE)),
         "header": s.SendHeader(Header(me, HASH, 2**64 - 1, HASH, b"\xff" * 8 * groups, SIGNATURE)),
         "survival": s.SendSurvival(Survival(me, SIGNATURE)),
-        "reveal": s.SendReveal(Reveal(me, shares, SIGNATURE)),
+        "reveal": s.SendReveal(Reveal(me, shares, SIGNATURE, b"\xfc" * products)),
         "abandon": s.SendAbandon(Abandon(me, SIGNATURE)),
         "end": Over(Code.STOPPED),
     }
@@ -53,11 +54,13 @@ def longest_evidence(n):
     return Misdealing(bundle, Dealing(silos[0], HASH, HASH, HASH, SIGNATURE), dealt, PAIR, shares)
 
 
-def longest_told(n, groups=0, document=b"", noted=None):
+def longest_told(n, groups=0, document=b"", noted=None, share=0):
     """By the name of its body, the longest message that the first of n silos is told."""
     silos, tags = names(n), b"\xff" * 8 * groups
     notes = tuple(Abandon(silo, SIGNATURE) for silo in names(n if noted is None else noted))
     deliveries = [(Dealing(silo, HASH, HASH, HASH, SIGNATURE), portion(silo, silos[0])) for silo in silos]
+    sealed = tuple(SealedShare(silo, b"\xff" * share) for silo in silos[1:]) if share else ()
+    headers = tuple(Header(silo, HASH, 2**64 - 1, HASH, tags, SIGNATURE) for silo in silos)
     bodies = {
         "spec": SignedSpec(document, SIGNATURE, notes, longest_evidence(n)),
         "keys": s.KeysTold(
@@ -67,7 +70,7 @@ def longest_told(n, groups=0, document=b"", noted=None):
             ),
         ),
         "shares": s.SharesTold(tuple(Delivery(*each, (HASH,) * (n - 1).bit_length()) for each in deliveries)),
-        "survivors": s.SurvivorsTold(tuple(Header(silo, HASH, 2**64 - 1, HASH, tags, SIGNATURE) for silo in silos)),
+        "survivors": s.SurvivorsTold(headers, sealed),
         "notes": s.NotesTold(tuple(Survival(silo, SIGNATURE) for silo in silos)),
         "result": s.ResultTold(HASH, tags),
         "abandon": s.AbandonAsked(),
@@ -124,7 +127,8 @@ misdealings = dealings.flatmap(
         some(st.builds(ShownShare, ids, held), lambda each: each.holder),
     )
 )
-reveals = st.builds(Reveal, ids, some(revealed, lambda each: each.dealer), signatures)
+reveals = st.builds(Reveal, ids, some(revealed, lambda each: each.dealer), signatures, tags)
+sealed_shares = st.builds(SealedShare, ids, tags)  # whole numbers of 8 bytes
 given_bodies = (
     st.builds(s.SendKeys, bundles, some(receiving, lambda key: key.dealer))
     | dealt
@@ -149,7 +153,11 @@ told_bodies = (
         some(st.builds(KeyDelivery, ids, receiving, proofs), lambda delivery: delivery.silo),
     )
     | st.builds(s.SharesTold, some(deliveries, lambda delivery: delivery.dealing.dealer))
-    | st.builds(s.SurvivorsTold, some(headers, lambda header: header.silo))
+    | st.builds(
+        s.SurvivorsTold,
+        some(headers, lambda header: header.silo),
+        some(sealed_shares, lambda share: share.dealer),
+    )
     | st.builds(s.NotesTold, some(survivals, lambda survival: survival.silo))
     | st.builds(s.ResultTold, hashes, tags)
     | st.just(s.AbandonAsked())

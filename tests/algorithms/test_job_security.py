@@ -3,7 +3,7 @@ import copy
 import pytest
 
 from staddle.algorithms.catalog import METHODS
-from staddle.algorithms.exchange import DISCLOSED, Mix
+from staddle.algorithms.exchange import DISCLOSED, Gram, Mix
 from staddle.algorithms.job import Job
 from staddle.algorithms.job_security import LARGEST_MIX_CLIP, LONGEST_COMPARED, MOST_SILOS, SecurityTable, sums_fault
 from staddle.errors import LocalError
@@ -40,6 +40,7 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
         "min_holders": 0,
         "audience": "coordinator",
         "mix": "one-upload",
+        "compare": "rotated",
     }  # fmt: skip
 
 
@@ -76,6 +77,7 @@ def test_a_document_of_before_the_table_is_told_from_one_of_now(make_job):
         ("tags", False),
         ("audience", "silos"),
         ("mix", "directed"),
+        ("compare", "shared"),
     ],
 )
 def test_a_key_that_would_do_nothing_is_refused(make_job, key, value):
@@ -451,6 +453,37 @@ def test_a_directed_mix_stands_in_the_schema_and_is_keyed(labels):
         assert {*job.away(round_)} == {*job.silos} - {*job.cohort(round_)}
     with pytest.raises(LocalError, match=r"values are 2\^30 at most, security\.clip_exponent = 31; lower it"):
         labels(mix="directed", clip_exponent=31)
+
+
+SHARED = {**BLIND, "compare": "shared"}
+
+
+@pytest.mark.parametrize("similarity", ["mean", "per_class"])
+def test_a_comparison_by_shares_stands_in_the_schema(blind, similarity):
+    job = blind("pfedsim", {"rho": 0.5, "similarity": similarity}, security=SHARED)
+    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire") == job
+    _, rows, _ = job.up(job.length - 1)
+    assert (rows.name, rows.exchange) == ("rows", Gram(shared=True))
+    assert [part["exchange"] for part in job.document()["schema"][1]["up"]] == ["mix", "gram.shared", "sum.total"]
+    assert job.digest != blind("pfedsim", {"rho": 0.5, "similarity": similarity}).digest
+
+
+def test_whole_vectors_of_a_clustered_job_are_compared_by_shares_too(blind):
+    job = blind("cfl", {"start": 1, "sketch": 0}, security=SHARED)
+    assert [part["exchange"] for part in job.document()["schema"][1]["up"]] == ["mix", "gram.shared", "sum.total"]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "silos", "why"),
+    [
+        ("fedavg", None, 4, r'compare = "shared" does nothing: no part is compared; take it out'),
+        ("pfedsim", {"rho": 0.0}, 900, r"900 silos deal [\d,]+ bytes to each silo"),
+        ("cfl", {"start": 1, "sketch": 8}, 4, r"crosses as sketches, whose map has to be a secret of the silos"),
+    ],
+)
+def test_what_cannot_be_compared_by_shares_is_refused(blind, method, options, silos, why):
+    with pytest.raises(LocalError, match=why):
+        blind(method, options, security=SHARED, silos=[f"s{i}" for i in range(silos)])
 
 
 def test_a_directed_mix_takes_weights_that_are_known_before_the_round(blind, labels, monkeypatch):

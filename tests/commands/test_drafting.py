@@ -186,6 +186,21 @@ def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, s
     assert "trust" not in draft([signed("summing", BLIND)])
 
 
+def test_a_draft_for_a_job_that_compares_by_shares_says_that_no_vector_is_read(federation, signed):
+    security = {"secure_aggregation": "required", "compare": "shared"}
+    job = signed("shared", security, "pfedsim", {"rho": 0.0})
+    text = draft([job], trust=True)
+    policy = policies.parse(text.encode(), "policy.toml")
+    roster = rosters.load(federation.folder / "roster.json")
+    assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
+    rule = policy.rule("pfedsim", "rows")
+    assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), ("gram",), ("uint64",))
+    said = " ".join(text.replace("#", " ").split())
+    assert (
+        "as shares sealed from silo to silo, so that the coordinator can read how like the silos' vectors are" in said
+    )
+
+
 def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(federation, signed):
     roster = rosters.load(federation.folder / "roster.json")
     job, other = signed("hidden", {**BLIND, "audience": "silos"}, "ppfl"), signed("open", BLIND, "ppfl")

@@ -131,7 +131,8 @@ def check_left_over(running):
     """The coordinator keeps no words of what silos gave once the job has ended, and no row of them."""
     folder = running.federation.coordinator_config.parent / "state"
     kinds = (".part", ".upload", ".masked", ".rotated", ".padded", ".rows")
-    assert [path.name for path in folder.rglob("*") if path.suffix in kinds or "@sum" in path.name] == []
+    left = [path.name for path in folder.rglob("*") if path.suffix in kinds or "@sum" in path.name]
+    assert not left, left
     silos = {silo for job in running.jobs for silo in job.silos}
     rows = [path.name for path in folder.rglob("*.words") if any(f".{silo}." in path.name for silo in silos)]
     assert not rows, rows  # of a directed mix

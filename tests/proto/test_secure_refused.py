@@ -37,6 +37,7 @@ CODES = {
     "SurvivorsTold": "SURVIVORS",
     "Survival": "NOTES",
     "NotesTold": "NOTES",
+    "SealedShare": "SHARES",
     "Revealed": "REVEAL",
     "Reveal": "REVEAL",
     "Abandon": "ABANDON",
@@ -55,8 +56,8 @@ READ = {
 def whole():
     """One whole message of each kind, four silos in it, two groups tagged."""
     for kind, longest, to_wire in (
-        ("given", longest_given, given_to_wire),
-        ("told", lambda *args: longest_told(*args, document=b"{}"), told_to_wire),
+        ("given", lambda *args: longest_given(*args, products=80), given_to_wire),
+        ("told", lambda *args: longest_told(*args, document=b"{}", share=24), told_to_wire),
     ):
         for body, message in longest(4, 2).items():
             yield f"{kind} {body}", to_wire(message)
@@ -242,16 +243,16 @@ def test_a_message_with_some_bytes_changed(data):
 
 
 def test_no_session_or_share_is_shown():
-    value = replace(longest_given(4)["reveal"], session=b"the session of this silo")
+    value = replace(longest_given(4, products=80)["reveal"], session=b"the session of this silo")
     asked = replace(ASKED, session=b"the session of this silo")
     shown = repr(given_from_wire(ME, given_to_wire(value))) + repr(asked_from_wire(ME, asked_to_wire(asked)))
-    secrets = [b"the session of this silo", b"\xfe" * 33, b"\xfd" * 32]
+    secrets = [b"the session of this silo", b"\xfe" * 33, b"\xfd" * 32, b"\xfc" * 80]
     assert not [secret for secret in secrets if repr(secret)[2:40] in shown or secret.hex() in shown]
 
 
 def test_no_refusal_of_a_reveal_shows_a_share():
-    message = given_to_wire(longest_given(4)["reveal"])
-    secrets = [SESSION, b"\xfe" * 33, b"\xfd" * 32]
+    message = given_to_wire(longest_given(4, products=80)["reveal"])
+    secrets = [SESSION, b"\xfe" * 33, b"\xfd" * 32, b"\xfc" * 80]
     for path in parts(message):
         texts = [str(error) for _, _, error in refusals_of(message, path)]
         assert not [x for x in secrets for text in texts if repr(x)[2:40] in text or x.hex()[:40] in text]

@@ -22,11 +22,14 @@ from staddle.algorithms.exchange import (
 )
 from staddle.algorithms.plain import PLAIN
 from staddle.errors import LocalError
+from staddle.security import shared_gram
 from staddle.security.blind_mix import FLOAT32, Rows, compared, gram_deviation, row_deviation
 from staddle.security.blind_sum import Bounds, Quantised
+from staddle.security.masks import Keystream
 from staddle.security.mix_line import mix_group
 from staddle.security.rotation import Use, rotate
 from staddle.security.round_spec import Terms
+from staddle.security.shared_gram import compared_of
 from staddle.security.sketch import sketched
 
 FIVE = ("a", "b", "c", "d", "e")
@@ -264,3 +267,56 @@ def test_a_directed_row_that_shows_too_much_is_none_and_rounds_are_for_themselve
     row = made.mix(part, "e", dict.fromkeys("abcd", 1.0), read)
     again = made.mix(part, "e", dict.fromkeys("abcd", 1.0), read)  # no memory: who may have it is asked round by round
     assert all(torch.equal(row[name], again[name]) for name in row)
+
+
+# By shares.
+
+
+def shared_part(groups=3, width=40, **how):
+    part = gram_part(groups, width, **how)
+    return replace(part, exchange=Gram(shared=True))
+
+
+def unit(part, silos=FIVE):
+    read = values(part, silos)
+    return lambda silo, name: read(silo, name) / read(silo, name).norm(dim=1, keepdim=True)
+
+
+def test_a_comparison_by_shares_has_the_bits_of_shares_that_were_dealt_and_opened():
+    part = shared_part()
+    read, own = unit(part), compared_of(part, 3)
+    found = Quantised(Bounds()).collect(part, FIVE, read)["gram"]
+    dealt = {
+        number: shared_gram.deal(
+            own,
+            shared_gram.quantise(own, read(silo, "rows").double().numpy()),
+            5,
+            1,
+            Keystream(bytes([number] * 32), 0),
+        )
+        for number, silo in enumerate(FIVE, start=1)
+    }
+    told = {k: shared_gram.multiply({i: dealt[i][k - 1] for i in dealt}) for k in (1, 3, 4)}
+    products = shared_gram.dequantise(own, shared_gram.opened(told, 1).products)
+    assert np.array_equal(found.numpy(), shared_gram.squares(own, products, 5))
+    assert found.dtype == torch.float64
+    exact = PLAIN.collect(part, FIVE, read)["gram"]
+    assert float((found - exact).abs().max()) <= shared_gram.deviation(own, 1.0 + FLOAT32, 1.0 + FLOAT32)
+
+
+def test_a_comparison_by_shares_follows_from_no_key_and_is_ordered_as_its_members():
+    part = shared_part()
+    read = unit(part)
+    found = Quantised(Bounds()).collect(part, FIVE, read)["gram"]
+    assert torch.equal(found, Quantised(Bounds(), group_key=KEY, job=DIGEST).collect(part, FIVE, read)["gram"])
+    back = Quantised(Bounds()).collect(part, FIVE[::-1], read)["gram"]
+    assert torch.equal(back, found.flip(1, 2))
+
+
+def test_what_a_comparison_discloses_is_not_compared_by_shares_either():
+    part = shared_part()
+    with pytest.raises(LocalError, match="has entries of one sign only"):
+        Quantised(Bounds()).collect(part, FIVE, lambda silo, name: unit(part)(silo, name).abs())
+    counts = shared_part(kind=Kind.COUNTS)
+    with pytest.raises(LocalError, match="its inner products disclose it"):
+        Quantised(Bounds()).collect(counts, FIVE, unit(counts))

@@ -68,6 +68,7 @@ def test_the_context_is_known_and_binds_every_field():
         "schema_digest": "ee" * 32,
         "chunk_bytes": 128,
         "tagged": True,
+        "compared": {"name": "rows", "groups": 1, "width": 640, "clip_exponent": 3},
     }
     assert set(others) | {"protocol", "exchange", "prg"} == set(RoundSpec.model_fields)  # those have one value
     found = {validate(altered(spec, **{name: value}), RoundSpec, "x").context() for name, value in others.items()}

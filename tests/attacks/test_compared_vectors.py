@@ -1,0 +1,194 @@
+"""A coordinator in league with one silo, against vectors that are compared: rotated ones, and ones that are shared.
+
+Both jobs run over TLS. The coordinator has all that crosses and the friend gives it all that it knows: the key of the
+job's silos, its keys of the attempt, and what was sealed to it.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from coordinating import coordinator
+from mix_silo import KEY, MixSilo, in_turn
+from safetensors.torch import load_file
+
+from staddle.algorithms.exchange import DTYPES, Gift, Gram
+from staddle.algorithms.method import METRICS
+from staddle.algorithms.plain import PLAIN
+from staddle.commands import local_federation
+from staddle.coordinator import config as configs
+from staddle.errors import RefusedError
+from staddle.proto.blind import use_of
+from staddle.security import gram_pieces
+from staddle.security import roster as rosters
+from staddle.security import secagg_silo_events as s
+from staddle.security import shared_gram as g
+from staddle.security.field import from_signed, interpolation, product, to_signed
+from staddle.security.identity import load_keys
+from staddle.security.pairwise import agree
+from staddle.security.receiving_keys import receiving_seed
+from staddle.security.rotation import rotate
+
+pytestmark = pytest.mark.actor("coordinator and silos")
+
+SILOS = ("north", "east", "south", "west")
+FRIEND = SILOS[0]
+WIDTH = 640
+
+
+def rows(silo):
+    """A silo's unit vector [1, 640], float32, far from those of others."""
+    drawn = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(SILOS.index(silo)))
+    return drawn / drawn.norm()
+
+
+def gift(part, silo):
+    if part.name == METRICS.name:
+        tensors = {spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors}
+    elif isinstance(part.exchange, Gram):
+        tensors = {spec.name: rows(silo) for spec in part.tensors}
+    else:
+        tensors = {spec.name: torch.zeros(spec.shape, dtype=DTYPES[spec.dtype]) for spec in part.tensors}
+    return PLAIN.give(part, Gift(tensors))
+
+
+class Watched(MixSilo):
+    """``uploads`` are the bytes that it sent of each part, as the coordinator has them; ``states`` its own."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.uploads, self.states, self.reveals = {}, [], []
+        self.hear = self.watch
+
+    def watch(self, effect):
+        if isinstance(effect, s.SendSurvival):
+            self.states.append(self.state)  # with its secrets, which go when it reveals
+        if isinstance(effect, s.SendReveal):
+            self.reveals.append(effect.reveal)
+        return effect
+
+    def part_frames(self, part, round_, payload, context, /, **changes):
+        self.uploads[part.name] = payload
+        return super().part_frames(part, round_, payload, context, **changes)
+
+
+def play(folder, compare):
+    """One round of pFedSim that compares; the silos afterwards, by name, and the inner products that were opened."""
+    federation = local_federation.make(folder / "federation", SILOS)
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "rounds": 1,
+        "silos": list(SILOS),
+        "min_cohort": 3,
+        "round_timeout": 60,
+        "method": {"name": "pfedsim", "options": {"rho": 0.0}},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.05},
+        "security": {"secure_aggregation": "required", "compare": compare},
+    }
+    job = local_federation.sign_job(federation, document)
+    timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
+    local_federation.write_coordinator(federation, ["job"], timing)
+    roster, config = rosters.load(federation.folder / "roster.json"), configs.load(federation.coordinator_config)
+    keys = {silo: load_keys(federation.folder / silo / "keys") for silo in SILOS}
+    gifts = lambda silo: lambda round_: {part.name: gift(part, silo) for part in job.up(round_)}  # noqa: E731
+    opened = []
+
+    async def scenario():
+        silos = [Watched(here.address, keys[name], roster, job, gifts(name)) for name in SILOS]
+        for each in silos:
+            await each.accept()
+        for each in silos:
+            await each.told("round")
+        await in_turn(silos, lambda each: each.take_part(0))
+        path = config.directory / "jobs" / "job" / "0.@sum.safetensors"
+        opened.append(load_file(path) if path.exists() else {})
+        for each in silos:
+            await each.channel.close()
+        return silos
+
+    with coordinator(config) as here:
+        silos = here.run(scenario(), 120)
+    return SimpleNamespace(job=job, silos={each.silo: each for each in silos}, opened=opened[0])
+
+
+def cosine(one, other):
+    return abs(float(one @ other / np.linalg.norm(one) / np.linalg.norm(other)))
+
+
+def exact(silo):
+    return rows(silo).double().numpy()[0]
+
+
+@pytest.mark.succeeds
+def test_rotated_vectors_are_read_as_they_stand(tmp_path):
+    """The friend has the key, and so the rotation of each use; its rows are the images of the unit vectors."""
+    done = play(tmp_path, "rotated")
+    (part,) = (part for part in done.job.up(0) if isinstance(part.exchange, Gram))
+    turning = rotate(np.eye(WIDTH), use_of(done.job, part, 0, 0).key(KEY))
+    worst = 0.0
+    for silo in SILOS[1:]:
+        found = np.frombuffer(done.silos[silo].uploads[part.name], "<f4").astype(np.float64) @ turning.T
+        worst = max(worst, float(np.abs(found - exact(silo)).max()))
+        assert cosine(found, exact(silo)) > 1 - 1e-9
+    assert worst < 1e-6
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return play(tmp_path_factory.mktemp("shared"), "shared")
+
+
+def test_shared_vectors_stay_noise(shared):
+    """What the friend holds of a victim is like the victim's vector nowhere.
+
+    Tried are its share as it is, and lines through it and through the friend's own vector at the places of others.
+    """
+    friend = shared.silos[FRIEND]
+    (state,) = friend.states
+    spec = state.spec
+    best = 0.0
+    for victim in SILOS[1:]:
+        held = state.vectors[victim].vectors
+        own = from_signed(g.quantise(spec.compared, rows(FRIEND).double().numpy()))
+        at = spec.holder(FRIEND)
+        others = [spec.holder(silo) for silo in SILOS[1:]]
+        lines = [product(interpolation([at, other], [0]), np.stack([held[0], own[0]])) for other in others]
+        for tried in (held, *lines):
+            best = max(best, cosine(to_signed(tried)[0].astype(np.float64), exact(victim)))
+    assert best < 0.15, best  # of vectors of 640 numbers that have nothing in common: 0.04 by chance
+
+
+def test_nor_does_it_open_what_was_sealed_to_others(shared):
+    """With the friend's keys for any dealer, and those of the friend as a dealer, no share for another silo opens."""
+    friend = shared.silos[FRIEND].states[0]
+    spec, seals = friend.spec, {bundle.silo: bundle.seal for bundle in friend.bundles}
+    for dealer in SILOS[1:]:
+        for holder in (silo for silo in SILOS[1:] if silo != dealer):
+            at = gram_pieces.place_of(spec, dealer, holder)
+            sealed = shared.silos[dealer].words[at : at + gram_pieces.sealed_bytes(spec)]
+            for by in SILOS[1:]:
+                agreed = agree(receiving_seed(friend.seeds.receiving, friend.ctx, FRIEND, by), seals[dealer], dealer)
+                with pytest.raises(RefusedError, match="does not open"):
+                    gram_pieces.open_share(
+                        spec, gram_pieces.share_key(agreed, friend.ctx, dealer, holder), dealer, holder, sealed
+                    )
+
+
+def test_what_it_does_read_are_the_inner_products(shared):
+    """Those of the quantised vectors, to the bit, from the reveals of any three silos."""
+    state = shared.silos[FRIEND].states[0]
+    order = [header.silo for header in state.headers]
+    told = {
+        state.spec.holder(silo): g.products_loaded(state.spec.compared, 4, shared.silos[silo].reveals[0].products)
+        for silo in SILOS
+        if shared.silos[silo].reveals
+    }
+    products = g.opened(told, 1).products
+    found = g.squares(state.spec.compared, g.dequantise(state.spec.compared, products), 4)[0]
+    assert np.array_equal(found, g.gram(state.spec.compared, [exact(silo)[None] for silo in order])[0])
+    vectors = np.stack([exact(silo) for silo in order])
+    assert np.abs(found - vectors @ vectors.T).max() < 4e-7
