@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..algorithms import sources
 from ..algorithms.data import Dataset, split
-from ..algorithms.exchange import Mix, Tensors
+from ..algorithms.exchange import Gram, Mix, Tensors
 from ..algorithms.fit import check_records, check_training
 from ..algorithms.job import Job
 from ..algorithms.weights import load_weights
@@ -229,6 +229,15 @@ def trusting(job: Job) -> bool:
     return job.keyed and hidden
 
 
+def _without_key(job: Job) -> list[str]:
+    """What a job may say instead, for each part that it hides by a key of all its silos and need not."""
+    parts = {part.name: part for start in job.phase_starts for part in uploaded(job.up(start))}.values()
+    mixed = [part for part in parts if isinstance(part.exchange, Mix)]
+    compared = [part for part in parts if isinstance(part.exchange, Gram) and not part.sketch]
+    directed = ['security.mix = "directed"'] * len(mixed) if job.method().directed_for else []
+    return [*directed, *['security.compare = "shared"'] * len(compared)]
+
+
 def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]:
     """What only jobs with a key are asked: all of their silos can open what is hidden by it (rules 8, 10 and 12)."""
     asked, terms, coordinator = policy.file.secure_aggregation, policy.terms, roster.coordinator
@@ -239,12 +248,9 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     instead = "to have it signed without security.audience"
     if parts:
         instead = SUMS_ALONE
-        mixed = {part.name: part for start in job.phase_starts for part in uploaded(job.up(start))}
-        directed = [name for name, part in mixed.items() if isinstance(part.exchange, Mix)]
-        if job.method().directed_for and directed:
-            instead = 'to have it signed with security.mix = "directed", which hides by no such key'
-            if directed != list(mixed):  # the others take that key in any case
-                instead = f'{SUMS_ALONE} (security.mix = "directed" would keep {", ".join(directed)} from that key)'
+        keys = _without_key(job)
+        if len(keys) == len(parts):
+            instead = f"to have it signed with {' and '.join(sorted(set(keys)))}, by which no such key hides anything"
     elif job.counted:
         instead = "for a method that sums nothing class by class"
     rows = _mixes(job)

@@ -12,10 +12,10 @@ SECURITY = {"secure_aggregation": "required", "mix": "directed"}
 
 def documents(document, running):
     counts = {silo: len(train) for silo, (train, _) in shards(running, SILOS).items()}
-    declared = {**SECURITY, "weights": "public", "counts": counts}
+    declared = {**SECURITY, "weights": "public", "dropouts": "any", "counts": counts}
     common = {"min_cohort": 3, "model": "cnn-digits"}
     every, part = {"rounds": 4, "options": {"rho": 0.25}}, {"rounds": 5, "options": {"rho": 0.2}}
-    private = {**SECURITY, "weight_most": 2000}
+    private = {**SECURITY, "weight_most": 2000, "compare": "shared"}  # nothing of it is hidden by the silos' key
     return [
         document("all", SILOS, "pfedsim", **every, **common, security=private),
         document("in-part", SILOS, "pfedsim", **part, **common, participation=0.8, security=declared),

@@ -1,6 +1,7 @@
 import json
 import re
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -800,7 +801,7 @@ def test_4_directed_rows_want_no_trust_in_the_coordinator(ask, directed, blind, 
     one_upload = {**DIRECTED, "mix": "one-upload"}
     (why,) = sum_objections(directed("trusting", security=one_upload) and blind.job, asked["policy"], made.roster)
     assert "would be hidden from" in why
-    assert why.endswith('or ask to have it signed with security.mix = "directed", which hides by no such key')
+    assert why.endswith('or ask to have it signed with security.mix = "directed", by which no such key hides anything')
 
 
 def test_4_public_weights_of_what_is_mixed_have_no_private_form_to_ask_for(refused, directed):
@@ -813,14 +814,21 @@ def test_4_directed_rows_are_of_as_many_silos_as_the_policy_asks(refused, direct
     assert "rows of the job may be over min_cohort = 3 other silos" in refused("POLICY", **directed("few", asks))
 
 
-def test_4_rows_for_members_want_trust_for_what_is_compared_alone(blind, made):
-    """Extractors are hidden by no key that all silos have; classifier rows are, directed or not."""
+def test_4_directed_rows_and_shared_comparisons_together_want_no_trust(ask, blind, made):
+    """Either alone leaves the other part to a key that all silos have; the admission says what to ask for."""
     said = {}
-    for mix in ("one-upload", "directed"):
-        security = {**BLIND, "mix": mix}
-        policy = blind(f"members-{mix}", security, "pfedsim", options={"rho": 0.0}, silos=FIVE, asks="min_cohort = 3")
-        (said[mix],) = sum_objections(blind.job, policy["policy"], made.roster)
-    assert said["one-upload"].startswith("extractor, rows would be hidden from coordinator by a key")
-    assert said["one-upload"].endswith('only sums (security.mix = "directed" would keep extractor from that key)')
-    assert said["directed"].startswith("rows would be hidden from coordinator by a key that every silo of the job has")
-    assert said["directed"].endswith("or ask for a method that only sums")
+    for mix, compare in product(("one-upload", "directed"), ("rotated", "shared")):
+        name, security = f"members-{mix}-{compare}", {**BLIND, "mix": mix, "compare": compare}
+        asked = blind(name, security, "pfedsim", options={"rho": 0.0}, silos=FIVE, asks="min_cohort = 3")
+        said[mix, compare] = sum_objections(blind.job, asked["policy"], made.roster)
+    assert said.pop(("directed", "shared")) == ()
+    assert ask(**asked).job.keyed  # to tag, as it happens
+    ends = {
+        ("one-upload", "rotated"): 'security.compare = "shared" and security.mix = "directed"',
+        ("one-upload", "shared"): 'security.mix = "directed"',
+        ("directed", "rotated"): 'security.compare = "shared"',
+    }
+    for job, end in ends.items():
+        (why,) = said[job]
+        assert "would be hidden from coordinator by a key that every silo of the job has" in why
+        assert why.endswith(f"or ask to have it signed with {end}, by which no such key hides anything")
