@@ -9,7 +9,7 @@ import torch
 from key_watch import keys_watched
 
 from staddle.algorithms.data import digits, split
-from staddle.algorithms.job import Job
+from staddle.algorithms.job import Job, JobFile
 from staddle.algorithms.local_round import state_from_bytes
 from staddle.algorithms.partition import dirichlet
 from staddle.algorithms.simulation import simulate
@@ -23,6 +23,15 @@ from staddle.silo.state import split_key
 
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}  # lost after 30 s: who restarts is not
+
+
+def seeded(document, holds):
+    """The document with the first seed for which its job ``holds``: what is drawn follows from all of it."""
+    jobs = (
+        Job.from_file(JobFile.model_validate({**document, "seed": seed}), "job.toml").for_federation()
+        for seed in range(2000)
+    )
+    return {**document, "seed": next(job.seed for job in jobs if holds(job))}
 
 
 def free_port():

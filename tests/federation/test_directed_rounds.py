@@ -1,11 +1,13 @@
 """Rounds that mix by directed sums, over real TLS: a coordinator, and silos of raw calls, one of which is lost."""
 
 import sqlite3
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
 from coordinating import coordinator
+from federation.keyed import seeded
 from mix_silo import DirectedSilo, in_turn
 
 from staddle.algorithms.exchange import Gift
@@ -31,6 +33,12 @@ SECURITY = {
 }
 
 
+def waits_twice(job):
+    """A silo that is like others is away in two rounds on end that mix, and the one that is like nobody in one."""
+    away = [set(job.away(round_)) for round_ in range(1, job.length)]
+    return any(one & two - {"down"} for one, two in pairwise(away)) and any("down" in each for each in away)
+
+
 class GoneError(Exception):
     """A silo has stopped in the middle of a round."""
 
@@ -52,7 +60,7 @@ def world(tmp_path):
         "training": {"lr": 0.05},
         "security": SECURITY,
     }
-    job = local_federation.sign_job(federation, document)
+    job = local_federation.sign_job(federation, seeded(document, waits_twice))
     local_federation.write_coordinator(
         federation, ["job"], {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
     )
