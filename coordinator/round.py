@@ -217,8 +217,8 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
     """What came of an attempt; one that was stopped meanwhile may have come to its end."""
     match event:
         case Summed(round_, members) if state.stage in ("round", "stopped", "queued"):
-            state, told = _cleared(replace(state, given=dict.fromkeys(members, "")), round_, members)
-            return _then(state, told, _close if state.stage == "round" else None)
+            state, cleared = _cleared(replace(state, given=dict.fromkeys(members, "")), round_, members)
+            return _then(state, cleared, _close if state.stage == "round" else None)
         case SumFailed(_, attempt) if attempt != state.attempt or state.given:
             return state, ()
         case SumFailed() if event.spoiled and len(state.batches) > 1 and not event.final:

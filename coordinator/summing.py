@@ -393,8 +393,8 @@ class Summing:
         guilty = {silo for silo, code in state.failed.items() if code in GUILTY}
         if self._regroups:  # who signed may sign for other batches
             asked = [silo for silo in self._states[0].spec.cohort if silo not in guilty]
-            left = unbroken(self._setting.terms.batches, asked)
-            return len(left) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
+            whole = unbroken(self._setting.terms.batches, asked)
+            return len(whole) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
         if only := self._repeating:
             stuck = bool(guilty & set(only)) or (bool(state.survivals) and state.evidence is None)
             return stuck or not self._can_survive(only)

@@ -122,7 +122,7 @@ class Attempted:
 
     def signed(self, **changes):
         """A specification with other fields, as the coordinator signs it."""
-        document = canonical_json({**self.spec.model_dump(mode="json"), **changes})
+        document = canonical_json({**self.spec.model_dump(mode="json", exclude_none=True), **changes})
         return SignedSpec(document, self.world.keys.sign(SECAGG_SPEC, document))
 
     # What happens, in one thread, one thing after another.

@@ -53,7 +53,7 @@ def make_tagged(folder) -> Made:
             "fedaims",
             {
                 "model": {"name": "convnet-digits", "classes": 3},
-                "security": {**COUNTED, "weights": "private", "counts": {}},
+                "security": {**COUNTED, "weights": "private", "dropouts": "batches", "counts": {}},
             },
         ),
         ("away", "fedper", {"participation": 0.8}),
@@ -65,7 +65,7 @@ def make_tagged(folder) -> Made:
             "fedaims",
             {
                 "model": {"name": "convnet-digits", "classes": 3},
-                "security": {**HIDDEN, "weights": "private", "counts": {}},
+                "security": {**HIDDEN, "weights": "private", "dropouts": "batches", "counts": {}},
             },
         ),
     ):

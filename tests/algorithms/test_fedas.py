@@ -173,7 +173,7 @@ def test_blind_the_coordinator_learns_sums_alone(make_job, make_shards):
 
 
 def test_what_cannot_be_is_refused(make_job):
-    security = {**BLIND, "weights": "public", "counts": dict.fromkeys("abcde", 30)}
+    security = {**BLIND, "weights": "public", "dropouts": "any", "counts": dict.fromkeys("abcde", 30)}
     with pytest.raises(LocalError, match=r"part 'weighted' \(sum.total\) may hold .* write participation = 1.0"):
         make_job("fedas", silos=list("abcde"), participation=0.8, security=security, min_cohort=3).document()
     privacy = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}

@@ -508,7 +508,10 @@ def test_rows_for_members_are_of_one_in_league_at_most_and_of_enough_others(blin
     assert job.together == job.batches == (job.silos,)  # private weights: all of them or none
     silos = list("abcdefgh")
     counted = {**PUBLIC, "counts": dict.fromkeys(silos, 30), "mix": "directed"}
-    assert blind("pfedsim", {"rho": 0.2}, counted, silos=silos).together == tuple((silo,) for silo in silos)
+    job = blind("pfedsim", {"rho": 0.2}, counted, silos=silos)
+    assert job.together == job.batches != (tuple(silos),)
+    alone = blind("pfedsim", {"rho": 0.2}, {**counted, "dropouts": "any"}, silos=silos)
+    assert alone.together == tuple((silo,) for silo in silos)
     with pytest.raises(LocalError, match=r"security\.colluders = 2: .* lower colluders to 1, or take mix out"):
         blind("pfedsim", {"rho": 0.2}, {**counted, "colluders": 2}, silos=silos)
     with pytest.raises(LocalError, match=r"at least min_cohort = 4 others of it, and there are 3: .* lower min_cohort"):

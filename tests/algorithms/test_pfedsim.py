@@ -525,7 +525,7 @@ def test_directed_a_silo_keeps_no_less_of_its_own_than_any_likeness_allows(direc
 def test_directed_the_quantised_rounds_are_eq_4_of_one_round_before(directed, make_data, participation):
     """A round at a time, with rows by hand in float64."""
     silos = tuple("abcde")
-    counts = {"weights": "public", "counts": dict.fromkeys(silos, 30)} if participation < 1 else {}
+    counts = {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(silos, 30)} if participation < 1 else {}
     job = directed(participation=participation, security={**DIRECTED, **counts})
     shards = {silo: Records(make_data(40, seed=at), make_data(20, seed=at + 9)) for at, silo in enumerate(silos)}
     run, gave, before = Simulation(job, Serial(job, shards), exchanges=simulated(job)), {}, {}

@@ -137,7 +137,7 @@ def test_a_silo_that_complains_of_an_honest_dealer_goes_itself(start):
 
 def test_below_the_declared_minimum_a_job_ends_and_names_who_did_it(start):
     """Private weights are summed over all silos or not at all."""
-    private = {"weights": "private", "counts": {}, "weight_most": 1000}
+    private = {"weights": "private", "dropouts": "batches", "counts": {}, "weight_most": 1000}
     played = Played(start, "rubbish:east", **private)
     assert (played.outcome, played.rounds) == ("failed", [])
     assert "north: MISDEALT, it dealt shares that do not open or do not join" in played.reason

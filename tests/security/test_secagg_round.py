@@ -153,14 +153,14 @@ def test_a_transcript_with_fixed_seeds_is_known():
         "reveal": hashlib.sha256(run.state.reveals[names(5)[0]].payload(ctx, run.state.h_u3)).digest(),
     }
     assert {name: digest.hex() for name, digest in found.items()} == {
-        "context": "8efa658a317e74a956ed70278bc6da32197541053e1893e2189ebc4bac3bbf70",
-        "keys": "c329ead622528de5e5a9b9d9cf5a00783459f8ede492bcd60e36ce3c2476acd6",
-        "receiving keys": "25cca99192fb53d4b2e8dc44834da879c19e13bb929bdbc6dc3e373cfc9b1393",
-        "shares": "0bc69da1d4c19cd66e4430be112e336cc4317aaf18d1e75ceb374d6dc48c6d7d",
-        "portions": "350ed64d1ce4c5668d4aa7b4deb94eeb525c959889e016bc34e9dfcb8bb9751c",
-        "upload": "10ec57e868792078b2682a359d9b65a0dd063ccc6515a4b1cb97008e008b062f",
-        "headers": "9c473f03c26640ce046b51945b1d212ce69b1151db3be64296ffd6af958393b1",
-        "reveal": "c7c22fb7e2b8060326d89e18a5dee14ed34aa49e0dad4bf9f024fdb30a902071",
+        "context": "f32628e06fca57d42d1a45e8d6404063671948979b473d11486c96611a2e803b",
+        "keys": "af0e5c2019f612e0ee24c050200e02a1025e121a34dd32432da8a1407a91bb1a",
+        "receiving keys": "6b9af13d91abc974ef5bdafba25497fdd7788fd001485a82b45a3d1314feef59",
+        "shares": "f72eaa7d1e1c1b198cdad7332dd4e1823b14ae53eaa668093a0fa19cd4e2616a",
+        "portions": "15d38a9935863568556006fc4aa5f0bfd6c9d49415dd327077d5bde1c431d66a",
+        "upload": "a96c81f3a42347d7474a8a91600d3725699fdb29b2ecec4906c412b4e8f5a967",
+        "headers": "61da64fe47de9e4c7981db77aa7fdef172be3dbb08af6f5370929f527313f190",
+        "reveal": "0ed108a5eb6ac5a75e2ce7556453f6908e54ec8810a83e3dc09c0f9515344464",
     }
     assert run.opened[0].total.tolist() == [10 / 16] * 20
 

@@ -818,7 +818,7 @@ def test_4_directed_rows_and_shared_comparisons_together_want_no_trust(ask, blin
     """Either alone leaves the other part to a key that all silos have; the admission says what to ask for."""
     said = {}
     for mix, compare in product(("one-upload", "directed"), ("rotated", "shared")):
-        name, security = f"members-{mix}-{compare}", {**BLIND, "mix": mix, "compare": compare}
+        name, security = f"m-{mix[0]}-{compare[0]}", {**BLIND, "mix": mix, "compare": compare}
         asked = blind(name, security, "pfedsim", options={"rho": 0.0}, silos=FIVE, asks="min_cohort = 3")
         said[mix, compare] = sum_objections(blind.job, asked["policy"], made.roster)
     assert said.pop(("directed", "shared")) == ()
