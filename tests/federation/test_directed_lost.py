@@ -49,7 +49,11 @@ def played(tmp_path, monkeypatch):
 
     def play(weights):
         monkeypatch.setattr(PFedSim, "member_weights", weights)
-        world, came, specs = make_world(tmp_path, weights="public", counts=dict.fromkeys(FIVE, 30)), {}, {}
+        world, came, specs = (
+            make_world(tmp_path, weights="public", dropouts="any", counts=dict.fromkeys(FIVE, 30)),
+            {},
+            {},
+        )
 
         async def rounds(here):
             silos = await begin(world, here)
@@ -121,7 +125,7 @@ def test_a_sum_that_a_dealer_kept_from_opening_is_repeated_with_the_same_rows(tm
     monkeypatch.setattr(
         PFedSim, "member_weights", lambda _method, _state, silo: {**dict.fromkeys(FIVE, 1.0), silo: 2.0}
     )
-    world, specs = make_world(tmp_path, weights="public", counts=dict.fromkeys(FIVE, 30)), []
+    world, specs = make_world(tmp_path, weights="public", dropouts="any", counts=dict.fromkeys(FIVE, 30)), []
 
     async def rounds(here):
         silos = await begin(world, here)
