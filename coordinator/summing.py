@@ -399,6 +399,8 @@ class Summing:
             stuck = bool(guilty & set(only)) or (bool(state.survivals) and state.evidence is None)
             return stuck or not self._can_survive(only)
         left = [silo for silo in state.spec.cohort if silo not in state.survivals and silo not in guilty]
+        if batches := self._setting.terms.batches:  # the next attempt may be made without some of them
+            return len(unbroken(batches, left)) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
         return not self._can_survive(left)
 
     def _can_survive(self, silos: Sequence[str]) -> bool:
