@@ -125,6 +125,7 @@ class _Reader:
         self.words = {(e.record.job, e.record.part): _whole(e.record) for e in self.padded}
         self.digests = {e.record.ref: e for e in ledger if isinstance(e.record, Digest)}
         self.outcomes = {e.record.ref: e.record for e in ledger if isinstance(e.record, Outcome)}
+        self.dropped = set(_dropped(ledger))
         self.protocol = [e for e in ledger if isinstance(e.record, ProtocolMessage)]
         decided = [e.record for e in ledger if isinstance(e.record, JobAccept | JobDecline)]
         self.jobs = {(record.job, bytes.fromhex(record.job_digest)) for record in decided}
@@ -354,7 +355,7 @@ class _Reader:
     def _intent(self, manifest, end) -> Entry | None:
         """The intent of an upload: the one whose digest END names, else the first that is left with this manifest.
 
-        Those before it were never sent, so none of them may have a digest.
+        Those before it were never sent, so none of them may have a digest, but for what a kill dropped.
         """
         wanted = (manifest.job, manifest.job_digest.hex(), manifest.round, manifest.offset, manifest.context.hex())
         found = []
@@ -364,7 +365,7 @@ class _Reader:
             ctx = bound.ctx if bound else ""
             if (record.job, record.job_digest, record.round, record.offset, ctx) == wanted:
                 found.append(entry)
-            if entry.seq in self.digests:
+            if entry.seq in self.digests and entry.seq not in self.dropped:
                 break
         digests = {entry.seq: self.digests[entry.seq].seq for entry in found if entry.seq in self.digests}
         chosen = next((entry for entry in found if end and digests.get(entry.seq) == end.ledger_seq), None)
@@ -444,7 +445,7 @@ class _Reader:
             if outcome.status == "sent" and outcome.receipt not in self.receipts:
                 yield f"outcome of intent {ref} has a receipt that never came down"
         for entry in self.intents:
-            if entry.seq in self.digests:
+            if entry.seq in self.digests and entry.seq not in self.dropped:
                 yield f"intent {entry.seq} has a digest, and no upload of it crossed"
 
     # Deliveries.
@@ -487,6 +488,19 @@ class _Reader:
         killed = sum(isinstance(e.record, Start) for e in self.ledger) - 1
         if len(left) > max(0, killed):  # a kill between the last byte and the record, once a life
             yield f"{len(left)} deliveries came down without a record: {left[0][:3]}"
+
+
+def _dropped(ledger: Sequence[Entry]) -> Iterator[int]:
+    """Intents whose digest was the last that a life knew of them: it was killed, and may have sent nothing of them."""
+    open_ = set()
+    for entry in ledger:
+        if isinstance(entry.record, Digest):
+            open_.add(entry.record.ref)
+        elif isinstance(entry.record, Outcome):
+            open_.discard(entry.record.ref)
+        elif isinstance(entry.record, Start):
+            yield from open_
+            open_.clear()
 
 
 def _whole(intent: Intent) -> int:

@@ -100,12 +100,13 @@ class Recording:
             )
         ]
         frames += [tensor.Frame(chunk=WHOLE[at : at + 32]) for at in range(offset, offset + sent, 32)]
-        if offset + sent == MASKED_BYTES:
+        whole = offset + sent == MASKED_BYTES
+        if whole:
             frames.append(tensor.Frame(end=self.end(ref)))
             self.ledger.outcome(ref, "sent", sent, "5c")
-        received = [pb.Receipt(signature=b"\x5c").SerializeToString()] if offset else []
+        received = [pb.Receipt(signature=b"\x5c").SerializeToString()] if whole else []
         sent_frames = [frame.SerializeToString(deterministic=True) for frame in frames]
-        self.calls.append(Call(UPLOAD, AGENT, sent_frames, received, cut=not offset))
+        self.calls.append(Call(UPLOAD, AGENT, sent_frames, received, cut=not whole))
 
     def recorded(self, name, kind, message, ctx, round_number=3):
         """A message of the protocol of a mix, with one record of its bytes."""
@@ -305,6 +306,21 @@ def test_a_message_of_another_session_is_found(tmp_path):
     made.give("keys", secure.GivenKeys(bundle=secure.KeyBundle(silo="silo-a")), session=b"another")
     (problem,) = unexplained(*made.close(), Roster())
     assert problem.endswith("the message names another session")
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_an_upload_with_a_digest_may_be_missing_where_a_kill_dropped_it(tmp_path, killed):
+    """A silo writes DIGEST before END leaves: killed in between, it has said of more than crossed, never of less."""
+    made = Recording(tmp_path)
+    made.begin()
+    made.end(intend_masked(made.ledger, offset=0, message_bytes=MASKED_BYTES))
+    if killed:
+        made.sizes.clear()
+        made.begin()
+    made.upload(0, MASKED_BYTES)
+    problems = unexplained(*made.close(), Roster())
+    assert bool(problems) != killed
+    assert killed or any("where no digest of intent 3 has that leaf" in problem for problem in problems), problems
 
 
 # A job whose silos share a key: padded and rotated parts, and rows that come down.
