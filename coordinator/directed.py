@@ -110,7 +110,7 @@ class Directed:
 
     def _kept(self, part: str, silo: str, round_: int) -> KeptSum:
         own = row_group(self._parts[part], bounds(self._job), silo)
-        return kept_sum(part, self._store.path(_name(round_, part, silo)), own.body * (own.ring // 8))
+        return kept_sum(part, self._store.path(_name(round_, part, silo)), own.nbytes)
 
 
 def row_words(job: Job, round_: int) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ class JobRun:
         self._method_state: CoordinatorState = stored.method
         self._reading = asyncio.Semaphore(2)  # deliveries in memory at a time
         if self.state.blind:
-            self.exchanges = OpenedSums(lambda: self.store.sum_file(self.state.round))
+            self.exchanges = OpenedSums(self.store, lambda: self.state.round, bounds(job))
         self.largest_upload = max(
             self.upload_bytes(round_, part) for round_ in job.phase_starts for part in ("", *self._parts(round_))
         )
@@ -182,8 +182,7 @@ class JobRun:
         for name, place in places.items():
             path = self.store.words(name)
             if path is not None and name in latest:
-                own = group(place.part, bounds(self.job))
-                found.append(kept_sum(name, path, own.body * (own.ring // 8)))
+                found.append(kept_sum(name, path, group(place.part, bounds(self.job)).nbytes))
         return found
 
     def rows(self, round_: int, silo: str) -> tuple[list[Planned], Memories]:

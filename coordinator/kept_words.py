@@ -11,6 +11,7 @@ written while they are read, so that no more than a piece of them is in memory (
 import hashlib
 import mmap
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -58,12 +59,13 @@ class KeptSum:
 
 
 def kept_words(claim: Claim, numbers: Iterable[Words]) -> Iterator[bytes | memoryview]:
-    """What a file holds, piece by piece."""
+    """What a file holds, piece by piece; each is hashed while it is written."""
     digest = hashlib.sha256()
-    for words in numbers:
-        piece = words.data.cast("B")
-        digest.update(piece)
-        yield piece
+    with ThreadPoolExecutor(1) as beside:
+        for words in numbers:
+            hashing = beside.submit(digest.update, piece := words.data.cast("B"))
+            yield piece
+            hashing.result()
     yield canonical_json(
         {
             "document": claim.document.decode(),

@@ -99,7 +99,7 @@ def words_bytes(job: Job, round_: int) -> int:
     if not groups:
         return 0
     tail = SPEC_BYTES * (len(summed(job.up(round_))) + len(job.silos))
-    return sum(own.body * (own.ring // 8) + tail for own in groups)
+    return sum(own.nbytes + tail for own in groups)
 
 
 def check_room(job: Job, most: int | None) -> Room:

@@ -7,7 +7,8 @@
     <directory>/jobs/<job>/<round>.<silo>.upload             a checked upload; it stays while it is the last version of
                                                              a Mix, else it goes after the fold
     <directory>/jobs/<job>/<round>.<silo>.masked             the masked words of a secure sum; they go after the fold
-    <directory>/jobs/<job>/<round>.@sum.safetensors          what the open sum of a round holds, the same
+    <directory>/jobs/<job>/<round>.@sum.safetensors          what the open sum of a round holds but for those words that
+                                                             lie beside it, the same
     <directory>/jobs/<job>/<round>.<silo>.<part>.padded      the words of a Mix that is blind; they stay while they are
                                                              the last version, or a row that was put aside is of them,
                                                              and no longer than their job

@@ -83,6 +83,11 @@ class Group(Strict):
         return self.elements + (self.rows if self.weights == "private" else 0)
 
     @property
+    def nbytes(self) -> int:
+        """Length of these numbers as words, canaries aside."""
+        return self.body * (self.ring // 8)
+
+    @property
     def clip(self) -> float:
         """C, what no element exceeds."""
         return 2.0**self.clip_exponent

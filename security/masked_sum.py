@@ -39,7 +39,7 @@ from .fixedpoint import (
     weight_exponent,
 )
 from .labels import SECAGG_CANARY, framed
-from .masks import Mask, Term, negated
+from .masks import Mask, Term, add_whole, negated
 from .round_spec import RoundSpec
 from .secagg_fault import COORDINATOR, COORDINATOR_OR_SILO, Code, check
 from .tags import Tagger
@@ -195,7 +195,7 @@ def _padding(spec: RoundSpec, pads: Mapping[int, Term]) -> dict[int, Mask]:
 
 def unpad(group: int, words: Words, pads: Sequence[Term]) -> None:
     """Take the pads of all survivors off the opened words of a group, in place: its numbers in order, no canaries."""
-    Mask(negated(pads), group, 8 * words.itemsize).add_to(words)
+    add_whole(negated(pads), group, words)
 
 
 def _write_body(spec: RoundSpec, silo: str, group: Group, given: Given, chunk: Chunk, into: Words) -> None:
@@ -243,8 +243,8 @@ class Accumulator:
         ``terms`` are those that are still on; pads stay, and of a padded group what is given means nothing.
         RefusedError (SUM) if canaries do not come out: then nothing is given.
         """
-        for index, group in enumerate(self.spec.groups):
-            Mask(negated(terms), index, group.ring).add_to(self._words[index])
+        for index in range(len(self.spec.groups)):
+            add_whole(negated(terms), index, self._words[index])
         ctx = self.spec.context()
         for chunk in self._chunks:
             group = self.spec.groups[chunk.group]

@@ -73,12 +73,6 @@ def open_group(
     return opened
 
 
-def group_bytes(spec: RoundSpec | Frame, group: int) -> int:
-    """Length of the words of a group."""
-    own = spec.groups[group]
-    return own.body * (own.ring // 8)
-
-
 def tag_of(tags: bytes, group: int, groups: int) -> bytes:
     """That of one group, out of those of all."""
     size = len(tags) // groups

@@ -20,7 +20,7 @@ from ..proto.sum_messages import sums_from_wire
 from ..security.blind_sum import folded
 from ..security.fixedpoint import Group, Words
 from ..security.labels import SECAGG_CONTEXT, framed
-from ..security.open_sum import Claim, check_claim, group_bytes, open_group
+from ..security.open_sum import Claim, check_claim, open_group
 from ..security.round_spec import Frame, RoundSpec
 from ..security.secagg_fault import COORDINATOR, Code, check
 from ..security.secagg_memory import Memory
@@ -75,9 +75,8 @@ class Sums:
     def announced(self, peer: str, messages: Sequence[pb.OpenSum]) -> list[int]:
         """The bytes of each sum's words; RefusedError for sums that there cannot be."""
         self._claims = sums_from_wire(peer, messages, tuple(self._expected))
-        return [
-            group_bytes(self._frame(self._expected[name].round), self._expected[name].group) for name in self._claims
-        ]
+        places = [self._expected[name] for name in self._claims]
+        return [self._frame(place.round).groups[place.group].nbytes for place in places]
 
     def admit(self) -> None:
         """Check what is said of all of them, before a word is taken in; RefusedError says what is wrong."""
@@ -143,4 +142,4 @@ class Sums:
 def largest_sums(job: Job, round_: int) -> int:
     """Bytes of all words that a round's delivery can have."""
     frames = [(each, round_frame(job, each.round, "none", NO_MODEL, NO_MODEL)) for each in sums_down(job, round_)]
-    return sum(group_bytes(frame, each.group) for each, frame in frames)
+    return sum(frame.groups[each.group].nbytes for each, frame in frames)

@@ -4,18 +4,19 @@ import random
 
 import pytest
 import torch
+from safetensors import safe_open
 from secure_sums import Drawn, frame, names, signer, signers
 
 from staddle.algorithms.exchange import Gift, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.plain import PLAIN
 from staddle.coordinator.database import Database
-from staddle.coordinator.opening import OpenedSums, open_sum
+from staddle.coordinator.opening import NOTHING_KEPT, Keeping, OpenedSums, open_sum
 from staddle.coordinator.round import JobState
 from staddle.coordinator.secure_rows import dumped, loaded
-from staddle.coordinator.store import JobStore
+from staddle.coordinator.store import JobStore, summed_words
 from staddle.coordinator.summing import Summing
 from staddle.coordinator.summing_shell import Setting
-from staddle.errors import RefusedError
+from staddle.errors import LocalError, RefusedError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.secure_given import Given, Over, given_to_wire
 from staddle.proto.secure_told import SignedSpec, told_from_wire, told_to_wire
@@ -81,6 +82,7 @@ class World:
         self.silent, self.memories, self.draws = set(), {}, {silo: Drawn(f"{seed}/{silo}") for silo in self.silos}
         self.states, self.had, self.spec_of = {}, dict.fromkeys(self.silos, 0), {}
         self.refusals, self.rows, self.dies_at = [], 0, None
+        self.keep_words = NOTHING_KEPT
         self.start()
 
     def start(self):
@@ -208,7 +210,8 @@ class World:
     def open_now(self):
         attempt, spec, opening = self.opens.pop(0)
         try:
-            sha256 = open_sum(self.store, PARTS, spec, opening)
+            opening = dataclasses.replace(opening, tags=bytes(8 * len(spec.groups)))
+            sha256 = open_sum(self.store, PARTS, spec, opening, self.keep_words)
             self.surviving(lambda: self.opens or self.ends or self.summing.opened(attempt, sha256))
         except RefusedError as error:
             self.summing.unopened(attempt, error.why)
@@ -233,7 +236,7 @@ class World:
     def check_sum(self, members):
         """The open sum is, to the bit, what the same members give without masks."""
         assert self.ends[-1] == ("summed", members)
-        opened, plain = OpenedSums(lambda: self.store.sum_file(3)), Quantised(BOUNDS)
+        opened, plain = OpenedSums(self.store, lambda: 3, BOUNDS), Quantised(BOUNDS)
         for part in PARTS:
             read = lambda silo, name, part=part: gift(silo)[part.name][name]  # noqa: E731
             found = opened.collect(part, members[::-1], read)
@@ -279,6 +282,21 @@ def test_an_honest_round_is_the_quantised_sum_to_the_bit(tmp_path, seed):
     assert (world.refusals, world.gone) == ([], {})
     assert [world.states[silo].stage for silo in world.silos] == ["done"] * 5
     assert [stage for _, stage in world.watches] == ["keys", "shares", "masked", "survivors", "reveal"]
+
+
+def test_parts_whose_words_are_kept_are_folded_from_them(world):
+    kept = PARTS[0].name
+    world.keep_words = Keeping((kept,), bytes(64))
+    world.begin().run()
+    with safe_open(world.store.sum_file(3), framework="pt") as file:
+        assert {name.partition("/")[0] for name in file.keys()} == {part.name for part in PARTS[1:]}  # noqa: SIM118
+    world.check_sum(world.silos)
+    path = world.store.path(summed_words(3, kept))
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(LocalError, match=rf"{kept}\.words: its words are not those of the open sum"):
+        OpenedSums(world.store, lambda: 3, BOUNDS).collect(PARTS[0], world.silos, None)
 
 
 def stops_at(kind, *silos):

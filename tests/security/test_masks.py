@@ -144,6 +144,28 @@ def test_masks_of_all_cancel_and_what_is_left_is_removed(data):
     assert not total.any()
 
 
+@pytest.mark.parametrize("way", masks.WAYS)
+def test_both_ways_to_a_stream_give_the_same_bytes(monkeypatch, way):
+    monkeypatch.setattr(masks, "_faster", lambda: way)
+    edge = masks.SEGMENT
+    for group, at in ((0, 0), (7, 3), (2**32 - 1, edge - 5), (1, 3 * edge - 16)):
+        blocks = [counter_block(group, place) for place in range(at // 16 * 16, at + 100, 16)]
+        assert (
+            stream(KEY, group, 100, at) == Cipher(AES(KEY), ECB()).encryptor().update(b"".join(blocks))[at % 16 :][:100]
+        )
+
+
+@pytest.mark.parametrize("ring", [32, 64])
+@pytest.mark.parametrize("segments", [0, 1e-5, 1, 2.5, 4, 9.3])  # of the stream; four threads
+def test_a_whole_mask_is_added_in_several_threads(ring, segments):
+    terms = [Term(KEY), Term(bytes(32), negative=True)]
+    made = np.arange(int(segments * masks.SEGMENT) // (ring // 8), dtype=WORD[ring])
+    expected = made.copy()
+    masks.add_whole(terms, 5, made)
+    Mask(terms, 5, ring).add_to(expected)
+    assert (made == expected).all()
+
+
 @pytest.mark.parametrize("ring", [32, 64])
 def test_a_term_may_count_several_times(ring):
     times, n = 2**32 - 5, masks.PIECE // (ring // 8) + 5

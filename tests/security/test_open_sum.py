@@ -10,7 +10,7 @@ from staddle.errors import RefusedError
 from staddle.security import open_sum, tags
 from staddle.security.labels import SECAGG_SPEC
 from staddle.security.masked_sum import Accumulator, Given, check_given, masked_chunks
-from staddle.security.open_sum import Claim, check_claim, group_bytes, open_group, tag_of
+from staddle.security.open_sum import Claim, check_claim, open_group, tag_of
 from staddle.security.round_spec import Terms, specify
 from staddle.security.secagg_fault import COORDINATOR_OR_SILO
 from staddle.security.silo_pads import silo_pads
@@ -94,7 +94,7 @@ def test_the_words_give_the_bits_of_what_was_opened(own, survivors, piece, monke
         claim = found.claim(index)
         spec = check_claim(claim, own, TERMS, signers(SILOS))
         assert spec == found.spec
-        assert words.nbytes == group_bytes(spec, index) == group_bytes(own, index)
+        assert words.nbytes == spec.groups[index].nbytes == own.groups[index].nbytes
         same(open_group(spec, index, claim, GROUP_KEY, words.copy()), found.opened[index])
 
 
