@@ -79,8 +79,9 @@ class Gathering:
             round=self.round,
             silos=job.silos,
             signers=Signers.of(means.roster, job.silos),
-            terms=Terms(min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.together),
+            terms=Terms(min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.batches),
             sign=means.keys.sign,
+            together=job.together,
         )
         self.summing = Summing(setting, self, means.database.secure_rows(job.name, self.round))
 

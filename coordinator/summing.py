@@ -399,7 +399,7 @@ class Summing:
             stuck = bool(guilty & set(only)) or (bool(state.survivals) and state.evidence is None)
             return stuck or not self._can_survive(only)
         left = [silo for silo in state.spec.cohort if silo not in state.survivals and silo not in guilty]
-        if batches := self._setting.terms.batches:  # the next attempt may be made without some of them
+        if batches := self._setting.together:  # the next attempt may be made without some of them
             return len(unbroken(batches, left)) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
         return not self._can_survive(left)
 
@@ -413,7 +413,8 @@ class Summing:
     def _finished(self) -> None:
         self._over, self._waiting = True, False
         state = self._states[-1]
-        self._shell.failed(self.attempt, self._why, self._final, state.u3 if state.spoiled else ())
+        spoiled = state.u3 if state.spoiled and self._regroups else ()  # else who signed it signs no other
+        self._shell.failed(self.attempt, self._why, self._final, spoiled)
 
 
 def _said(code: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..algorithms.batches import Batches
 from ..security.gram_pieces import SealedShare
 from ..security.round_spec import RoundSpec, Terms
 from ..security.secagg_coordinator_events import Open
@@ -61,3 +62,4 @@ class Setting:
     signers: Signers
     terms: Terms
     sign: Sign = field(repr=False)
+    together: Batches = ()  # who is in an attempt together or not at all (``Job.together``)

@@ -60,14 +60,14 @@ class SignedSets:
 def tells_fixed(job: Job) -> bool:
     """Whether sums of a job tell of a silo what those of another job tell too: counts of records, or classes.
 
-    Not where the job itself declares its counts and sums nothing else of the kind, nor where all has noise. METRICS
-    count records, which are declared then, too.
+    Not where all has noise. Nor where a job that declares its counts, and sums nothing by class, has ``dropouts =
+    "any"``: sums over changing silos tell more than test counts, and the policy allows that or does not.
     """
     if not job.security.required or job.privacy is not None:
         return False
     parts = [part for start in job.phase_starts for part in summed(job.up(start)) if part != METRICS]
     means = all(isinstance(part.exchange, Sum) and part.exchange.form == "mean" for part in parts)
-    return not (means and job.security.weights == "public")
+    return not (means and job.security.weights == "public" and job.security.dropouts == "any")
 
 
 def objection_to(job: Job, silo: str, signed: Sequence[SumSigned], roster: Roster, policy: Policy) -> str:

@@ -26,7 +26,11 @@ SECURITY = {"secure_aggregation": "required", "weight_most": 2000, "tags": False
 def world(tmp_path_factory):
     """Two jobs over one data set, for five silos and for four of them."""
     security = dict.fromkeys(("first", "again", "twin"), SECURITY)
-    silos = {"first": ALL, "twin": ALL}
+    declared = {GONE: COUNTS[GONE][0], SILO: 60, **{silo: COUNTS[silo][0] for silo in OTHERS}}
+    for name, silos in (("declared", ALL), ("declared-again", SILOS)):
+        counts = {silo: declared[silo] for silo in silos}
+        security[name] = {"secure_aggregation": "required", "weights": "public", "counts": counts, "tags": False}
+    silos = {"first": ALL, "twin": ALL, "declared": ALL}
     return make_world(tmp_path_factory.mktemp("attacked"), security, (GONE,), silos)
 
 
@@ -37,7 +41,7 @@ class Counted(Attempted):
         given, (train, test) = super().gift(group, silo), COUNTS[silo]
         if group.name == "metrics":
             return Given(np.array([0.0, 0.0, test]))
-        return Given(given.values, np.full(group.rows, float(train)))
+        return Given(given.values, None if given.weights is None else np.full(group.rows, float(train)))
 
 
 def sums_of(world, *names):
@@ -89,6 +93,18 @@ def test_a_job_for_all_silos_but_one_is_declined(world, tmp_path):
     assert "beside those of job 'first' over centre, east, north, south, west on data set 'data'" in why
     assert "would tell what centre alone has" in why
     assert "have its founders sign a roster without" in why
+
+
+def test_a_job_that_declares_training_records_is_declined_too(world, tmp_path):
+    """Its weights tell nothing that it does not; test records stand in no job. Before: off by (0.0, 0.0)."""
+    sums = sums_of(world, "declared", "declared-again")
+    names = ("declared", "declared-again")
+    script = [each for name in names for each in (offer(world, name), *tasks(world, name))]
+    hostile = play(Blind(world, script, sums), tmp_path)
+    found = measure(sums[0])
+    assert found is None, told(found)
+    assert sums[0][0].opened is not None
+    assert [kind for kind, *_ in hostile.answers if kind != "FAILED"] == ["ACCEPT", "DECLINE"]
 
 
 def test_two_jobs_that_were_accepted_before_either_was_summed(world, tmp_path):

@@ -126,10 +126,9 @@ class World:
 
     # What happens.
 
-    def begin(self, attempt=0):
-        self.surviving(
-            lambda: self.summing.attempt == attempt or self.summing.begin(specify(FRAME, self.silos, attempt))
-        )
+    def begin(self, attempt=0, silos=None):
+        spec = specify(FRAME, silos or self.silos, attempt)
+        self.surviving(lambda: self.summing.attempt == attempt or self.summing.begin(spec))
         return self
 
     def run(self):
@@ -686,11 +685,48 @@ def test_one_dealer_after_another_whose_shares_do_not_join_goes(tmp_path):
 
 def test_where_all_are_needed_one_dealer_at_fault_ends_it(tmp_path):
     world = World(tmp_path)
-    world.setting = dataclasses.replace(world.setting, terms=Terms(batches=(tuple(world.silos),)))
-    world.start()
+    batched(world, Terms, (tuple(world.silos),))
     world.hear = rubbish(world, world.silos[1], world.silos[2])
     world.begin().run()
     assert (world.ends[-1][:2], world.ends[-1][3]) == (("failed", 0), True)
+
+
+class Once(Terms):
+    """Of a round that is summed once."""
+
+    def regroups(self, spec):
+        return False
+
+
+@pytest.mark.parametrize("kind", [Terms, Once])
+def test_a_round_of_several_batches_goes_on_without_that_of_a_dealer_at_fault(tmp_path, kind):
+    world = World(tmp_path, n=8)
+    first, other = world.silos[:4], world.silos[4:]
+    batched(world, kind, (first, other))
+    world.hear = rubbish(world, first[1], first[2])
+    world.begin().run()
+    assert (world.ends[-1][:2], world.ends[-1][3], world.gone) == (("failed", 0), False, {first[1]: "MISDEALT"})
+    world.ends.clear()
+    world.begin(1, other).run()
+    world.check_sum(other)
+
+
+def test_of_a_sum_that_is_none_of_values_silos_are_named_where_they_may_sign_another(tmp_path, monkeypatch):
+    """A silo that signed survivors of a round that is summed once signs no others."""
+    for kind in (Terms, Once):
+        (folder := tmp_path / kind.__name__).mkdir()
+        world = World(folder, n=8)
+        batched(world, kind, (world.silos[:4], world.silos[4:]))
+        named = []
+        monkeypatch.setattr(world, "failed", lambda *end, named=named: named.append(end[2:]))
+        world.open_now = lambda world=world: world.summing.unopened(world.opens.pop()[0], "beyond", spoiled=True)
+        world.begin().run()
+        assert named == [(False, world.silos) if kind is Terms else (True, ())]
+
+
+def batched(world, kind, batches):
+    world.setting = dataclasses.replace(world.setting, terms=kind(batches=batches), together=batches)
+    world.start()
 
 
 @pytest.mark.parametrize("row", range(14, 40))
