@@ -5,14 +5,14 @@ in a record, and signs a checkpoint that covers that record::
 
     {"dropped_bytes":117,"last_good_seq":41,"mono_us":83123,…,"type":"recovery","v":1}
 
-Any other fault in the folder is refused, and so are fewer or other records than its checkpoint says (head.py). A failed
-write or sync closes the log for good: nothing may leave a silo that cannot be recorded.
+Any other fault in the folder is refused, and so are fewer or other records than its checkpoint says (head.py), and
+records behind it that were not written with the log key. A failed write or sync closes the log for good: nothing may
+leave a silo that cannot be recorded.
 """
 
 import datetime as dt
 import errno
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from ..errors import LocalError, UnwritableError
 from ..files import canonical_json, sync_directory, write_atomic
-from .chain import FIRST_PREV, FRAME, MAX_LINE, Form, Line, leaf_hash
+from .chain import FIRST_PREV, FRAME, MAX_LINE, Form, Line, leaf_hash, nonce_of
 from .checkpoint import Checkpoint
 from .consistency import Consistency
 from .head import EVERY, Agreement, Held, Signer, disagreement, stored_by
@@ -67,6 +67,7 @@ class AppendLog:
     def __init__(self, folder: Path, signer: Signer, lock: int) -> None:
         self.folder = folder
         self.signer = signer
+        self._key = signer.record_key()
         self._lock = lock
         self._mutex = threading.Lock()
         self._failed = ""
@@ -143,7 +144,7 @@ class AppendLog:
         with self._mutex:
             self._check_open()
             self._checkpoint()
-            self.signer, self._signed = signer, None
+            self.signer, self._key, self._signed = signer, signer.record_key(), None
             return self._checkpoint()
 
     def close(self) -> None:
@@ -205,11 +206,10 @@ class AppendLog:
             "v": 1,
             "seq": len(self._tree),
             "prev": self._head,
-            "nonce": secrets.token_hex(16),
             "time": now,
             "mono_us": time.monotonic_ns() // 1000,  # nanoseconds of 104 days are no integer of JSON
         }
-        line = canonical_json(framed) + b"\n"
+        line = canonical_json({**framed, "nonce": nonce_of(self._key, framed)}) + b"\n"
         if len(line) > MAX_LINE:
             raise LocalError(f"{self.folder}: a record of {len(line)} bytes is over {MAX_LINE}; split it")
         return line
@@ -266,17 +266,22 @@ class AppendLog:
         sync_directory(self.folder)
         # (1) The checkpoint on the disk is ours.
         before = stored_by(self.folder, self.signer.public)
-        # (2) The records hold.
+        # (2) The records hold, and those behind it were written with our key.
+        signed = before.size if before else 0
         reading = Reading(self.folder, form)
         agreement = Agreement([Held("the folder itself", before)] if before else [])
-        recorded = 0
+        recorded, strange = 0, ""
         for line in reading:
             agreement.append(line.hash)
+            if line.seq >= signed and line.record["nonce"] != nonce_of(self._key, line.record):
+                strange = strange or f"seq {line.seq}, behind its checkpoint, was not written with this log key"
             if line.record["type"] == RECOVERY and isinstance(line.record.get("dropped_bytes"), int):
                 recorded += line.record["dropped_bytes"]
             visit(line)
         # (3) They are those of the checkpoint.
         problems = list(agreement.problems())
+        if strange:
+            problems.append(strange)
         if before is None and (reading.count or reading.torn):
             problems = [f"it has {reading.count} records and no {CHECKPOINT}, which is signed before the first"]
         if problems:

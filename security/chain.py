@@ -6,13 +6,17 @@ One record a line; each names the hash of the line before::
     {"mono_us":91007,"nonce":"c2aa…","prev":"e3b0…","seq":1,"time":"2026-11-20T21:30:05.131340Z","type":"stop","v":1}
 
 The hash of a line is RFC 6962's leaf hash, SHA-256(0x00 || line without its newline), over the stored bytes;
-``seq`` is the leaf's index. The nonce keeps a published leaf hash from being guessed.
+``seq`` is the leaf's index. The nonce keeps a published leaf hash from being guessed, and shows whoever has the log key
+that the record was written with it::
+
+    nonce = first 16 bytes of HMAC-SHA256(HKDF(log key), the line with a nonce of 32 zeros)
 """
 
 import hashlib
+import hmac
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +57,12 @@ class Line:
 def leaf_hash(line: bytes) -> str:
     """Hex of the RFC 6962 leaf hash of a line without its newline."""
     return hashlib.sha256(LEAF + line).hexdigest()
+
+
+def nonce_of(key: bytes, record: Mapping[str, Any]) -> str:
+    """The nonce of a framed record, hex; ``key`` is that of the log (head.py). What nonce it has is not looked at."""
+    line = canonical_json({**record, "nonce": "0" * 32})
+    return hmac.digest(key, line, "sha256")[:16].hex()
 
 
 class Chain:

@@ -3,7 +3,8 @@
 ``<ledger>/checkpoint`` is a checkpoint (checkpoint.py) of all records, or of all but the last few: the log signs one of
 no records before it takes the first, then one every 64 records and whenever it is asked to. So records without a
 checkpoint, and fewer records than the checkpoint has, are never what a crash leaves: somebody put them there, or put
-an old copy back.
+an old copy back. Records behind the checkpoint, which a crash does leave, show by their nonces that the log key wrote
+them (chain.py); who has it not can cut them off at most.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,8 +19,10 @@ from . import checkpoint as checkpoints
 from . import note as notes
 from .checkpoint import Checkpoint
 from .identity import ENTRY_FILE, load_entry
+from .labels import LEDGER_RECORD, framed
 from .merkle import Tree
 from .note import Kind, Note, VerifierKey
+from .pairwise import derive
 from .roster import Roster
 from .segments import CHECKPOINT
 
@@ -42,6 +45,10 @@ class Signer:
     def public(self) -> VerifierKey:
         """What others check the signatures with."""
         return VerifierKey(self.origin, Kind.ED25519, self.key.public_key().public_bytes_raw())
+
+    def record_key(self) -> bytes:
+        """Key of the nonces of records (chain.py): who lacks the log key can write none."""
+        return derive(self.key.private_bytes_raw(), b"", framed(LEDGER_RECORD, self.origin.encode()))
 
     def sign(self, size: int, root: bytes) -> Note:
         """The head of our own log."""

@@ -58,6 +58,8 @@ GRAM_SEAL = b"staddle/gram/seal/1"  # HKDF: key under which a share of compared 
 
 SEALED_SECRET = b"staddle/sealed/secret/1"  # hashed: a sender's commitment to what it sealed to others
 
+LEDGER_RECORD = b"staddle/ledger/record/1"  # HKDF: key of what shows who wrote a record, from the log key
+
 LEAF = b"\x00"  # RFC 6962 section 2.1: hash of a leaf; signed nowhere, so not framed
 NODE = b"\x01"  # RFC 6962 section 2.1: hash of two subtrees
 

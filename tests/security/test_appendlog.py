@@ -1,5 +1,6 @@
 import errno
 import hashlib
+import hmac
 import json
 import os
 import resource
@@ -10,7 +11,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from ledgers import copied, first, open_log, put_back, stored
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from ledgers import KEY, OTHER_KEY, copied, first, forge, open_log, put_back, signer, stored
 
 from staddle.errors import LocalError
 from staddle.security import appendlog, head
@@ -60,6 +63,69 @@ def test_records_are_framed_and_chained(path):
         assert appended[n].leaf == previous
     assert len({json.loads(line)["nonce"] for line in lines}) == 3
     assert first(path).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_nonce_is_made_with_the_log_key_of_all_else_in_its_line(path):
+    filled(path, 3)
+    label, origin = b"staddle/ledger/record/1", signer().origin.encode()
+    info = b"".join(len(field).to_bytes(8) + field for field in (label, origin))
+    key = HKDF(SHA256(), 32, b"", info).derive(KEY.private_bytes_raw())
+    for line in first(path).read_bytes().splitlines():
+        nonce = json.loads(line)["nonce"].encode()
+        unsigned = line.replace(b'"nonce":"%s"' % nonce, b'"nonce":"%s"' % (b"0" * 32))
+        assert nonce == hmac.new(key, unsigned, "sha256").hexdigest()[:32].encode()
+
+
+def killed(path, count=5):
+    """A log whose writer was killed: the checkpoint is from before all of its records."""
+    with open_log(path) as log:
+        (path / "kept").write_bytes((path / "checkpoint").read_bytes())
+        for n in range(count):
+            log.append({"type": "note", "n": n})
+    (path / "kept").replace(path / "checkpoint")
+
+
+def test_what_a_killed_writer_left_behind_its_checkpoint_is_taken_up(path):
+    killed(path)
+    with open_log(path) as log:
+        assert log.append({"type": "x"}).seq == 5
+
+
+@pytest.mark.parametrize("cut", [0, 2])
+@pytest.mark.parametrize("end", [filled, killed])
+def test_records_of_somebody_without_the_log_key_are_refused(path, end, cut):
+    """Before, they were signed at the next start, and nobody could tell afterwards."""
+    end(path)
+    if cut:  # with an older checkpoint put back, records may go, too
+        with open_log(path.with_name("other")) as log:
+            (path / "checkpoint").write_bytes(bytes(log.checkpoint()))
+    forge(path, {"type": "note", "n": 7}, {"type": "note", "n": 8}, cut=cut)
+    assert Reading(path).count == 0
+    assert [line.seq for line in Reading(path)] == list(range(7 - cut))  # the chain holds
+    before = copied(path)
+    with pytest.raises(LocalError, match=rf"seq {5 - cut}, behind its checkpoint, was not written with this log key"):
+        open_log(path)
+    assert copied(path) == before
+
+
+def test_records_of_another_log_key_are_refused(path):
+    killed(path)
+    (path / "checkpoint").unlink()
+    with AppendLog.open(path.with_name("other"), signer(key=OTHER_KEY)) as log:
+        (path / "checkpoint").write_bytes(bytes(log.checkpoint()))
+    with pytest.raises(LocalError, match="seq 0, behind its checkpoint, was not written with this log key"):
+        AppendLog.open(path, signer(key=OTHER_KEY))
+
+
+def test_after_a_change_of_keys_records_are_of_the_new_one(path):
+    with open_log(path) as log:
+        log.append({"type": "note"})
+        log.rekey(signer(key=OTHER_KEY))
+        at = (path / "checkpoint").read_bytes()
+        log.append({"type": "note"})
+    (path / "checkpoint").write_bytes(at)
+    with AppendLog.open(path, signer(key=OTHER_KEY)) as log:
+        assert log.append({"type": "x"}).seq == 2
 
 
 def test_a_host_that_has_run_for_a_century_writes_records(path, monkeypatch):
