@@ -19,6 +19,7 @@ from ..security.head import log_key, roster_log_key, stored
 from ..security.identity import load_keys
 from ..security.ledger import Ledger
 from ..security.ledger_audit import Verified
+from ..security.lock import held
 from ..security.note import Note, VerifierKey
 from ..security.roster import Roster
 from ..security.segments import CHECKPOINT
@@ -27,7 +28,6 @@ from .ledger_proofs import read_note
 from .ledger_show import Json, LedgerPath
 from .roster_files import Founders, RosterFiles, Threshold
 
-UNSIGNED = "signature not checked (give --roster)"
 REPORT = Path("ledger-report.html")
 
 app = typer.Typer(no_args_is_help=True, help="Check a silo's ledger, read in it what left, and prove it to others.")
@@ -46,31 +46,32 @@ def verify(
         list[str] | None,
         typer.Option(metavar="SEQ:LEAF", help="A leaf hash that another party holds; may be repeated."),
     ] = None,
+    silo: Annotated[str | None, typer.Option(metavar="SILO", help="Whose ledger it has to be.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check every record of a ledger; exit code 1 if it does not hold.
 
-    Checked are the chain of hashes, the order of the records and the checkpoint in the folder; with --roster also who
-    signed it, the coordinator's receipts and the roster itself, with --founder who vouches for that. Whoever has the
-    silo's log key could still cut records off, or write them anew: give with --checkpoint or --known what the
-    coordinator, another silo or you noted earlier.
+    Checked are the chain of hashes, the order of the records and the checkpoint in the folder, which must be of all
+    records unless an agent writes them now; with --roster also who signed it, the coordinator's receipts and the roster
+    itself, with --founder who vouches for that. Whoever has the silo's log key could still cut records off, or write
+    them anew: give with --checkpoint or --known what the coordinator, another silo or you noted earlier.
     """
     given = roster_files.read(roster, founder, threshold)
     folder = ledger_audit.ledger_folder(path)
-    held = {str(file): read_note(file) for file in checkpoint or []}
+    noted = {str(file): read_note(file) for file in checkpoint or []}
     own = stored(folder)
-    key = _key(given.newest, own, held)
-    found = ledger_audit.verify(folder, dict(_known(text) for text in known or []), key, held)
+    key = _key(given.newest, own, noted)
+    found = ledger_audit.verify(folder, dict(_known(text) for text in known or []), key, noted)
     receipts = None
     if given.each and found.ok:
         receipts = ledger_receipts.check(islice(ledger_view.lines(folder), found.records), given.each)
         found = replace(found, problems=tuple(receipts.problems))
-    written = ""
-    if found.checkpoint is not None:
-        modified = (folder / CHECKPOINT).stat().st_mtime
-        written = dt.datetime.fromtimestamp(modified, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    federation, whose = owner(Checkpoint.parse(own.text).origin) if own and found.checkpoint is not None else ("", "")
+    unsigned, running = found.records - (found.checkpoint or 0), held(folder)
+    found = replace(found, problems=(*found.problems, *_ownership(whose, silo), *_loose(unsigned, running)))
     if as_json:
-        document: dict[str, Any] = {"ok": found.ok, **asdict(found), "checkpoint_written": written or None}
+        said = {"federation": federation, "silo": whose, "unsigned": unsigned, "running": running}
+        document: dict[str, Any] = {"ok": found.ok, **asdict(found), **said}
         if given.each:
             document["rosters"] = {each.version: rosters.signers(each, given.founders) for each in given.each}
         if receipts:
@@ -78,7 +79,11 @@ def verify(
             document["receipts"] = counts
         typer.echo(json.dumps(document))
     else:
-        _tell(found, f"{written}, {f'signed by {key}' if key and found.signed else UNSIGNED}")
+        _tell(found)
+        if whose:
+            by = f"by {key}" if key and found.signed else "by whom was not checked (give --roster)"
+            typer.echo(f"ledger of {whose}, federation {federation}")
+            typer.echo(f"{found.checkpoint} of {found.records} records signed, {by}")
         for told in (given.told, receipts.told if receipts else ""):
             if told:
                 typer.echo(told)
@@ -88,7 +93,21 @@ def verify(
         raise typer.Exit(1)
 
 
-def _tell(found: Verified, checkpoint: str) -> None:
+def _ownership(found: str, expected: str | None) -> tuple[str, ...]:
+    if expected is None or found == expected:
+        return ()
+    return (f"it is the ledger of silo {found or 'nobody'}, not of {expected}; name the folder of {expected}",)
+
+
+def _loose(unsigned: int, running: bool) -> tuple[str, ...]:
+    """What is wrong with records that nobody signed; nothing while their agent runs, which signs every 64."""
+    if unsigned <= 0 or running:
+        return ()
+    why = f"the last {unsigned} records are signed by nobody, and no agent runs that would sign them; after a crash "
+    return (why + "start it: it does, if its log key wrote them. Of a copy, take it again after that",)
+
+
+def _tell(found: Verified) -> None:
     for problem in found.problems:
         typer.echo(f"problem: {problem}")
     for name, refs in (("digest", found.undigested), ("outcome", found.open_intents)):
@@ -99,8 +118,6 @@ def _tell(found: Verified, checkpoint: str) -> None:
         typer.echo(f"control session of seq {found.open_control} is open, counted with its cap")
     if found.torn_bytes:
         typer.echo(f"{found.torn_bytes} bytes of an unfinished last line, of which nothing had left")
-    if found.checkpoint is not None:
-        typer.echo(f"checkpoint of {found.checkpoint} records, written {checkpoint}")
 
 
 def _key(roster: Roster | None, own: Note | None, held: dict[str, Note]) -> VerifierKey | None:

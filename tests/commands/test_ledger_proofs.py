@@ -73,11 +73,39 @@ def world(tmp_path):
     return World(tmp_path)
 
 
+def test_verify_takes_unsigned_records_from_an_agent_that_runs_alone(world):
+    with world.open() as opened:
+        opened.stop("asked to stop")
+        assert "ledger of silo-a" in (running := run("verify", world.silo))
+        assert "17 of 18 records signed" in running
+        assert running.endswith(f"verified: 18 records, head 17:{opened.head.leaf}\n")
+        killed = copied(world.ledger)
+    run("verify", world.silo)
+    put_back(world.ledger, killed)
+    said = run("verify", world.silo, code=1)
+    assert "problem: the last 1 records are signed by nobody, and no agent runs that would sign them" in said
+    assert "17 of 18 records signed" in said
+    document = json.loads(run("verify", world.silo, "--json", code=1))
+    assert [document[name] for name in ("ok", "silo", "unsigned", "running")] == [False, "silo-a", 1, False]
+    with world.open():
+        pass
+    assert "18 of 18 records signed" in run("verify", world.silo)
+
+
+def test_verify_wants_the_ledger_of_the_silo_that_is_named(world):
+    assert "verified" in run("verify", world.silo, "--silo", "silo-a")
+    said = run("verify", world.silo, "--silo", "silo-b", code=1)
+    assert "problem: it is the ledger of silo silo-a, not of silo-b; name the folder of silo-b" in said
+    assert "NOT VERIFIED" in said
+
+
 def test_verify_says_who_signed_and_finds_what_another_partys_checkpoint_shows(world):
-    assert "checkpoint of 17 records, written 20" in run("verify", world.silo)
-    assert "signature not checked (give --roster)" in run("verify", world.silo)
+    plain = (
+        f"ledger of silo-a, federation {FEDERATION}\n17 of 17 records signed, by whom was not checked (give --roster)"
+    )
+    assert plain in run("verify", world.silo)
     shown = run("verify", world.silo, "--roster", world.roster, "--checkpoint", world.held)
-    assert f"signed by {world.vkey}" in shown
+    assert f"17 of 17 records signed, by {world.vkey}\n" in shown
     assert "\nverified: 17 records" in shown
     document = json.loads(run("verify", world.silo, "--roster", world.roster, "--json"))
     assert (document["ok"], document["checkpoint"], document["signed"]) == (True, 17, True)
