@@ -12,8 +12,9 @@ from ..errors import LocalError
 from ..files import parse_json, read_bytes
 from ..proto.blind import uploaded
 from ..proto.wire import given_items
+from ..security import note as notes
 from ..security import preflight
-from ..security.identity import Role
+from ..security.identity import ENTRY_FILE, Role, load_entry
 from ..security.lock import locked
 from ..security.preflight import Report
 from ..security.roster import Roster
@@ -37,7 +38,7 @@ def check(path: Path) -> Report:
         return report
     _, roster = preflight.identity(report, config.keys, config.roster, config.trust, Role.COORDINATOR)
     known = report.look("database", partial(_database, config))
-    report.look("ledger", partial(preflight.ledger, config.directory, config.trust.federation, config.keys))
+    report.look("ledger", partial(_ledger, config))
     uploads = 0
     for job in config.jobs:
         if roster is None or known is None:
@@ -59,6 +60,17 @@ def _database(config: CoordinatorConfig) -> tuple[Mapping[str, bytes], str]:
         jobs = database.jobs()
     running = sum(kept.state.stage != "ended" for kept in jobs)
     return {kept.state.job: kept.signed for kept in jobs}, f"{path}: {len(jobs)} jobs, {running} of them not ended"
+
+
+def _ledger(config: CoordinatorConfig) -> tuple[bool, str]:
+    """It holds, and has all records that the database knows."""
+    path, kept = config.directory / DATABASE_FILE, None
+    own = load_entry(config.keys / ENTRY_FILE)
+    if path.exists():
+        with closing(Database(path, read_only=True)) as database:
+            kept = database.heads().get(own.id)
+    known = notes.parse(kept.note) if kept and kept.log_key == own.log_key else None
+    return preflight.ledger(config.directory, config.trust.federation, config.keys, known)
 
 
 def _job(path: Path, config: CoordinatorConfig, roster: Roster, known: Mapping[str, bytes]) -> tuple[Job, str]:

@@ -18,7 +18,7 @@ from ..security.identity import Keys
 from ..security.receipt import Receipt
 from ..security.receiving_ledger import ReceivingLedger
 from ..security.records import Payload, Received
-from .database import Database, Submission
+from .database import Database, StoredHead, Submission
 from .heads import Head, Heads
 
 MOST_DELIVERIES = 100  # of one round to one silo, while this process lives: each is a record of our ledger
@@ -110,6 +110,8 @@ class Receiving:
         taken.ours = self.ledger.growth(taken.holds, sealed.checkpoint)
         self._database.add_submission(job.name, given, again=again)
         self._database.save_head(given.silo, self.heads.stored(given.silo, taken.head))
+        own = StoredHead(self._keys.entry.log_key, bytes(sealed.checkpoint))
+        self._database.save_head(self._keys.entry.id, own)  # or a ledger that is put back would not be missed
 
     def committed(self, taken: Taken) -> None:
         """Turn to what the database has committed."""

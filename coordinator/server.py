@@ -21,7 +21,9 @@ from ..files import parse_json, read_bytes
 from ..proto.channel import SERVER_OPTIONS, require_tls13
 from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
 from ..proto.operations_pb2_grpc import add_OperationsServicer_to_server
+from ..security import note as notes
 from ..security import roster as rosters
+from ..security.checkpoint import Checkpoint
 from ..security.identity import Keys, load_keys
 from ..security.ledger_audit import LEDGER
 from ..security.lock import locked
@@ -62,7 +64,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
     with (
         locked(config.directory),
         closing(Database(config.directory / "coordinator.sqlite")) as database,
-        ReceivingLedger.open(config.directory / LEDGER, roster.coordinator.id, roster.federation, keys.log) as ledger,
+        _ledger(config, roster, keys, database) as ledger,
     ):
         torch.set_num_threads(1)  # one order of every sum
         ledger.serving(roster.coordinator.id, f"staddle {version('staddle')}", rosters.digest(roster))
@@ -100,6 +102,16 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
             await daemon.stop()
             await server.stop(GRACE_SECONDS)
         ledger.stop("asked to stop")
+
+
+def _ledger(
+    config: configs.CoordinatorConfig, roster: rosters.Roster, keys: Keys, database: Database
+) -> ReceivingLedger:
+    """Ours; LocalError where it is not the one whose head is in the database. A new log key begins a new one."""
+    own = roster.coordinator
+    kept = database.heads().get(own.id)
+    known = Checkpoint.parse(notes.parse(kept.note).text) if kept and kept.log_key == own.log_key else None
+    return ReceivingLedger.open(config.directory / LEDGER, own.id, roster.federation, keys.log, known)
 
 
 def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:

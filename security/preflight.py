@@ -15,6 +15,7 @@ from .certificate import utc_now, validity
 from .head import own_log_key
 from .identity import Keys, Role, load_keys
 from .ledger_audit import LEDGER, verify
+from .note import Note
 from .roster import Pins, Roster
 
 LEAST_FREE = 1024**3  # bytes
@@ -143,12 +144,12 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
-def ledger(directory: Path, federation: str, keys: Path) -> tuple[bool, str]:
-    """The ledger in a daemon's folder holds, under its own log key; or there is none yet."""
+def ledger(directory: Path, federation: str, keys: Path, known: Note | None = None) -> tuple[bool, str]:
+    """The ledger in a daemon's folder holds, under its own log key; or there is none yet, nor a head of one."""
     folder = directory / LEDGER
-    if not folder.exists() or not any(folder.iterdir()):
+    if known is None and (not folder.exists() or not any(folder.iterdir())):
         return True, f"{folder}: none yet; it is begun at the first start"
-    found = verify(folder, key=own_log_key(federation, keys))
+    found = verify(folder, key=own_log_key(federation, keys), witnessed={"the database": known} if known else None)
     if not found.ok:
         raise LocalError(f"{folder}: {found.problems[0]}; run: staddle ledger verify {folder}")
     signed = f"signed up to {found.checkpoint}"

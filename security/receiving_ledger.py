@@ -11,12 +11,19 @@ from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from ..errors import LocalError
 from .appendlog import Appended, AppendLog, Sealed
 from .checkpoint import Checkpoint
-from .head import Signer
+from .head import Held, Signer
 from .note import Note
 from .record_form import well_formed
 from .records import Delivered, HeadRefused, Payload, Received, Serving, Stop
+from .segments import CHECKPOINT
+
+RESTORE = (
+    "restore the newest copy of the coordinator's folder, ledger, database and jobs together; silos hold the head of "
+    "this ledger, and would record a fork from then on if another began"
+)
 
 
 class ReceivingLedger:
@@ -26,9 +33,21 @@ class ReceivingLedger:
         self._log = log
 
     @classmethod
-    def open(cls, folder: Path, coordinator: str, federation: str, key: Ed25519PrivateKey) -> Self:
-        """Open and check it; LocalError refuses one that breaks its chain or is not that of its checkpoint."""
-        return cls(AppendLog.open(folder, Signer.of(federation, coordinator, key), None, well_formed))
+    def open(
+        cls, folder: Path, coordinator: str, federation: str, key: Ed25519PrivateKey, known: Checkpoint | None = None
+    ) -> Self:
+        """Open and check it; LocalError refuses one that breaks its chain or is not that of its checkpoint.
+
+        So it does one that is missing or older where the database has ``known``, a head of it that silos hold.
+        """
+        if known is not None and not (folder / CHECKPOINT).exists():
+            why = f"the ledger is missing, and the database knows one of {known.size} records"
+            raise LocalError(f"{folder}: {why}; {RESTORE}")
+        log = AppendLog.open(folder, Signer.of(federation, coordinator, key), None, well_formed)
+        if known is not None and (problem := log.disagreement(Held("the database", known))):
+            log.close()
+            raise LocalError(f"{folder}: is not the ledger that the database knows: {problem}; {RESTORE}")
+        return cls(log)
 
     def serving(self, coordinator: str, software: str, roster: str) -> Appended:
         """The coordinator has started."""
