@@ -4,17 +4,15 @@ So a federation gives bit for bit what its simulation gave, on one machine type 
 takes the same course; what it does otherwise at each place is private_round.py's.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ..errors import CancelledError, ExhaustedError, LocalError, PeerError
+from . import tensor_file
 from .account import PrivateSilo, Spending
 from .clear_round import ClearRound, Side
 from .data import Dataset
@@ -346,17 +344,16 @@ def state_to_bytes(state: SiloState) -> bytes:
     metadata = {TAINTS: taints_to_text(state.taints)} if state.taints else {}
     if state.steps is not None:
         metadata[STEPS] = state.steps.to_text()
-    return bytes(save(tensors, metadata or None))
+    return tensor_file.to_bytes(tensors, metadata)
 
 
 def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
     """Read what ``state_to_bytes`` wrote; ``origin`` names it in errors."""
+    flat, metadata = tensor_file.from_bytes(data, origin)
     try:
-        flat = load(data)
-        metadata = metadata_of(data)
         taints = taints_from_text(metadata.get(TAINTS, "[]"))
         steps = Steps.from_text(metadata[STEPS]) if STEPS in metadata else None
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (ValueError, KeyError) as error:
         raise LocalError(f"{origin}: not a state file: {error}; restore it from a backup") from error
     parts: dict[str, dict[str, Tensor]] = {}
     extra: dict[str, Tensor] = {}
@@ -370,10 +367,3 @@ def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
         else:
             raise LocalError(f"{origin}: holds a tensor {full_name!r}, which no state has; restore it from a backup")
     return SiloState(parts, extra, taints, steps)
-
-
-def metadata_of(data: bytes) -> dict[str, str]:
-    """Of a safetensors file that was read: 8 bytes with the length of its header, and the header in JSON."""
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    found: dict[str, str] = header.get("__metadata__", {})
-    return found

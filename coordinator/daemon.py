@@ -29,6 +29,7 @@ from .contributions import Contributions
 from .database import Database, StoredHidden, StoredJob
 from .events import (
     Began,
+    Broken,
     Deadline,
     DrawCohort,
     Drawn,
@@ -480,6 +481,11 @@ class Daemon:
             self._database.drop_hidden(run.job.name, result.gone)
 
         self.apply(run, Folded(effect.round), record, lambda: run.commit(effect.round, result))
+
+    def broken(self, run: JobRun, error: LocalError) -> None:
+        """What the job needs is damaged, or gone: it ends, and says which file it was."""
+        log.problem("job.broken", job=run.job.name, why=str(error))
+        self.apply(run, Broken(str(error)))
 
     async def in_turn(self, run: JobRun, round_: int, work: Callable[[], T]) -> T:
         """Run it in the thread of the folds; an exhausted disk or file table is waited for: again it gives the same."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import safetensors.torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from ..algorithms import tensor_file
 from ..errors import LocalError
 from ..files import canonical_json, parse_canonical
 from ..security.mix_row import RowMemory
@@ -285,7 +285,8 @@ class Database:
     def _stored(self, name: str, signed: bytes, state: str, method: bytes) -> StoredJob:
         read = self._state(name, state)
         hidden, memories = self._hidden(name) if read.blind else ((), {})
-        return StoredJob(signed, read, safetensors.torch.load(method), self.files(name), hidden, memories)
+        tensors, _ = tensor_file.from_bytes(method, f"{self._path}: what the method knows of job {name!r}")
+        return StoredJob(signed, read, tensors, self.files(name), hidden, memories)
 
     def files(self, job: str) -> dict[Place, str]:
         """What lies where since the last round of a job that was folded."""
@@ -296,7 +297,7 @@ class Database:
         """Append a job to the queue."""
         self._connection.execute(
             "INSERT INTO jobs SELECT ?, coalesce(max(position), 0) + 1, ?, ?, ? FROM jobs",
-            (state.job, signed, _dumped(state), safetensors.torch.save(dict(method))),
+            (state.job, signed, _dumped(state), tensor_file.to_bytes(method)),
         )
 
     def save_state(self, state: JobState) -> None:
@@ -450,7 +451,7 @@ class Database:
         """Note what the fold of a round gave: metrics, the method's state, and the files that changed (None: gone)."""
         run = self._connection.execute
         run("INSERT INTO rounds VALUES (?, ?, ?, ?)", (job, round_, json.dumps(members), json.dumps(dict(metrics))))
-        run("UPDATE jobs SET method = ? WHERE name = ?", (safetensors.torch.save(dict(method)), job))
+        run("UPDATE jobs SET method = ? WHERE name = ?", (tensor_file.to_bytes(method), job))
         for place, file in files.items():
             if file is None:
                 run("DELETE FROM files WHERE job = ? AND room = ? AND part = ? AND silo = ?", (job, *place))

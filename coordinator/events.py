@@ -113,6 +113,13 @@ class Unkeyed:
 
 
 @dataclass(frozen=True)
+class Broken:
+    """What the job needs is damaged, or gone."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Stopped:
     """An operator stops the job until it is resumed."""
 
@@ -138,6 +145,7 @@ Event: TypeAlias = (
     | Done
     | Deadline
     | Unkeyed
+    | Broken
 )
 
 

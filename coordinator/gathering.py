@@ -173,9 +173,11 @@ class Gathering:
         signature = self._means.keys.sign(SECAGG_SPEC, spec.payload())
         keep = Keeping(sums_published(job, self.round), signature)
 
+        digests = self.summing.digests
+
         def work() -> bytes:
             run.make_room()
-            return open_sum(run.store, summed(job.up(self.round)), spec, opening, keep)
+            return open_sum(run.store, summed(job.up(self.round)), spec, opening, digests, keep)
 
         self._host.start(self._host.in_turn(run, self.round, work), partial(self._opened, attempt))
 

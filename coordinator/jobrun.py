@@ -239,6 +239,8 @@ class JobRun:
     def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
         """Fold the round's uploads; nothing changes before ``commit``."""
         self.make_room()
+        given = {silo: digest for silo in members if (digest := self.state.given.get(silo, ""))}  # one by one
+        self.store.check_given(given, round_)
         up, memories = self.job.up(round_), dict[tuple[str, str], RowMemory]()
         if self.mixing is None:
             read, archive = self.store.reader(members, round_), self.store.folding(round_)

@@ -14,13 +14,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ..algorithms import tensor_file
 from ..algorithms.exchange import Gift, Gram, Part, Read, Sum
 from ..algorithms.job import Job
 from ..algorithms.plain import PLAIN
@@ -65,9 +65,16 @@ def masked_bytes(job: Job, round_: int) -> int:
 
 
 def open_sum(
-    store: JobStore, parts: Sequence[Part], spec: RoundSpec, opening: Open, keep: Keeping = NOTHING_KEPT
+    store: JobStore,
+    parts: Sequence[Part],
+    spec: RoundSpec,
+    opening: Open,
+    digests: Mapping[str, bytes],
+    keep: Keeping = NOTHING_KEPT,
 ) -> bytes:
     """Add up the survivors' words, take the masks off, write what is left; SHA-256 of the file, which is durable.
+
+    ``digests``, by silo, are those of the uploads; LocalError for one that the disk changed.
 
     ``parts`` are those of the first groups; the others are rows for one silo each. The words that are kept, and those
     of all rows in which somebody is mixed, are durable before it, and in the file only by their digests. RefusedError
@@ -76,8 +83,13 @@ def open_sum(
     """
     survivors = opening.survivors
     accumulator = Accumulator(spec)
-    for silo in survivors:
-        accumulator.add(_pieces(store.masked(spec.round, silo), spec))
+    with ThreadPoolExecutor(1) as beside:
+        for path, digest in ((store.masked(spec.round, silo), digests[silo]) for silo in survivors):
+            data = np.memmap(path, np.uint8, "r").data
+            hashing = beside.submit(hashlib.sha256, data)
+            accumulator.add(_pieces(data, spec))
+            if hashing.result().digest() != digest:
+                raise LocalError(f"{path}: is not what its silo gave: the disk changed it")
     sums = list(reversed(accumulator.open(opening.terms, survivors)[: len(parts)]))
     words: dict[str, str] = {}
     for index, own in enumerate(spec.groups):
@@ -101,9 +113,9 @@ def open_sum(
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def _pieces(path: Path, spec: RoundSpec) -> Iterator[memoryview]:
-    """Masked words in the chunks in which they were made, mapped; what is too much comes last."""
-    data, at = np.memmap(path, np.uint8, "r").data, 0
+def _pieces(data: memoryview, spec: RoundSpec) -> Iterator[memoryview]:
+    """Masked words in the chunks in which they were made; what is too much comes last."""
+    at = 0
     for chunk in chunks(spec):
         stop = at + chunk.words * (spec.groups[chunk.group].ring // 8)
         yield data[at:stop]
@@ -142,6 +154,7 @@ class OpenedSums:
         if not shared and not isinstance(part.exchange, Sum):
             return PLAIN.collect(part, members, read)
         path = self._store.sum_file(self._round())
+        tensor_file.check(path)
         with safe_open(path, framework="pt") as file:
             header = file.metadata()
             survivors, words = json.loads(header[SURVIVORS]), json.loads(header[WORDS])

@@ -17,6 +17,7 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
     finishing  every admitted silo confirmed or was lost, or the    ended
                deadline; who comes back later is still told
     stopped    an operator resumes it (Resumed)                     queued
+    any        what it needs is damaged (Broken)                    finishing (failed), also from there
     any        of a keyed job: its key fits no more (Unkeyed)       finishing (failed), unless it is there already
 
 An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when the fold is done;
@@ -44,6 +45,7 @@ from .codes import BATCH, BUDGET, GUILTY, in_words
 from .events import (
     Answered,
     Began,
+    Broken,
     Deadline,
     Done,
     DrawCohort,
@@ -147,7 +149,7 @@ def advance(state: JobState, event: Event) -> Step:
             state = replace(state, answers={**state.answers, silo: code or "accepted"})
             told = Report("job.accepted", {"silo": silo}) if code is None else _declined(silo, code)
             return _then(state, (told,), _admit_if_complete)
-        case Stopped() | Resumed() | Unkeyed():
+        case Stopped() | Resumed() | Unkeyed() | Broken():
             return _operated(state, event)
         case Drawn(round_, cohort) if state.stage == "drawing" and round_ == state.round:
             return _start_round(state, cohort)
@@ -178,8 +180,8 @@ def advance(state: JobState, event: Event) -> Step:
             return state, ()
 
 
-def _operated(state: JobState, event: Stopped | Resumed | Unkeyed) -> Step:
-    """What operators ask, or what follows from their bringing another roster."""
+def _operated(state: JobState, event: Stopped | Resumed | Unkeyed | Broken) -> Step:
+    """What operators ask, what follows from their bringing another roster, and what their disk did."""
     match event:
         case Stopped() if state.stage in ("queued", "admitting", "drawing", "round"):
             halted: tuple[Effect, ...] = (Halt(state.round),) if state.blind and state.stage == "round" else ()
@@ -191,6 +193,8 @@ def _operated(state: JobState, event: Stopped | Resumed | Unkeyed) -> Step:
             return state, (Report("job.resumed", {"round": state.round}),)
         case Resumed():
             return replace(state, stopping=False), ()
+        case Broken(reason) if state.stage != "ended" and state.outcome != "failed":
+            return _finish(state, "failed", reason)
         case Unkeyed(reason) if state.keyed and state.stage not in ("finishing", "ended"):
             return _finish(state, "failed", reason)
         case _:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import log
-from ..errors import RefusedError
+from ..errors import LocalError, RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import secure_pb2 as secure
 from ..proto import tensor_pb2 as tensor
@@ -158,7 +158,11 @@ class Service:
         prekeys = self._daemon.prekeys(run, request.round, silo)
         directed = run.directed_rows(request.round, silo)
         kept = [*sums, *(each.kept for each in directed)]  # a job has rows of the one kind or of the other
-        delivery = await run.delivery(request.round, silo)
+        try:
+            delivery = await run.delivery(request.round, silo)
+        except LocalError as error:
+            self._daemon.broken(run, error)
+            raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r} cannot go on") from error
         items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery.tensors])
         words = [*(each.nbytes for each in kept), *(run.keyed.nbytes(planned) for planned, _ in rows)]
         sizes = [*(item.spec.nbytes for item in items), *words]

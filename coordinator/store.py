@@ -40,19 +40,21 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from ..algorithms import tensor_file
 from ..algorithms.aggregation import SILOS
 from ..algorithms.exchange import REGION, WEIGHT, Part, Read, all_finite, bounds_fault
 from ..algorithms.method import CoordinatorState, Post
 from ..errors import LocalError, RefusedError
 from ..files import sync_directory, unwritable
 from ..proto.channel import CHUNK_BYTES
+from ..proto.stream import Digester
 from ..proto.wire import Item, given_items, tensor_bytes, tensor_from
 from .database import Files, Place
 
+READERS = 4  # uploads that are read at a time
 MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
 RESULT = "result.safetensors"
 ROWS, WORDS = ".rows", ".words"
@@ -130,6 +132,17 @@ class Upload:
             pages = mmap.mmap(file.fileno(), offset - start + size, access=mmap.ACCESS_COPY, offset=start)
         return tensor_from(memoryview(pages), item.spec, offset - start)
 
+    def digest(self) -> str:
+        """Of the whole file as it is now, in hex, as END and a receipt have it; empty where it is cut, or gone."""
+        sizes = [item.spec.nbytes for item, _ in self._places.values()]
+        digester = Digester(sizes)
+        if not self._path.exists() or self._path.stat().st_size != sum(sizes):
+            return ""
+        with self._path.open("rb") as file:
+            while piece := file.read(CHUNK_BYTES):
+                digester.update(piece)
+        return digester.digests().total.hex()
+
     def check_values(self, silo: str) -> None:
         """RefusedError NOT_FINITE, WEIGHT or BOUNDS names the first tensor with a value that no silo may give."""
         for (part, name), (item, _) in self._places.items():
@@ -198,6 +211,16 @@ class JobStore:
         sync_directory(self._folder)
         return name
 
+    def check_given(self, given: Mapping[str, str], round_: int) -> None:
+        """LocalError for uploads of a round that are not what silos gave any more; ``given`` are digests by silo."""
+        items = self._items(round_)
+        uploads = {silo: Upload(self._folder / _upload(round_, silo), items) for silo in given}
+        with ThreadPoolExecutor(READERS) as pool:
+            found = dict(zip(uploads, pool.map(Upload.digest, uploads.values()), strict=True))
+        changed = [_upload(round_, silo) for silo, digest in given.items() if digest != found[silo]]
+        if changed:
+            raise LocalError(f"{self._folder}: the disk changed {', '.join(changed)}; have the job signed again")
+
     def reader(self, members: Sequence[str], round_: int) -> Callable[[str, str, str], Tensor]:
         """``read(part, silo, name)`` over the uploads of these silos."""
         items = self._items(round_)
@@ -241,7 +264,7 @@ class JobStore:
         with self._loading:
             name = self._files.get(("result", part, ""))
             if part not in self._loaded and name is not None:
-                self._loaded[part] = safetensors.torch.load_file(self._folder / name)
+                self._loaded[part], _ = tensor_file.read(self._folder / name)
             return self._loaded.get(part)
 
     def words(self, part: str) -> Path | None:
@@ -282,7 +305,7 @@ class JobStore:
     def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
         """What was put aside for a silo, with ``@keep``; None where nothing is, or rows without their words."""
         name = self._files.get(("mail", part, silo))
-        return None if name is None or name.endswith(ROWS) else safetensors.torch.load_file(self._folder / name)
+        return None if name is None or name.endswith(ROWS) else tensor_file.read(self._folder / name)[0]
 
     def put_aside(self, part: str, silo: str) -> bytes | None:
         """The rows that were put aside for a silo, as a fold put them there; None where there are none."""
@@ -387,14 +410,9 @@ class JobStore:
         temporary.unlink(missing_ok=True)
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         try:
-            safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, header)
-        except safetensors.SafetensorError as error:  # what it raises for a full disk
+            tensor_file.write(temporary, {k: v.contiguous() for k, v in tensors.items()}, header)
+        except SafetensorError as error:  # what it raises for a full disk
             raise OSError(errno.EIO, f"cannot write {temporary.name}: {error}") from error
-        descriptor = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         temporary.replace(path)
         sync_directory(self._folder)
 

@@ -180,6 +180,11 @@ class Summing:
         self._shell.keep(self.attempt, entry, also)
         self._spooled[silo] = entry
 
+    @property
+    def digests(self) -> dict[str, bytes]:
+        """SHA-256 of the masked words that are here of the last attempt, by silo."""
+        return {silo: entry.sha256 for silo, entry in self._spooled.items()}
+
     def has_words(self, silo: str) -> bool:
         """Whether a silo's masked words of the last attempt are here."""
         return silo in self._spooled

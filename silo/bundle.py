@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-import safetensors
-import safetensors.torch
 from torch import Tensor
 
+from ..algorithms import tensor_file
 from ..algorithms.exchange import WEIGHT
 from ..algorithms.local_round import TAINTS
 from ..algorithms.taint import PRIVATE, Taint, taints_from_text, taints_to_text, worst
@@ -53,18 +52,17 @@ def tainted(releases: Sequence[Release], bundle: Bundle) -> tuple[Release, ...]:
 def to_bytes(bundle: Bundle) -> bytes:
     """The file."""
     said = _flat(bundle.taints)
-    return safetensors.torch.save(_flat(bundle.tensors), {TAINTS: taints_to_text(said)} if said else None)
+    return tensor_file.to_bytes(_flat(bundle.tensors), {TAINTS: taints_to_text(said)} if said else None)
 
 
 def read(path: Path) -> Bundle:
-    """The bundle of a file; LocalError for one that was not written here."""
+    """The bundle of a file; LocalError for one that was not written here, or that the disk changed."""
+    tensors, metadata = tensor_file.read(path)
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
         taints = taints_from_text(metadata.get(TAINTS, "[]"))
-        return Bundle(_by_part(safetensors.torch.load_file(path)), _by_part(taints))
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+    except ValueError as error:
         raise LocalError(f"{path}: cannot read it: {error}; restore the silo's folder from a backup") from error
+    return Bundle(_by_part(tensors), _by_part(taints))
 
 
 def _flat(values: Mapping[str, Mapping[str, T]]) -> dict[str, T]:

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..algorithms.exchange import Tensors
-from ..algorithms.local_round import metadata_of
+from ..algorithms.tensor_file import metadata_of
 from ..errors import LocalError
 
 TABLE = "staddle.pack"

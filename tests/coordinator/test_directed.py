@@ -1,5 +1,6 @@
 """Rows for single silos as a coordinator keeps them: files of words, and lists of which rounds wait for whom."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -156,11 +157,13 @@ def test_an_open_sum_leaves_the_words_of_rows_in_which_somebody_is_mixed(tmp_pat
     spec, (opening,) = made.spec, made.run.effects(c.Open)
     assert [any(group.counts) for group in spec.groups] == [False, True, False]
     store = JobStore(tmp_path / "job", lambda _: (), {})
-    for silo in made.survivors:
-        store.masked(spec.round, silo).write_bytes(b"".join(made.run.uploads[silo]))
+    sent = {silo: b"".join(made.run.uploads[silo]) for silo in made.survivors}
+    for silo, words in sent.items():
+        store.masked(spec.round, silo).write_bytes(words)
+    digests = {silo: hashlib.sha256(words).digest() for silo, words in sent.items()}
     opening = replace(opening, tags=made.tags)
     metrics = Part("metrics", Kind.METRIC, Sum("total"), (TensorSpec("n", "float64", (3,)),))
-    open_sum(store, (metrics,), spec, opening, Keeping((), bytes(64)))
+    open_sum(store, (metrics,), spec, opening, digests, Keeping((), bytes(64)))
     (path,) = (tmp_path / "job").glob("*.words")
     assert path.name == f"{spec.round}.theta.{AWAY[0]}.words"
     kept = kept_sum("theta", path, made.hidden[1].nbytes)

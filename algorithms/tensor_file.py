@@ -1,0 +1,124 @@
+"""A safetensors file that shows whether a disk changed it: its own SHA-256 stands in its metadata.
+
+::
+
+    <length of the header> {"__metadata__":{"sha256":"9f86…",…},"w":{"dtype":"F32",…},…}   <tensors>
+
+The digest is of all bytes of the file, with 64 zeros in its own place. Anything that reads safetensors reads it. It
+finds accidents: whoever can write to the disk can write another digest, too.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file, save, save_file
+from torch import Tensor
+
+from ..errors import LocalError
+
+DIGEST = "sha256"
+_UNSIGNED = "0" * 64
+_MARK = f'"{DIGEST}":"'.encode()  # no string of JSON has it inside, where quotes are escaped
+_PIECE = 1 << 20  # bytes that are hashed at a time
+
+
+def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The file; the same bytes for the same tensors and metadata."""
+    data = bytearray(save(dict(tensors), _with_digest(metadata)))
+    start = _ordered(data)
+    data[start : start + 64] = hashlib.sha256(data).hexdigest().encode()
+    return bytes(data)
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a file that is there already, and make it durable; OSError or SafetensorError where the disk does not."""
+    save_file(dict(tensors), path, _with_digest(metadata))
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        head = bytearray(length.to_bytes(8, "little") + file.read(length))
+        start = _ordered(head)
+        digest = hashlib.sha256(head)
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+        head[start : start + 64] = digest.hexdigest().encode()
+        file.seek(0)
+        file.write(head)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def from_bytes(data: bytes, origin: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata; LocalError for what is no such file, or was changed since. ``origin`` names it."""
+    head = data[: 8 + int.from_bytes(data[:8], "little")]
+    _check(head, [memoryview(data)[len(head) :]], origin)
+    try:
+        return load(data), _metadata(head)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise _unreadable(origin, str(error)) from error
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The same of a file on the disk, which is mapped."""
+    head = check(path)
+    try:
+        return load_file(path), _metadata(head)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise _unreadable(str(path), str(error)) from error
+
+
+def check(path: Path) -> bytes:
+    """LocalError unless a file is as it was written; its header."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(head := file.read(8), "little")
+            if length < path.stat().st_size:
+                head += file.read(length)
+            _check(head, iter(lambda: file.read(_PIECE), b""), str(path))
+    except OSError as error:
+        raise _unreadable(str(path), error.strerror or str(error)) from error
+    return head
+
+
+def metadata_of(data: bytes) -> dict[str, str]:
+    """Of any safetensors file that was read: 8 bytes with the length of its header, and the header in JSON."""
+    found: dict[str, str] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+    return found
+
+
+def _with_digest(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    return {**(metadata or {}), DIGEST: _UNSIGNED}
+
+
+def _ordered(data: bytearray) -> int:
+    """Put the header's metadata in order, which the library writes in any; where its digest is to stand."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
+    if len(text) != length:
+        raise LocalError(f"a header of {length} bytes has {len(text)} in order; this is a bug in Staddle")
+    data[8 : 8 + length] = text
+    return data.index(_MARK, 0, 8 + length) + len(_MARK)
+
+
+def _check(head: bytes, rest: Iterable[bytes | memoryview], origin: str) -> None:
+    start = head.find(_MARK) + len(_MARK)
+    if start < len(_MARK):
+        raise _unreadable(origin, "its header has no digest")
+    digest = hashlib.sha256(head[:start] + _UNSIGNED.encode() + head[start + 64 :])
+    for piece in rest:
+        digest.update(piece)
+    if digest.hexdigest().encode() != head[start : start + 64]:
+        raise LocalError(f"{origin}: is not as it was written: the disk changed it; restore it from a backup")
+
+
+def _metadata(head: bytes) -> dict[str, str]:
+    return {name: text for name, text in metadata_of(head).items() if name != DIGEST}
+
+
+def _unreadable(origin: str, why: str) -> LocalError:
+    return LocalError(f"{origin}: not a file of tensors as Staddle writes them: {why}; restore it from a backup")
