@@ -3,6 +3,7 @@
 ``rubbish:SILO``: what it seals to this silo does not open. ``inconsistent``: none of the shares that it deals join.
 ``one:SILO``: the share of this silo does not join with others. ``lies:SILO``: it complains of this honest dealer.
 ``beyond``: it adds to each number of a sum what no value within the clip can, and tags what it gives.
+``once:NUMBER``: the same, in sums over so many silos alone.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from staddle.security import dealing, masked_sum, secagg_silo  # noqa: E402
 from staddle.security.labels import SECAGG_DEALING  # noqa: E402
 from staddle.security.merkle import Tree  # noqa: E402
 from staddle.silo import config as configs  # noqa: E402
-from staddle.silo import daemon  # noqa: E402
+from staddle.silo import daemon, outgoing  # noqa: E402
 
 deal, split, open_portion = secagg_silo.deal, dealing.split, secagg_silo.open_portion
 
@@ -80,10 +81,30 @@ def beyond():
     masked_sum.quantise = shifted
 
 
+def once(number):
+    """``beyond`` where so many silos are in the sum; in others it gives what it is to."""
+    chunks, honest = masked_sum.masked_chunks, masked_sum.quantise
+    beyond()
+    shifted = masked_sum.quantise
+
+    def made(spec, *given, **pads):
+        masked_sum.quantise = shifted if len(spec.cohort) == int(number) else honest
+        return chunks(spec, *given, **pads)
+
+    outgoing.masked_chunks = made
+
+
 def main(how, config):
     """The agent as it ships, with one of these."""
     name, _, silo = how.partition(":")
-    kinds = {"rubbish": rubbish, "inconsistent": inconsistent, "one": inconsistent, "lies": lies, "beyond": beyond}
+    kinds = {
+        "rubbish": rubbish,
+        "inconsistent": inconsistent,
+        "one": inconsistent,
+        "lies": lies,
+        "beyond": beyond,
+        "once": once,
+    }
     kinds[name](*([silo] if silo else []))
     loaded = configs.load(config)
     log.setup(loaded.log)

@@ -26,7 +26,7 @@ SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 CLIP = 8.0
 
 
-def play(start, silos, bad):
+def play(start, silos, bad, how="beyond"):
     """A FedAvg job with this silo in it, to its end: the federation, the job, and what the coordinator logged."""
     running = start(*silos)
     running.data = {silo: digits().take(np.arange(60 * i, 60 * i + 60)) for i, silo in enumerate(silos)}
@@ -36,7 +36,7 @@ def play(start, silos, bad):
         running.write_silo(silo)
     for silo in silos:
         if silo == bad(job):
-            running.launch(silo, (PROGRAM, "beyond"), running.federation.silo_config(silo))
+            running.launch(silo, (PROGRAM, how), running.federation.silo_config(silo))
         else:
             running.start_impatient(silo, "never")
     coordinator.wait_for("job.ended", 200)
@@ -83,6 +83,24 @@ def test_the_round_goes_on_without_the_batch_that_a_lying_silo_is_in(start):
     for silo in silos:  # each sum that was signed stands in the ledger: unions of batches alone
         signed = {frozenset(each["survivors"]) for each in records(federation, silo) if each["type"] == "secagg.signed"}
         assert signed <= {frozenset(silos), frozenset(good), frozenset(bad)}
+
+
+@pytest.mark.succeeds
+def test_a_lie_told_once_costs_an_honest_batch_the_job(start):
+    """The liar of the second batch spoils the sum over all, and gives what it is to once the first batch is left out.
+
+    That sum is sound, so the first batch is excluded: four honest silos. All sums that follow are over the liar's own.
+    """
+    silos = tuple(f"silo-{number}" for number in range(8))
+    federation, job, events = play(start, silos, lambda job: job.batches[1][0], f"once:{len(silos)}")
+    honest, bad = job.batches
+    out = [sorted(event["silos"]) for event in events if event["event"] == "batch.excluded"]
+    assert out == [sorted(honest)], f"excluded: {out}"
+    assert [sorted(event["silos"]) for event in events if event["event"] == "sum.spoiled"] == [sorted(silos)]
+    rounds = [sorted(event["members"]) for event in events if event["event"] == "round.closed"]
+    assert rounds == [sorted(bad)] * ROUNDS
+    for silo in silos:
+        check_ledger(federation, silo)
 
 
 def test_where_the_silos_are_one_batch_the_round_is_not_published(start):

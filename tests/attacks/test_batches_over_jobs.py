@@ -1,0 +1,83 @@
+"""What a coordinator learns of one silo by two jobs, of which the first has two batches, against the real agent.
+
+The silos of the second batch sign the sum over all, and never hear of the one without them, which those of the first
+batch sign too: any silo signs further sums of a round over whole batches. So the coordinator has what the second batch
+has together. A job for that batch and one silo more tells it that silo's records, and no silo signed sums from which it
+could see that. The measure is how far off the recovered numbers of training and test records are.
+"""
+
+import numpy as np
+import pytest
+from hostile import SILO, offer, play, records, round_of
+from hostile_sums import OTHERS, SILOS, Attempted, Blind, Given, make_world
+
+from staddle.algorithms.batches import split
+from staddle.proto.blind import round_terms
+from staddle.security import secagg_coordinator_events as c
+from staddle.security.history import SignedSet, told
+from staddle.security.round_spec import Terms
+from staddle.security.secagg_memory import Memory
+from staddle.security.signers import Signers
+
+pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
+
+MORE, NINTH = ("border", "coast", "hills", "inland"), "ninth"
+EIGHT = tuple(sorted((*SILOS, *MORE)))
+(WITH,) = (batch for batch in split(EIGHT, 2) if SILO in batch)
+WITHOUT = tuple(silo for silo in EIGHT if silo not in WITH)
+COUNTS = {NINTH: (97, 31), **{silo: (60 + 7 * at, 20 + at) for at, silo in enumerate((*OTHERS, *MORE))}}
+SECURITY = {"secure_aggregation": "required", "weight_most": 2000, "tags": False}
+LEAST = 3  # min_difference, left out: min_honest and assumed_colluders together
+
+
+class Counted(Attempted):
+    """The other silos give their numbers of records; without the real one they wait for nobody."""
+
+    def gift(self, group, silo):
+        given, (train, test) = super().gift(group, silo), COUNTS[silo]
+        if group.name == "metrics":
+            return Given(np.array([0.0, 0.0, test]))
+        return Given(given.values, None if given.weights is None else np.full(group.rows, float(train)))
+
+    def act(self, who, effect):
+        super().act(who, effect)
+        if isinstance(effect, c.TellSurvivors) and SILO not in self.cohort:
+            self.queue += self.later
+            self.later = []
+        if isinstance(effect, c.Ask) and SILO not in self.cohort:
+            self.told.clear()
+
+    def counts(self):
+        """Training and test records of all its silos together, as they were opened."""
+        by_name = dict(zip([group.name for group in self.spec.groups], self.opened, strict=True))
+        return np.array([by_name["model"].weight[0], by_name["metrics"].total[2]])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    silos = {"first": EIGHT, "second": (*WITH, NINTH)}
+    return make_world(tmp_path_factory.mktemp("attacked"), dict.fromkeys(silos, SECURITY), (*MORE, NINTH), silos)
+
+
+@pytest.mark.succeeds
+def test_sums_of_batches_that_a_silo_does_not_hear_of_tell_one_by_the_next_job(world, tmp_path):
+    assert {frozenset(batch) for batch in world.jobs["first"].batches} == {frozenset(WITH), frozenset(WITHOUT)}
+    whole, second = (Counted(world, name, cohort=tuple(sorted(world.jobs[name].silos))) for name in ("first", "second"))
+    script = [
+        offer(world, "first"),
+        round_of(world, 0, "first", cohort=EIGHT),
+        offer(world, "second"),
+        round_of(world, 0, "second", cohort=world.jobs["second"].silos),
+    ]
+    hostile = play(Blind(world, script, {0: [whole, second]}), tmp_path)
+    half = Counted(world, "first", attempt=1, cohort=WITHOUT)  # the same values, without the real silo's batch
+    # Its silos, honest ones, have signed the sum over all, and sign this one.
+    terms, members = round_terms(world.jobs["first"], Terms()), frozenset((*EIGHT, NINTH))
+    Memory().signed(whole.spec, EIGHT).entered(half.spec, (), Signers.of(world.roster), None, terms)
+    assert told([SignedSet("first", frozenset(EIGHT), members)], WITHOUT, members, LEAST) is None
+    off = None
+    if None not in (whole.opened, half.opened, second.opened):
+        off = tuple(np.abs(second.counts() - (whole.counts() - half.counts()) - COUNTS[NINTH]).round(6))
+    assert [kind for kind, *_ in hostile.answers if kind != "FAILED"] == ["ACCEPT", "ACCEPT"]
+    assert off == (0.0, 0.0), f"its training and test records were found, off by {off}"
+    assert [each for each in records(tmp_path) if each["type"] == "secagg.end"] == []

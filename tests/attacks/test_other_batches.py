@@ -1,0 +1,69 @@
+"""What a silo's ledger says of a coordinator that summed other batches, honestly, since one silo would have it so.
+
+The measure is whom the ledger of an honest silo blames. The gate, its checks of sums and the ledger are as they ship;
+the sum is that which an honest coordinator opens.
+"""
+
+import pytest
+import torch
+from keyed_jobs import BLIND
+from open_sums import ME, Recipient, Summed, delivery
+from recording_gate import Made
+
+from staddle.algorithms.exchange import DTYPES, WEIGHT
+from staddle.algorithms.method import METRICS
+from staddle.commands import local_federation
+from staddle.errors import RefusedError
+from staddle.security import roster as rosters
+from staddle.security.identity import load_keys
+from staddle.security.round_spec import Terms, check_cohort, check_survivors
+from staddle.security.secagg_memory import Memory
+
+pytestmark = pytest.mark.actor("silo")
+
+ALL = tuple(f"silo-{letter}" for letter in "abcdefghijklmno")
+
+
+class Sum(Summed):
+    """Over some of fifteen silos."""
+
+    def values(self, part, silo):
+        rng = torch.Generator().manual_seed(ALL.index(silo))
+        given = {spec.name: torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype]) for spec in part.tensors}
+        if part == METRICS:
+            return dict.fromkeys(given, torch.tensor(3))
+        weight = next((spec for spec in part.wire if spec.name == WEIGHT), None)
+        return given if weight is None else {**given, WEIGHT: torch.ones(weight.shape, dtype=torch.float64)}
+
+
+@pytest.fixture(scope="module")
+def fifteen(tmp_path_factory):
+    """A job of five batches, of which round 0 was summed twice."""
+    files = local_federation.make(tmp_path_factory.mktemp("made") / "local", ALL)
+    made = Made(files, rosters.load(files.folder / "roster.json"), load_keys(files.folder / "coordinator" / "keys"))
+    made.job("simple", "fedavg", ALL, {}, min_cohort=3, security=BLIND)
+    return made
+
+
+@pytest.mark.succeeds
+def test_an_honest_coordinator_is_blamed_for_a_silo_that_spoils_a_sum_and_leaves_the_next(fifteen, tmp_path):
+    """A mate of this silo's batch spoils the sum over all, which this silo signed, and is lost from the next.
+
+    The next is asked of all batches but another one, and opened without theirs. What comes down then is that sum.
+    """
+    job = fifteen.jobs["simple"]
+    (own,) = [batch for batch in job.batches if ME in batch]
+    left_out = next(batch for batch in job.batches if batch != own)
+    cohort = tuple(sorted(set(ALL) - set(left_out)))
+    survivors = tuple(sorted(set(cohort) - set(own)))
+    second = Sum(fifteen, job, 0, survivors, cohort)
+    terms = Terms(min_cohort=3, batches=job.batches)
+    check_cohort(second.spec, terms)
+    check_survivors(second.spec, terms, survivors)  # any silo would have it opened
+    first = Sum(fifteen, job, 0, ALL, tuple(sorted(ALL)))
+    memory = Memory().signed(first.spec, sorted(ALL))
+    recipient = Recipient(fifteen, tmp_path)
+    with pytest.raises(RefusedError, match="delivers the sum of another attempt at round 0"):
+        recipient.take(job, 1, delivery(job, 1, [second.down("model")]), memory=memory)
+    (refused,) = recipient.recorded("secagg.end")
+    assert (refused["code"], refused["blame"]) == ("SUM", "coordinator")
