@@ -27,8 +27,8 @@ drops out of an attempt at it, and may take part in the next, unless its privacy
 broken the rules (codes.GUILTY) is ``excluded`` from all attempts and rounds that follow. Silos of one batch are asked
 together (``batches``): the next attempt is made without the batch of a silo that was lost, while enough others are
 left, and else with all of the cohort again. A sum that is none of values (``spoiled``: a silo gave what nobody may) is
-made again without each batch in turn; that without which it is one is ``excluded`` as a whole, since nobody can tell
-which of its silos it was. All silos of a keyed job (``keyed``) have given to its key when they
+made again without each batch in turn. A batch whose own sum is spoiled is ``excluded`` as a whole, since nobody can
+tell which of its silos it was. All silos of a keyed job (``keyed``) have given to its key when they
 accepted, so without one of them it does not begin.
 
 Events that come too late (an upload for a closed round) change nothing. What the silos should do meanwhile follows from
@@ -220,9 +220,9 @@ def _heard(state: JobState, event: Given | Failed) -> Step:
 def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
     """What came of an attempt; one that was stopped meanwhile may have come to its end."""
     match event:
-        case Summed(round_, members) if state.stage in ("round", "stopped", "queued"):
-            state, cleared = _cleared(replace(state, given=dict.fromkeys(members, "")), round_, members)
-            return _then(state, cleared, _close if state.stage == "round" else None)
+        case Summed(_, members) if state.stage in ("round", "stopped", "queued"):
+            state = replace(state, given=dict.fromkeys(members, ""))
+            return _then(state, (), _close if state.stage == "round" else None)
         case SumFailed(_, attempt) if attempt != state.attempt or state.given:
             return state, ()
         case SumFailed() if event.spoiled and len(state.batches) > 1 and not event.final:
@@ -248,34 +248,30 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
 
 def _spoiled(state: JobState, event: SumFailed) -> Step:
     """The sum over these silos is none of values: make it again without the next of its batches."""
-    told = Report("sum.spoiled", {"round": event.round, "attempt": event.attempt, "silos": event.spoiled})
+    told = [Report("sum.spoiled", {"round": event.round, "attempt": event.attempt, "silos": event.spoiled})]
+    alone = next((batch for batch in state.batches if set(batch) == set(event.spoiled)), ())
+    if alone:  # one of its own silos did it; that another sum is sound says nothing, since a liar may stop to lie
+        state = replace(state, excluded={**state.excluded, **dict.fromkeys(alone, BATCH)})
+        told.append(Report("batch.excluded", {"round": event.round, "silos": alone}))
     state = replace(state, attempt=state.attempt + 1, failed=_exhausted(state), spoiled=(*state.spoiled, event.spoiled))
     if len(_asked(state)) < state.fewest:
         silos = ", ".join(state.spoiled[0])
         why = f"round {event.round}: {event.reason}; no batch of {silos} could be found without which there is a sum"
-        return _then(state, (told,), lambda state: _finish(state, "failed", why))
-    return state, (told, _gather(state)) if state.stage == "round" else (told,)
+        return _then(state, tuple(told), lambda state: _finish(state, "failed", why))
+    return state, (*told, _gather(state)) if state.stage == "round" else tuple(told)
 
 
 def _left_out(state: JobState) -> tuple[str, ...]:
     """The batch without which the next attempt is made since sums of this round were spoiled; empty for none.
 
-    All that were in the first such sum, once each of its batches was left out in vain.
+    Each round begins with another one, so that it is not always the same that pays. All that were in the first such
+    sum, once each of its batches was left out in vain.
     """
     if not state.spoiled:
         return ()
     first, turn = state.spoiled[0], len(state.spoiled) - 1
     batches = [batch for batch in state.batches if set(batch) <= set(first)]
-    return batches[turn] if turn < len(batches) else first
-
-
-def _cleared(state: JobState, round_: int, members: tuple[str, ...]) -> Step:
-    """A sum is open over these: all but one batch of a spoiled one, whose doing it was, or others too."""
-    out = _left_out(state)
-    if not out or set(members) != set(state.spoiled[0]) - set(out):
-        return state, ()
-    told = Report("batch.excluded", {"round": round_, "silos": out})
-    return replace(state, excluded={**state.excluded, **dict.fromkeys(out, BATCH)}), (told,)
+    return batches[(state.round + turn) % len(batches)] if turn < len(batches) else first
 
 
 def _exhausted(state: JobState) -> dict[str, str]:

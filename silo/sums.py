@@ -116,7 +116,7 @@ class Sums:
         check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")
         # Of a round in which this silo signed survivors it is the very sum that was signed (SECURITY.md rule 34), or
         # one of other batches, which was made without this silo's.
-        without = terms.regroups(spec) and self._sharing.silo not in spec.cohort
+        without = terms.regroups(spec) and self._sharing.silo not in claim.survivors
         why = f"delivers the sum of another attempt at round {place.round} than the one that this silo signed"
         held = without or self.memory.may_be_opened(place.round, spec.context())
         check(held, COORDINATOR, Code.SUM, why)

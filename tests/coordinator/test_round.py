@@ -579,21 +579,38 @@ def spoiled(attempt, *silos, round_=0):
     return SumFailed(round_, attempt, "SUM: beyond", False, silos)
 
 
-def test_a_spoiled_sum_is_made_again_without_each_batch_in_turn_and_the_culprits_goes():
+def test_a_spoiled_sum_is_made_again_without_each_batch_in_turn_and_another_one_is_the_first_in_each_round():
     state, effects = run(batched()[0], spoiled(0, *SIX))
     assert gathered(effects) == [("c", "d", "e", "f")]
     state, effects = run(state, spoiled(1, *"cdef"))
     assert gathered(effects) == [("a", "b", "e", "f")]
     state, effects = run(state, Summed(0, ("a", "b", "e", "f")))
-    assert Report("batch.excluded", {"round": 0, "silos": ("c", "d")}) in effects
-    assert state.excluded == {"c": "BATCH", "d": "BATCH"}
+    assert state.excluded == {}  # whoever did it may have stopped
     state, _ = run(state, Folded(0))
     assert state.counted == dict.fromkeys(SIX, 1)  # all of them signed a sum of what they trained
     state, effects = run(state, Drawn(1, SIX))
+    assert gathered(effects) == [SIX]
+    state, effects = run(state, spoiled(0, *SIX, round_=1))
     assert gathered(effects) == [("a", "b", "e", "f")]
-    state, _ = run(state, spoiled(0, *"abef", round_=1))  # no batch can be left out of two
-    why = "round 1: SUM: beyond; no batch of a, b, e, f could be found without which there is a sum"
+    state, effects = run(state, spoiled(1, *"abef", round_=1))
+    assert gathered(effects) == [("a", "b", "c", "d")]
+    state, effects = run(state, spoiled(2, *"abcd", round_=1))
+    assert gathered(effects) == [("c", "d", "e", "f")]
+    state, _ = run(state, spoiled(3, *"cdef", round_=1))
+    why = "round 1: SUM: beyond; no batch of a, b, c, d, e, f could be found without which there is a sum"
     assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", why)
+
+
+def test_a_batch_whose_own_sum_is_spoiled_takes_no_more_part():
+    state = JobState("job", SIX, 3, 2, blind=True, batches=(("a", "b", "c"), ("d", "e", "f")), fewest=3)
+    state, _ = run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, SIX), spoiled(0, *SIX))
+    state, effects = run(state, spoiled(1, *"def"))
+    assert Report("batch.excluded", {"round": 0, "silos": ("d", "e", "f")}) in effects
+    assert gathered(effects) == [("a", "b", "c")]
+    state, _ = run(state, Summed(0, ("a", "b", "c")), Folded(0))
+    assert state.excluded == dict.fromkeys("def", "BATCH")
+    _, effects = run(state, Drawn(1, SIX))
+    assert gathered(effects) == [("a", "b", "c")]
 
 
 def test_where_two_batches_are_at_fault_the_job_ends_after_each_was_left_out():
