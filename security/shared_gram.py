@@ -25,9 +25,9 @@ Fixed point: q = rint(v 2^e), e = 29 - clip_exponent, for vectors no longer than
 bound of what rounding does.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice
 from typing import Annotated
 
 import numpy as np
@@ -36,6 +36,7 @@ from pydantic import Field
 from ..algorithms.exchange import Part
 from ..errors import LocalError
 from ..files import Strict
+from .error_correction import wrong_points
 from .field import (
     NUMBER_BYTES,
     Integers,
@@ -50,10 +51,10 @@ from .field import (
 )
 from .field import to_signed as signed
 from .fixedpoint import Reals, Words
+from .masks import Keystream
 
 NORM_BITS = 29  # of the length of a quantised vector
 WIDEST = 1 << 16  # numbers of one vector
-MOST_SUBSETS = 300  # of silos that are left out to find a wrong share
 
 Size = Annotated[int, Field(strict=True, ge=1, le=2**53 - 1)]
 Exponent = Annotated[int, Field(strict=True, ge=-64, le=62)]
@@ -201,16 +202,28 @@ def opened(revealed: Mapping[int, Words], colluders: int) -> OpenedGram | None:
     holders, least = sorted(revealed), needed(colluders)
     if len(holders) < least:
         raise LocalError(f"shares of {len(holders)} silos open no inner product; it takes {least}")
-    for left_out in range((len(holders) - least) // 2 + 1):
-        for wrong in islice(combinations(holders, left_out), MOST_SUBSETS):
-            kept = [holder for holder in holders if holder not in wrong]
-            values = np.stack([revealed[holder].reshape(-1) for holder in kept])
-            at, rest = kept[:least], kept[least:]
-            found = product(interpolation(at, [0, *rest]), values[:least])
-            if np.array_equal(found[1:], values[least:]):
-                shape = revealed[holders[0]].shape
-                return OpenedGram(signed(found[0]).reshape(shape), wrong)
-    return None
+    values = np.stack([revealed[holder].reshape(-1) for holder in holders])
+    products, wrong = _joined(holders, values, least), tuple[int, ...]()
+    if products is None and (found := wrong_points(holders, _combined(values), least - 1)):
+        kept = [at for at, holder in enumerate(holders) if holder not in found]
+        products, wrong = _joined([holders[at] for at in kept], values[kept], least), found
+    return None if products is None else OpenedGram(signed(products).reshape(revealed[holders[0]].shape), wrong)
+
+
+def _joined(holders: Sequence[int], values: Words, least: int) -> Words | None:
+    """The numbers that the first ``least`` values give; None where the other ones are not of the same polynomials."""
+    found = product(interpolation(holders[:least], [0, *holders[least:]]), values[:least])
+    return found[0] if np.array_equal(found[1:], values[least:]) else None
+
+
+def _combined(values: Words) -> list[int]:
+    """A number for each holder: its values [holders, elements], each times one that follows from all of them.
+
+    A wrong value of a holder shows in it but for 1 in p; nobody knows the factors before all values are there.
+    """
+    stream = Keystream(hashlib.sha256(values.astype("<u8").tobytes()).digest(), 0)
+    combined: list[int] = product(values, uniform(stream, (values.shape[1], 1)))[:, 0].tolist()
+    return combined
 
 
 def products_dumped(products: Words) -> bytes:

@@ -27,10 +27,9 @@ def revealed():
     return {holder: values[holder - 1].reshape(pairs, 1) for holder in range(1, SILOS + 1)}, to_signed(made[0])
 
 
-@pytest.mark.succeeds
-def test_honest_silos_are_named_beside_them():
-    """The products are right. Of those that are said to be wrong five are honest: 300 choices of a size are tried."""
+def test_no_honest_silo_is_named_beside_them():
+    """Before: 300 choices of each size were tried, and silos 1 to 5 were named, too."""
     shares, exact = revealed()
     found = opened(shares, COLLUDERS)
     assert np.array_equal(found.products[:, 0], exact)
-    assert set(found.wrong) - set(LIARS) == {1, 2, 3, 4, 5}, f"named: {found.wrong}"
+    assert found.wrong == LIARS, f"named: {found.wrong}"
