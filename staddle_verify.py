@@ -155,7 +155,7 @@ FORMS = {
     + "job:text job_digest:hash round:count ctx:hash kind:step rpc:text recipient:peer message:payload",
     "secagg.end": FRAME + "job:text job_digest:hash round:count ctx:hash code:fault blame:text why:reason",
     "secagg.signed": FRAME + "job:text job_digest:hash round:count ctx:hash dataset:text survivors:text* absent:text* "
-    "values:values",
+    "values:values batches:text*",
     "secagg.sum": FRAME + "job:text job_digest:hash round:count ctx:hash survivors:text* sha256:hash",
     "control.open": FRAME + "session:text recipient:peer max_messages:count max_bytes:count",
     "control.close": FRAME + "ref:count messages:count bytes:count",

@@ -9,6 +9,9 @@ A silo signs no sum that adds a combination of fewer silos than its policy asks.
 combination that was told before. The second is one of silos that left the federation, or that are new to it: founders
 sign that, and neither a coordinator nor an operator brings it about.
 
+Where a job has several batches, each may be summed without the others, and its silos sign that while those of the
+others hear nothing of it: all of them count as told.
+
 A silo remembers the sets that it signed, open or not. To open a sum takes the signatures of t of its n silos. So a
 later sum either has one of these silos, which refuses, or leaves out all of those that are honest, t - c or more.
 
@@ -19,6 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
+from math import comb
 
 from .records_secure import SumSigned
 
@@ -45,9 +49,20 @@ class Told:
 
 def signed_sets(records: Iterable[SumSigned], dataset: str) -> tuple[SignedSet, ...]:
     """The sets of sums over a data set in which something stands that is the same in every job, oldest first."""
-    own = (record for record in records if record.dataset == dataset and record.values == "fixed")
-    found = [SignedSet(r.job, frozenset(r.survivors), frozenset((*r.survivors, *r.absent))) for r in own]
+    found = []
+    for record in records:
+        if record.dataset == dataset and record.values == "fixed":
+            members = frozenset((*record.survivors, *record.absent))
+            sets = (record.survivors, *(batch.split(",") for batch in record.batches))
+            found += [SignedSet(record.job, frozenset(each), members) for each in sets]
     return tuple(dict.fromkeys(found))
+
+
+def choices(history: Sequence[SignedSet], silos: Collection[str], least: int) -> int:
+    """How many combinations ``told`` looks at, at most."""
+    groups = _alike([*dict.fromkeys(each.silos for each in history), frozenset(silos)])
+    small = sum(len(each) < least for each in groups.values())
+    return sum(comb(small, count) for count in range(1, least))
 
 
 def told(history: Sequence[SignedSet], silos: Collection[str], members: Collection[str], least: int) -> Told | None:

@@ -76,6 +76,7 @@ class SumSigned(Strict):
     survivors: tuple[Text, ...]  # U3, sorted
     absent: tuple[Text, ...]  # the other silos of the roster, sorted
     values: Literal["fixed", "varying"]
+    batches: tuple[Text, ...] = ()  # of a job that has several, each its silos, joined by commas: any may be summed
 
 
 class SumOpened(Strict):

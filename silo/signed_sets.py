@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
+from ..algorithms.batches import Batches
 from ..algorithms.exchange import Sum
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
@@ -16,13 +17,14 @@ from ..errors import LocalError
 from ..files import canonical_json, parse_canonical, parse_json, read_bytes
 from ..proto.blind import summed
 from ..proto.secure_given import Attempt
-from ..security.history import SignedSet, Told, signed_sets, told
+from ..security.history import SignedSet, Told, choices, signed_sets, told
 from ..security.ledger import Ledger
 from ..security.policy import Policy
 from ..security.records_secure import SumSigned
 from ..security.roster import Roster
 from ..security.secagg_memory import Memory
 
+MOST_CHOICES = 100_000  # of silos, that are looked at for one sum: seconds
 SHOWN = 12  # silos of a set that an error names
 
 
@@ -53,6 +55,7 @@ class SignedSets:
             survivors=tuple(survivors),
             absent=tuple(sorted(_members(self._roster) - set(survivors))),
             values="fixed" if tells_fixed(job) else "varying",
+            batches=tuple(",".join(sorted(batch)) for batch in _batches(job)),
         )
         await asyncio.to_thread(self._ledger.secagg_signed, record)
 
@@ -75,9 +78,8 @@ def objection_to(job: Job, silo: str, signed: Sequence[SumSigned], roster: Roste
     if not tells_fixed(job):
         return ""
     history, members = list(signed_sets(signed, policy.dataset)), _members(roster)
-    for cohort in dict.fromkeys(job.cohorts()):
-        if silo not in cohort:
-            continue
+    own = [cohort for cohort in job.cohorts() if silo in cohort]
+    for cohort in dict.fromkeys((*own, *_batches(job))):
         if why := _against(job, cohort, history, members, policy):
             return why
         history.append(SignedSet(job.name, frozenset(cohort), members))
@@ -88,13 +90,29 @@ def objection(job: Job, silos: Collection[str], signed: Iterable[SumSigned], ros
     """What a silo that signed these sums has against one over ``silos``, with what to do; empty for nothing."""
     if not tells_fixed(job):
         return ""
-    return _against(job, silos, signed_sets(signed, policy.dataset), _members(roster), policy)
+    history, members = list(signed_sets(signed, policy.dataset)), _members(roster)
+    for each in (silos, *_batches(job)):
+        if why := _against(job, each, history, members, policy):
+            return why
+        history.append(SignedSet(job.name, frozenset(each), members))
+    return ""
+
+
+def _batches(job: Job) -> Batches:
+    """Those of which each may be summed without the others."""
+    return job.batches if len(job.batches) > 1 else ()
 
 
 def _against(
     job: Job, silos: Collection[str], history: Sequence[SignedSet], members: Collection[str], policy: Policy
 ) -> str:
     least = policy.file.secure_aggregation.least_difference
+    if choices(history, silos, least) > MOST_CHOICES:
+        return (
+            f"sums over {_listed(silos)} and {len(history)} other sets on data set {policy.dataset!r} are too many to "
+            f"say what they tell of fewer than {least} silos; lower secure_aggregation.min_difference, or take the "
+            "same silos in all jobs"
+        )
     found = told(history, silos, members, least)
     return "" if found is None else _said(job, silos, found, policy, least)
 

@@ -143,6 +143,7 @@ def of_sum(name, /, **changes):
             "survivors": ["hospital-a", "hospital-b"],
             "absent": ["hospital-c"],
             "values": "fixed",
+            "batches": ["hospital-a,hospital-b", "hospital-c,hospital-d"],
         },
     }
     return {**record, **fields[name], **changes}

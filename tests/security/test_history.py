@@ -5,7 +5,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from staddle.security.history import SignedSet, signed_sets, told
+from staddle.security.history import SignedSet, choices, signed_sets, told
 from staddle.security.records_secure import SumSigned
 
 MEMBERS = frozenset("abcdefgh")
@@ -115,6 +115,24 @@ def test_it_finds_what_trying_all_combinations_finds():
 def record(**changes):
     fields = {"job": "j1", "job_digest": "ab" * 32, "round": 0, "ctx": "cd" * 32, "dataset": "data"}
     return SumSigned(**{**fields, "survivors": ("a", "b", "d"), "absent": ("c",), "values": "fixed", **changes})
+
+
+def test_batches_count_as_told_each_by_itself():
+    """Silos of one sign without the other, which hears nothing of it."""
+    whole = record(survivors=tuple("abcdef"), absent=("g",), batches=("a,c,e", "b,d,f"))
+    before = signed_sets([whole], "data")
+    members = frozenset("abcdefg")
+    assert before == tuple(SignedSet("j1", frozenset(each), members) for each in ("abcdef", "ace", "bdf"))
+    assert told(before, "aceg", members, 3).silos == ("g",)
+    assert told(before, "bdf", members, 3) is None
+    assert told(before[:1], "aceg", members, 3) is None
+
+
+def test_choices_are_counted_before_they_are_made():
+    sets = [frozenset(map(str, range(size))) for size in range(20, 26)]
+    before = [SignedSet("j", each, sets[-1]) for each in sets[:-1]]
+    assert choices(before, sets[-1], 3) == 5 + 10  # the twenty that are in all go together
+    assert choices(before, sets[-1], 6) == 2**5 - 1
 
 
 def test_the_fold_takes_the_data_set_and_what_never_changes():
