@@ -283,7 +283,7 @@ def _close(state: CoordinatorState) -> Step:
     if state.stage in ("keys", "shares", "masked"):
         members = unbroken(state.terms.batches, members)
     if len(members) < least:
-        whole = " in whole batches" if len(state.terms.batches) > 1 else ""
+        whole = " in whole batches" if state.terms.batches else ""
         why = f"stage {state.stage!r} closed with {len(members)} silos{whole}, fewer than {least}"
         return _end(state, Code.TOO_FEW, "", why)
     match state.stage:
