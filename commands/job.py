@@ -33,7 +33,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.")]
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as job.toml.")],
     method: Annotated[str, typer.Option(help="The method, whose options are written out.")] = "fedavg",
-    private: Annotated[bool, typer.Option("--private", help="With differential privacy: a [privacy] table.")] = False,
+    private: Annotated[bool, typer.Option("--private", help=r"With differential privacy: a \[privacy] table.")] = False,
 ) -> None:
     """Write a commented example of a job, for one method and a small model that works with it."""
     from .planning import drafted_noise  # noqa: PLC0415 torch and opacus take seconds to import
@@ -63,7 +63,7 @@ def sign(
     """
     from ..algorithms.job import Job  # noqa: PLC0415 torch takes seconds to import
     from ..security.public_weights import weights_fault  # noqa: PLC0415 as it imports numpy
-    from .seen import seen, told_by_likeness, unbounded  # noqa: PLC0415
+    from .seen import seen, together, told_by_likeness, unbounded  # noqa: PLC0415
 
     signer = load_keys(keys)
     if signer.entry.role is not Role.OPERATOR:
@@ -87,6 +87,8 @@ def sign(
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)
     typer.echo(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
     typer.echo(seen(job))
+    if batches := together(job):
+        typer.echo(batches)
     if open_still := unbounded(job):
         typer.echo(open_still)
     if likeness := told_by_likeness(job):

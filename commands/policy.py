@@ -148,7 +148,7 @@ def _sources(
 def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
     from ..silo import admission  # noqa: PLC0415 beside the admission, as light as it is
     from . import budgeting  # noqa: PLC0415
-    from .seen import told_by_likeness, unbounded  # noqa: PLC0415
+    from .seen import together, told_by_likeness, unbounded  # noqa: PLC0415
 
     yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
     yield f"digest {job.digest}"
@@ -157,6 +157,8 @@ def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequenc
         weights = "stand in it" if job.security.weights == "public" else "are masked too"
         said = f"its sums are blind: {number(job.security.colluders, 'colluder')} assumed, the silos' weights {weights}"
         yield from _wrapped(said, "")
+    if batches := together(job):
+        yield from _wrapped(batches, "")
     if open_still := unbounded(job):
         yield from _wrapped(open_still, "")
     yield from _wrapped(_looked_at(policy), "")
@@ -278,8 +280,8 @@ def _ending(outflows: Sequence["Outflow"], accepts: bool) -> str:
     if accepts:
         total = sum(outflow.size * (outflow.last - outflow.first + 1) for outflow in outflows)
         return (
-            f"At most {total:,} bytes in all its rounds. This silo would ACCEPT the job, if its records fit:\n"
-            "staddle silo check --job looks at them."
+            f"At most {total:,} bytes in all its rounds. This silo would ACCEPT the job,\n"
+            "if its records fit, and its earlier jobs: staddle silo check --job looks at them."
         )
     held = sum(bool(verdict.reasons) for outflow in outflows for verdict in outflow.decision.tensors)
     said = f"; {number(held, 'tensor')} {'is' if held == 1 else 'are'} held back." if held else "."

@@ -42,6 +42,17 @@ def unbounded(job: Job) -> str:
     )
 
 
+def together(job: Job) -> str:
+    """Which silos are summed together or not at all, and what a lost one costs; empty where any may be missing."""
+    if not job.batches:
+        return ""
+    if len(job.batches) == 1:
+        return "its silos are one batch: a round waits for all of them"
+    named = "; ".join(", ".join(batch) for batch in job.batches)
+    lost = "a round goes on without the whole batch of a silo that is lost, where enough others are left"
+    return f"it has {len(job.batches)} batches: {named}; {lost}"
+
+
 def told_by_likeness(job: Job) -> str:
     """What a job's comparisons tell of the records; empty where it compares nothing.
 

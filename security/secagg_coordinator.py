@@ -283,7 +283,8 @@ def _close(state: CoordinatorState) -> Step:
     if state.stage in ("keys", "shares", "masked"):
         members = unbroken(state.terms.batches, members)
     if len(members) < least:
-        why = f"stage {state.stage!r} closed with {len(members)} silos, fewer than {least}"
+        whole = " in whole batches" if state.terms.batches else ""
+        why = f"stage {state.stage!r} closed with {len(members)} silos{whole}, fewer than {least}"
         return _end(state, Code.TOO_FEW, "", why)
     match state.stage:
         case "keys":

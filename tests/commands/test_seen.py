@@ -3,7 +3,7 @@
 import pytest
 
 from staddle.algorithms.job import Job, JobFile
-from staddle.commands.seen import seen, told_by_likeness, unbounded
+from staddle.commands.seen import seen, together, told_by_likeness, unbounded
 
 SILOS = list("abcdefg")
 
@@ -69,6 +69,35 @@ def test_who_is_summed_together_is_said(silos, participation, said):
         "security": {"secure_aggregation": "required"},
     }
     assert said in seen(Job.from_file(JobFile.model_validate(document), "job.toml"))
+
+
+@pytest.mark.parametrize(
+    ("silos", "security", "said"),
+    [
+        (8, {}, "it has 2 batches: "),
+        (7, {}, "its silos are one batch: a round waits for all of them"),
+        (8, {"dropouts": "any", "weights": "public", "counts": dict.fromkeys("abcdefgh", 30)}, ""),
+        (8, {"secure_aggregation": "off"}, ""),
+    ],
+)
+def test_the_batches_of_a_job_are_named(silos, security, said):
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 4,
+        "silos": list("abcdefgh")[:silos],
+        "min_cohort": 3,
+        "method": {"name": "fedavg"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+        "security": {"secure_aggregation": "required", **security},
+    }
+    found = Job.from_file(JobFile.model_validate(document), "job.toml")
+    told = together(found)
+    assert told.startswith(said)
+    assert bool(told) == bool(said)
+    assert all(", ".join(batch) in told for batch in found.batches if len(found.batches) > 1)
 
 
 @pytest.mark.parametrize(

@@ -429,7 +429,7 @@ def test_two_broken_batches_of_four_end_the_attempt():
     drops = {TWELVE[4]: "SendKeys", TWELVE[9]: "SendKeys"}
     run = Run(attempt(12), ones(TWELVE), drops=drops, terms=Terms(batches=BATCHES)).finish()
     assert (run.state.u1, run.ends["coordinator"].code) == ((), "TOO_FEW")
-    assert run.ends["coordinator"].why == "stage 'keys' closed with 6 silos, fewer than 9"
+    assert run.ends["coordinator"].why == "stage 'keys' closed with 6 silos in whole batches, fewer than 9"
 
 
 @pytest.mark.parametrize("name", ["SurvivalGiven", "RevealGiven"])
