@@ -275,8 +275,12 @@ def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 def unwritable(error: OSError) -> str:
     """Why something could not be written, and what to do."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return f"{error.strerror or error}; {'make room' if full else 'check the folder and its owner'}"
+    fix = "check the folder and its owner"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        fix = "make room"
+    elif error.errno == errno.EROFS:
+        fix = "mount it writable, or name a folder on another file system"
+    return f"{error.strerror or error}; {fix}"
 
 
 def _write_exclusive(path: Path, data: bytes, mode: int) -> None:

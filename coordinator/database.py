@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import safetensors
 import safetensors.torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
@@ -285,7 +286,14 @@ class Database:
     def _stored(self, name: str, signed: bytes, state: str, method: bytes) -> StoredJob:
         read = self._state(name, state)
         hidden, memories = self._hidden(name) if read.blind else ((), {})
-        return StoredJob(signed, read, safetensors.torch.load(method), self.files(name), hidden, memories)
+        try:
+            tensors = safetensors.torch.load(method)
+        except (safetensors.SafetensorError, ValueError, KeyError) as error:
+            raise LocalError(
+                f"{self._path}: what the method of job {name!r} knows (jobs.method) cannot be read: {error}; restore a "
+                "backup of the file"
+            ) from error
+        return StoredJob(signed, read, tensors, self.files(name), hidden, memories)
 
     def files(self, job: str) -> dict[Place, str]:
         """What lies where since the last round of a job that was folded."""
