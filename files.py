@@ -8,7 +8,6 @@ import math
 import os
 import secrets
 import shutil
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 import pydantic
 
 from .errors import LocalError, UnwritableError
+from .toml_document import parse_document
 
 MAX_FILE_BYTES = 16 * 1024 * 1024  # no configuration, roster or job comes near; a larger one is a mistake
 MOST_FAULTS = 50  # of one document that are explained: each takes a search for the key that was meant
@@ -143,11 +143,7 @@ def read_toml(path: Path, model: type[ModelT]) -> ModelT:
 
 def parse_toml(data: bytes, model: type[ModelT], origin: str) -> ModelT:
     """Parse TOML bytes into a strict model, for callers that need a digest of the same bytes."""
-    try:
-        document = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LocalError(f"{origin}: not valid TOML: {error}") from error
-    return validate(document, model, origin)
+    return validate(parse_document(data, origin), model, origin)
 
 
 def validate(document: Any, model: type[ModelT], origin: str) -> ModelT:
@@ -279,8 +275,12 @@ def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 def unwritable(error: OSError) -> str:
     """Why something could not be written, and what to do."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return f"{error.strerror or error}; {'make room' if full else 'check the folder and its owner'}"
+    fix = "check the folder and its owner"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        fix = "make room"
+    elif error.errno == errno.EROFS:
+        fix = "mount it writable, or name a folder on another file system"
+    return f"{error.strerror or error}; {fix}"
 
 
 def _write_exclusive(path: Path, data: bytes, mode: int) -> None:

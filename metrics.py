@@ -7,7 +7,7 @@ lists: never data, nor anything that strangers choose.
 
 import ipaddress
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from . import log
 from .errors import LocalError
 from .files import Strict
+from .metrics_listener import listening
 
 
 def _loopback(listen: str) -> str:
@@ -148,17 +149,13 @@ def served(config: MetricsConfig | None, role: str, rules: Sequence[Rule], gauge
     registry.register(_Now(role, gauges))
     counts = _Counts(role, rules, registry)
     host, _, port = config.listen.rpartition(":")
-    try:
-        server, thread = prometheus.start_http_server(int(port), host.strip("[]"), registry)
-    except OSError as error:
-        raise LocalError(
-            f"metrics.listen = {config.listen!r}: cannot listen there: {error.strerror or error}; choose another port"
-        ) from error
-    try:
-        with log.followed(counts.follow):
-            log.event("metrics.listening", address=f"{host}:{server.server_port}")
-            yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with ExitStack() as stack:
+        app = prometheus.make_wsgi_app(registry)
+        try:
+            bound = stack.enter_context(listening(host.strip("[]"), int(port), app))
+        except OSError as error:
+            why = f"cannot listen there: {error.strerror or error}"
+            raise LocalError(f"metrics.listen = {config.listen!r}: {why}; choose another port") from error
+        stack.enter_context(log.followed(counts.follow))
+        log.event("metrics.listening", address=f"{host}:{bound}")
+        yield

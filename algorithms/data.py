@@ -2,8 +2,6 @@
 
 import hashlib
 import hmac
-import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import LocalError
+from .data_arrays import FIXES, read_arrays
 
 SPLIT_DOMAIN = b"staddle/split/1"  # then the index of a record without id, in 8 bytes
 SPLIT_ID_DOMAIN = b"staddle/split-id/1"  # then the id
 FEWEST_RECORDS = 2  # one to train on, one to test on
-FIXES = {
-    "class_names": "store numpy.array([…], dtype=str), one name a class",
-    "ids": "store numpy.array([…]) of texts or whole numbers, one id a record",
-    "sources": "store numpy.array([…]) of texts or whole numbers, one source a record",
-    "groups": "store numpy.array([…]) of texts or whole numbers, one group a record",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +86,8 @@ def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, 
 def load_npz(path: Path) -> Dataset:
     """Read arrays ``x`` and ``y`` of a .npz file, and those of ``FIXES`` that are there; never unpickles.
 
-    Whether they fit a job is for ``fit.check_records`` to say.
+    LocalError, before anything is read, for a file that asks for more memory than is available. Whether the records
+    fit a job is for ``fit.check_records`` to say.
     """
     arrays = read_arrays(path, ("x", "y"))
     x, y, names = arrays["x"], arrays["y"], arrays.get("class_names")
@@ -119,41 +113,6 @@ def load_npz(path: Path) -> Dataset:
         None if names is None else tuple(names.tolist()),
         **{name: tuple(map(str, given.tolist())) for name, given in by_record.items()},
     )
-
-
-def read_arrays(path: Path, needed: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """The needed arrays of a .npz file, and those of ``FIXES`` that are there; never unpickles."""
-    try:
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise LocalError(f"{path}: holds one array; save {_listed(needed)} together with numpy.savez")
-            for name in needed:
-                if name not in archive.files:
-                    raise LocalError(
-                        f"{path}: has no array {name!r}, only {sorted(archive.files)}; save {_listed(needed)}"
-                    )
-            found = {name: archive[name] for name in needed}
-            return found | {name: _read_optional(path, archive, name) for name in FIXES if name in archive.files}
-    except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise LocalError(
-            f"{path}: not a .npz file of plain arrays; write one with numpy.savez(file, "
-            f"{', '.join(f'{name}=…' for name in needed)})"
-        ) from error
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _read_optional(path: Path, archive: Any, name: str) -> NDArray[Any]:
-    try:
-        array: NDArray[Any] = archive[name]
-    except ValueError as error:
-        raise LocalError(f"{path}: {name} is no plain array; {FIXES[name]}") from error
-    return array
 
 
 def save_npz(path: Path, data: Dataset) -> None:

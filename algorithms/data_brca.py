@@ -11,6 +11,7 @@ A record has shape [1, 1, 39], age as (age - 58) / 13, the mean and deviation of
 """
 
 import csv
+import io
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 
 from ..errors import LocalError
 from .data import Dataset
+from .data_bounds import check_fits, open_regular
 from .data_csv import Csv, read_csv
 
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")  # FLamby's clients 0 … 5
@@ -102,7 +104,8 @@ def read_brca(folder: Path, years: int) -> Dataset:
 
 def _regions(file: Path) -> dict[str, str]:
     try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
+        with open_regular(file) as opened, io.TextIOWrapper(opened, "utf-8-sig", newline="") as lines:
+            check_fits(file, file.stat().st_size, "its text")
             return {row["TSS Code"]: row["Region"] for row in csv.DictReader(lines, strict=True)}
     except OSError as error:
         raise LocalError(f"{file}: cannot read it: {error.strerror or error}") from error

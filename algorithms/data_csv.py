@@ -12,6 +12,7 @@ they reach the silo's log and its ledger.
 
 import csv
 import difflib
+import io
 import re
 from array import array
 from collections.abc import Iterator, Sequence
@@ -26,10 +27,13 @@ from pydantic import Field
 
 from ..errors import LocalError
 from .data import Dataset
+from .data_bounds import check_fits, open_regular
 from .data_table import Names, Number, Positive, Table
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")  # fits int64; what is out of range is for the fit to find
+VALUE_BYTES = 16  # made of each value once all are read: float64, float32, and float32 of each side of the split
+ASKED_EVERY = 2**22  # values, after which the memory that is left is looked at again
 MOST_LISTED = 20  # names of columns, in an error
 
 Cell = tuple[float, ...]
@@ -91,7 +95,7 @@ class Csv(Table):
 
 def read_csv(table: Csv) -> Dataset:
     """Records [1, 1, numbers] in the order of the file; a record's id is that of its own column, if one is declared."""
-    x, y = array("d"), array("q")
+    x, y, asked = array("d"), array("q"), 0
     told: dict[str, list[str]] = {name: [] for name in (table.id, table.source) if name is not None}
     with _reading(table) as rows:
         header = [name.strip() for name in table.columns or next(rows)[1]]
@@ -108,6 +112,9 @@ def read_csv(table: Csv) -> Dataset:
                     what = "an id" if name == table.id else "a source"
                     raise _fault(table, line, name, f"is empty; give the record {what}")
                 cells_there.append(cells[name])
+            if len(x) >= asked + ASKED_EVERY:  # how many values its text holds is not known before
+                asked = len(x)
+                check_fits(table.file, asked * VALUE_BYTES, f"the values of its first {line:,} lines")
     width = sum(len(table.categories.get(name, "1")) for name in table.features)
     with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
         values = np.array(x, dtype=np.float64).astype(np.float32).reshape(len(y), 1, 1, width)
@@ -121,7 +128,8 @@ def read_csv(table: Csv) -> Dataset:
 def _reading(table: Csv) -> Iterator[Iterator[tuple[int, list[str]]]]:
     """Lines that are not blank, with their numbers."""
     try:
-        with table.file.open(encoding="utf-8-sig", newline="") as file:
+        with open_regular(table.file) as opened, io.TextIOWrapper(opened, "utf-8-sig", newline="") as file:
+            check_fits(table.file, table.file.stat().st_size, "its text")
             reader = csv.reader(file, delimiter=table.delimiter, strict=True)
             try:
                 yield ((reader.line_num, row) for row in reader if row)

@@ -17,13 +17,16 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import LocalError
-from .data import Dataset, read_arrays
+from .data import Dataset
+from .data_arrays import read_arrays
+from .data_bounds import check_fits, open_regular
 
 SUBJECTS = tuple(map(str, range(1, 31)))
 CLASSES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "lying")
 SIGNALS = tuple(f"{signal}_{axis}" for signal in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 RAW = slice(6, 9)  # total acceleration: overlaps agree to the last digit, which filtered signals need not
 LENGTH = 128
+TEXT_GROWS = 4  # bytes in memory for each of a table of numbers: "1 " is an int64, while the array grows twice that
 FILE, FOLDER = "har.npz", "UCI HAR Dataset"
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # x, y from 0, subject
@@ -83,7 +86,9 @@ def _part(folder: Path, part: str) -> Arrays:
 
 def _text(file: Path, dtype: type[Any]) -> NDArray[Any]:
     try:
-        return np.loadtxt(file, dtype, ndmin=2)
+        with open_regular(file) as opened:
+            check_fits(file, file.stat().st_size * TEXT_GROWS, "its numbers")
+            return np.loadtxt(opened, dtype, ndmin=2)
     except OSError as error:
         raise LocalError(
             f"{file}: cannot read it: {error.strerror or error}; unpack UCI's HAR data set again"

@@ -15,8 +15,11 @@ Pixels become 0 … 1: 8-bit grey and colour, 16-bit grey. Colour is turned into
 model asks; nothing is done to an image with transparency or of four printing colours but to name it.
 """
 
+import math
 import struct
+import warnings
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Literal
 
 import numpy as np
@@ -28,6 +31,7 @@ from pydantic import Field
 
 from ..errors import LocalError
 from .data import Dataset
+from .data_bounds import check_fits, open_regular
 from .data_table import Names, Pixels
 from .networks import Shape
 
@@ -35,6 +39,7 @@ FORMATS = ("PNG", "JPEG")  # no other decoder of Pillow's is reached
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MOST_PIXELS = 64 * 2**20  # a small file can claim any size: it is asked before a pixel is decoded
 MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "I;16": "I;16", "I;16B": "I;16"}  # Pillow's mode → read as
+OPENING = Lock()  # what warnings do is the process's, and silos of a simulation read in threads
 FAULTS = (OSError, EOFError, SyntaxError, ValueError, TypeError, IndexError, KeyError, struct.error)
 
 
@@ -66,9 +71,8 @@ class Images(Pixels):
 
 def read_images(table: Images, shape: Shape) -> Dataset:
     """Images in the order of domains, classes and names; a record's id is its path in the folder."""
-    channels, height, width = shape
-    if channels not in (1, 3):
-        raise LocalError(f"{table.folder}: images have 1 or 3 channels, the job's model takes {channels}")
+    if shape[0] not in (1, 3):
+        raise LocalError(f"{table.folder}: images have 1 or 3 channels, the job's model takes {shape[0]}")
     try:
         roots = [table.folder / domain for domain in table.domains or ("",)]
         there = {name for root in roots for name in _classes(table, root)}
@@ -81,7 +85,7 @@ def read_images(table: Images, shape: Shape) -> Dataset:
         ]
     except OSError as error:
         raise LocalError(f"{error.filename or table.folder}: cannot read it: {error.strerror or error}") from error
-    x = np.empty((len(found), channels, height, width), np.float32)
+    x = blank(table.folder, len(found), shape)
     for record, (path, _, _) in enumerate(found):
         x[record] = read_pixels(path, shape, table.resize)
     return Dataset(
@@ -113,12 +117,23 @@ def _images(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: path.as_posix())
 
 
+def blank(folder: Path, records: int, shape: Shape) -> NDArray[np.float32]:
+    """Room for so many images [records, channels, height, width]; LocalError where the memory is too small for it."""
+    size = records * math.prod(shape) * np.dtype(np.float32).itemsize
+    check_fits(folder, 2 * size, f"{records:,} images of {' x '.join(map(str, shape))}")  # again for the split
+    return np.empty((records, *shape), np.float32)
+
+
 def read_pixels(path: Path, shape: Shape, resize: bool) -> NDArray[np.float32]:
     """One image as [channels, height, width] in 0 … 1."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            return _converted(path, image, shape, resize)
-    except Image.DecompressionBombError as error:
+        with open_regular(path) as file:
+            with OPENING, warnings.catch_warnings():  # of an image above half its limit Pillow warns; ours is lower
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                opened = Image.open(file, formats=FORMATS)  # reads its header alone
+            with opened as image:
+                return _converted(path, image, shape, resize)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise LocalError(_too_large(path)) from error
     except FAULTS as error:
         raise LocalError(f"{path}: cannot read it as PNG or JPEG: {error}; replace it") from error
@@ -148,4 +163,5 @@ def _converted(path: Path, image: Image.Image, shape: Shape, resize: bool) -> ND
 
 
 def _too_large(path: Path) -> str:
-    return f"{path}: claims more than {MOST_PIXELS:,} pixels; scale it down, or replace it"
+    size = path.stat().st_size
+    return f"{path}, holds {size:,} bytes: claims more than {MOST_PIXELS:,} pixels; scale it down, or replace it"

@@ -13,12 +13,12 @@ The official test images have no public labels. Where the validation images were
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 
 from ..errors import LocalError
 from .data import Dataset
-from .data_images import read_pixels
+from .data_bounds import check_fits, open_regular
+from .data_images import blank, read_pixels
 from .data_table import Pixels, Shared
 from .networks import Shape
 
@@ -48,7 +48,7 @@ def read_tinyimagenet(table: TinyImageNet, shape: Shape) -> Dataset:
         if name not in label:
             raise LocalError(f"{path}: its class {name!r} is not in wnids.txt; unpack the official archive again")
     own = [found[index] for index in table.indices(len(found)).tolist()]
-    x = np.empty((len(own), *shape), np.float32)
+    x = blank(table.folder, len(own), shape)
     for record, (path, _) in enumerate(own):
         x[record] = read_pixels(path, shape, table.resize)
     return Dataset(
@@ -76,9 +76,12 @@ def _val(table: TinyImageNet) -> Found:
 
 
 def _lines(table: TinyImageNet, name: str) -> list[str]:
+    file = table.folder / name
     try:
-        return [line for line in (table.folder / name).read_text(encoding="utf-8").splitlines() if line]
+        with open_regular(file) as opened:
+            check_fits(file, file.stat().st_size, "its text")
+            return [line for line in opened.read().decode().splitlines() if line]
     except (OSError, UnicodeDecodeError) as error:
         raise LocalError(
-            f"{table.folder / name}: cannot read it: {error}; the folder is that of tiny-imagenet-200.zip, unpacked"
+            f"{file}: cannot read it: {error}; the folder is that of tiny-imagenet-200.zip, unpacked"
         ) from error

@@ -11,9 +11,10 @@ mix them.
 EMNIST's images are left as they are stored, transposed; labels of its split "letters" count from 1 there, from 0 here.
 """
 
+import bz2
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import pydantic
@@ -21,7 +22,9 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import LocalError
-from .data import Dataset, read_arrays
+from .data import Dataset
+from .data_arrays import read_arrays
+from .data_bounds import check_fits, open_regular
 from .data_table import Pixels, Shared
 from .networks import Shape
 from .torchvision_import import torchvision
@@ -75,6 +78,8 @@ BINARY: dict[str, dict[Part, tuple[str, ...]]] = {
     "CIFAR100": {"train": ("cifar-100-binary/train.bin",), "test": ("cifar-100-binary/test.bin",)},
 }
 USPS_FILE = "usps.npz"
+BYTE_COPIES, PIXEL_BYTES = 3, 8  # of all pixels as bytes; of those of the share as float32, twice while it is split
+MOST_UNPACKED = 2**30  # of a packed file: the official ones unpack to 30 MB
 LABEL_BYTES = {"CIFAR10": 1, "CIFAR100": 2}  # before a record's pixels; the last is its class, the other a coarse one
 
 
@@ -108,7 +113,7 @@ def read_torchvision(table: Torchvision) -> Dataset:
 def _read(table: Torchvision, part: Part) -> Arrays:
     files = [table.folder / file for file in BINARY.get(table.name, {}).get(part, ())]
     if files and files[0].parent.is_dir():
-        x, y = _binary(files, LABEL_BYTES[table.name])
+        x, y = _binary(table, files)
     elif table.name == "USPS" and (table.folder / USPS_FILE).is_file():
         x, y = _usps(table.folder / USPS_FILE, part)
     else:
@@ -122,13 +127,16 @@ def _read(table: Torchvision, part: Part) -> Arrays:
     return x, y
 
 
-def _binary(files: list[Path], label_bytes: int) -> Arrays:
+def _binary(table: Torchvision, files: list[Path]) -> Arrays:
     """CIFAR's binary layout: a label, or a coarse and a fine one, then 3 x 32 x 32 pixels."""
+    label_bytes = LABEL_BYTES[table.name]
     row = label_bytes + 3 * 32 * 32
     rows = []
     for file in files:
         try:
-            read = np.fromfile(file, np.uint8)
+            with open_regular(file) as opened:
+                check_fits(file, _memory(table, file.stat().st_size), "its records")
+                read = np.fromfile(opened, np.uint8)
         except OSError as error:
             raise LocalError(f"{file}: cannot read it: {error.strerror or error}; fetch it again") from error
         if not len(read) or len(read) % row:
@@ -150,11 +158,49 @@ def _usps(file: Path, part: Part) -> Arrays:
     return ((x[:, None] + 1) / 2 * 255).astype(np.uint8), y.astype(np.int64)
 
 
+def _check_files(table: Torchvision) -> None:
+    """LocalError where torchvision would open what is no file, or what does not fit the memory."""
+    for first in {sign.split("/")[0] for sign in SETS[table.name].signs}:
+        there, suffix = table.folder / first, Path(first).suffix
+        files = there.rglob("*") if there.is_dir() else table.folder.glob(f"*{suffix}") if suffix else ()
+        for file in (file for file in files if not file.is_dir()):
+            try:
+                with open_regular(file) as opened:
+                    size = _unpacked(file, opened) if suffix == ".bz2" else file.stat().st_size
+            except OSError as error:
+                raise LocalError(f"{file}: cannot read it: {error.strerror or error}; fetch it again") from error
+            check_fits(file, _memory(table, size), "its records")
+
+
+def _unpacked(file: Path, opened: BinaryIO) -> int:
+    """Bytes that a .bz2 file unpacks to, none of which are kept; a few bytes can claim terabytes."""
+    total = 0
+    try:
+        with bz2.open(opened) as unpacked:
+            while piece := unpacked.read(2**20):
+                total += len(piece)
+                if total > MOST_UNPACKED:
+                    raise LocalError(
+                        f"{file}, holds {file.stat().st_size:,} bytes: unpacks to more than {MOST_UNPACKED:,} bytes; "
+                        "fetch the official file again"
+                    )
+    except (OSError, EOFError):  # torn: torchvision says so
+        return total
+    return total
+
+
+def _memory(table: Torchvision, size: int) -> int:
+    """Bytes of memory that reading so many bytes of pixels takes at most."""
+    shares = 1 if table.share is None else table.share[1]
+    return size * BYTE_COPIES + size * PIXEL_BYTES // shares
+
+
 def _official(table: Torchvision, part: Part) -> Arrays:
     layout = SETS[table.name]
     which: dict[str, Any] = {"split": part} if layout.by_part else {"train": part == "train"}
     if table.split is not None:
         which["split"] = table.split
+    _check_files(table)
     datasets = torchvision("datasets", f"data set {table.name!r}")
     try:
         found = getattr(datasets, table.name)(table.folder, download=False, **which)

@@ -15,8 +15,6 @@ all labels in this order, as 8 bytes each, little-endian: whoever reads the file
 
 import hashlib
 import json
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +26,7 @@ from pydantic import Field, model_validator
 
 from ..errors import LocalError
 from ..files import MAX_FILE_BYTES, Strict, parse_json, read_bytes, validate, write_atomic
+from .data_arrays import read_arrays
 from .partition_sides import Sides
 
 FORMAT = "staddle-partition/1"
@@ -148,13 +147,7 @@ def read_ppfl(path: Path, labels: Indices, data: str) -> PartitionFile:
 
 
 def _read_ppfl_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in PPFL_ARRAYS}
-    except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
-    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise LocalError(f"{path}: not a .npz file with the arrays {', '.join(PPFL_ARRAYS)}") from error
+    arrays = read_arrays(path, PPFL_ARRAYS, ())
     for name, array in arrays.items():
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise LocalError(f"{path}: {name} is {array.dtype} {list(array.shape)}; a list of whole numbers is needed")

@@ -12,6 +12,7 @@ from pydantic import PlainValidator
 
 from ..errors import LocalError
 from .data import Dataset, load_npz
+from .data_bounds import check_regular
 from .data_bundled import Bundled, read_bundled
 from .data_csv import Csv, read_csv
 from .data_images import Images, read_images
@@ -55,6 +56,13 @@ def load(source: Source, model: ModelOptions | None) -> Dataset:
 
     Without a model, to look at the records before there is a job: images cannot be read so, their size is the model's.
     """
+    try:
+        return _read(source, model)
+    except MemoryError as error:  # what was available when it was asked for was taken by another since
+        raise LocalError(f"{where(source)}: memory ran out while the records were read; give fewer records") from error
+
+
+def _read(source: Source, model: ModelOptions | None) -> Dataset:
     match source:
         case Npz():
             return load_npz(source.file)
@@ -101,9 +109,11 @@ def below(source: Source, base: Path) -> Source:
 
 
 def check_present(source: Source) -> None:
-    """LocalError where the file or folder does not exist; asked when a silo starts, before any job."""
+    """LocalError where the file or folder is not there, or is a FIFO or the like; asked when a silo starts."""
     match source:
         case Npz() | Csv() if not source.file.is_file():
+            if source.file.exists() and not source.file.is_dir():
+                check_regular(source.file)
             raise LocalError(f"{source.file}: no such file; data.file in the configuration names the silo's records")
         case Images() | Torchvision() | TinyImageNet() | Natural() if not source.folder.is_dir():
             raise LocalError(f"{source.folder}: no such folder; data.folder in the configuration holds the records")

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..errors import LocalError
 from ..files import read_bytes
+from .data_bounds import check_regular
 from .exchange import Tensors, all_finite
 from .method import Method
 
@@ -26,6 +27,10 @@ def load_weights(path: Path, method: Method, silo: str, part: str, digest: str |
     if part not in method.loadable:
         able = f"it takes weights for {', '.join(method.loadable)}" if method.loadable else "it takes none"
         raise LocalError(f"{path}: method {method.name!r} takes no weights for part {part!r}, {able}")
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
     data = read_bytes(path)
     found = hashlib.sha256(data).hexdigest()
     if digest is not None and found != digest.lower():

@@ -1,7 +1,6 @@
 """``staddle status``: what runs here, read from disk beside the daemon."""
 
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.text import Text
 from ..coordinator.codes import in_words
 from ..errors import LocalError
 from ..files import Disk, read_bytes
+from ..toml_document import parse_document
 from . import ledger_show
 from .units import size
 
@@ -60,10 +60,7 @@ def status(
 
 def _is_coordinator(config: Path) -> bool:
     """By the key that only one of the two files has."""
-    try:
-        document = tomllib.loads(read_bytes(config).decode())
-    except ValueError as error:
-        raise LocalError(f"{config}: not valid TOML: {error}") from error
+    document = parse_document(read_bytes(config), str(config))
     if ("listen" in document) == ("coordinator" in document):
         raise LocalError(
             f"{config}: neither a coordinator's configuration (with 'listen') nor a silo's (with 'coordinator'); "

@@ -285,7 +285,8 @@ class Database:
     def _stored(self, name: str, signed: bytes, state: str, method: bytes) -> StoredJob:
         read = self._state(name, state)
         hidden, memories = self._hidden(name) if read.blind else ((), {})
-        tensors, _ = tensor_file.from_bytes(method, f"{self._path}: what the method knows of job {name!r}")
+        origin = f"{self._path}: what the method of job {name!r} knows (jobs.method)"
+        tensors, _ = tensor_file.from_bytes(method, origin)
         return StoredJob(signed, read, tensors, self.files(name), hidden, memories)
 
     def files(self, job: str) -> dict[Place, str]:

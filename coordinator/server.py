@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from .. import log, metrics
 from ..algorithms.job import Job
 from ..errors import LocalError, StaddleError
-from ..files import parse_json, read_bytes
+from ..files import parse_json, read_bytes, unwritable
 from ..proto.channel import SERVER_OPTIONS, require_tls13
 from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
 from ..proto.operations_pb2_grpc import add_OperationsServicer_to_server
@@ -60,7 +60,10 @@ async def serve(config: configs.CoordinatorConfig) -> None:
 async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
     """A coordinator that serves while the block runs; gives the address that it listens on."""
     keys, roster = _identity(config)
-    config.directory.mkdir(parents=True, exist_ok=True)
+    try:
+        config.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalError(f"{config.directory}: cannot create it: {unwritable(error)}") from error
     with (
         locked(config.directory),
         closing(Database(config.directory / "coordinator.sqlite")) as database,

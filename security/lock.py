@@ -8,14 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import LocalError
+from ..files import unwritable
 
 TRIES, WAIT = 10, 0.05  # somebody who asks whether the lock is held has it for an instant
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold ``<folder>/LOCK`` while the block runs; LocalError if another process holds it."""
-    descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+    """Hold ``<folder>/LOCK`` while the block runs; LocalError if another process holds it, or it cannot be made."""
+    try:
+        descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise LocalError(f"{folder / 'LOCK'}: cannot write it: {unwritable(error)}") from error
     try:
         for _ in range(TRIES):
             if _taken(descriptor, fcntl.LOCK_EX):

@@ -24,6 +24,7 @@ HARDENING = {
     "CapabilityBoundingSet": "",
     "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
     "SystemCallFilter": "@system-service",
+    "LimitCORE": "0",
     "UMask": "0077",
     "Restart": "on-failure",
     "KillSignal": "SIGTERM",

@@ -115,8 +115,8 @@ def test_the_layout_of_the_published_splits(tmp_path):
         ({"test_idx": np.array([5, 4])}, "record 4 is given"),
         ({"test_idx": np.array([5, 6])}, "index 6 of 6 records"),
         ({"test_idx": np.array([5.0, 1.0])}, "test_idx is float64"),
-        ({"test_idx": np.array([None, None])}, "not a .npz file with the arrays"),
-        (None, "not a .npz file with the arrays"),
+        ({"test_idx": np.array([None, None])}, "not a .npz file of plain arrays"),
+        (None, r"has no array 'train_idx', only \['x'\]; save train_idx, train_ptr, test_idx and test_ptr"),
     ],
 )
 def test_wrong_published_splits_are_refused(tmp_path, change, text):
@@ -130,10 +130,10 @@ def test_no_split_where_there_is_no_archive(tmp_path):
         read_ppfl(tmp_path / "split.npz", np.arange(6), "mnist")
     for content in (b"", b"PK\x03\x04", b"text"):
         (tmp_path / "split.npz").write_bytes(content)
-        with pytest.raises(LocalError, match=r"not a \.npz file with"):
+        with pytest.raises(LocalError, match=r"not a \.npz file of plain arrays; write one with"):
             read_ppfl(tmp_path / "split.npz", np.arange(6), "mnist")
     np.save(tmp_path / "one.npy", np.arange(3))
-    with pytest.raises(LocalError, match=r"not a \.npz file with"):
+    with pytest.raises(LocalError, match=r"one\.npy: holds one array; save train_idx"):
         read_ppfl(tmp_path / "one.npy", np.arange(6), "mnist")
 
 

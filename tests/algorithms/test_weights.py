@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 from safetensors.torch import save
@@ -58,6 +60,14 @@ def test_weights_are_loaded_by_digest(tmp_path, job, trained):
         load_weights(path, job.method(), "a", "supervisor")
     with pytest.raises(LocalError, match="cannot read"):
         load_weights(tmp_path / "absent", job.method(), "a", "supervisor")
+
+
+def test_weights_from_a_fifo_are_refused_and_not_waited_for(tmp_path, job):
+    os.mkfifo(tmp_path / "w.safetensors")
+    with pytest.raises(LocalError, match=r"w\.safetensors: is a FIFO, not a file"):
+        load_weights(tmp_path / "w.safetensors", job.method(), "a", "supervisor")
+    with pytest.raises(LocalError, match=r"none: cannot read it: No such file"):
+        load_weights(tmp_path / "none", job.method(), "a", "supervisor")
 
 
 def test_only_parts_that_never_cross_are_loaded(tmp_path, job, make_job):

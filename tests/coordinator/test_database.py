@@ -312,3 +312,19 @@ def test_a_part_has_a_submission_of_its_own(database):
     assert database.submission("j", 1, "a") == GIVEN
     assert database.submission("j", 1, "a", "extractor").size == 8
     assert database.submission("j", 1, "a", "rows") is None
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff" * 40, b"\x08\0\0\0\0\0\0\0{}      ab", bytes(100)], ids=repr)
+def test_a_damaged_state_of_a_method_is_named_with_its_job(database, path, damaged):
+    add(database, job("good"), job("bad"), method={"w": torch.ones(3)})
+    database.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE jobs SET method = ? WHERE name = 'bad'", (damaged,))
+    connection.close()
+    found = Database(path)
+    with pytest.raises(LocalError) as caught:
+        found.jobs()
+    found.close()
+    where = f"{path}: what the method of job 'bad' knows (jobs.method)"
+    assert str(caught.value).startswith(f"{where}: not a file of tensors")
+    assert str(caught.value).endswith("; restore it from a backup")

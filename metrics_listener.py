@@ -1,0 +1,135 @@
+"""The HTTP listener for metrics: one thread, however many connect and whatever they then do.
+
+A scraper sends one request and reads one answer. Whoever connects beside it, and sends nothing, or slowly, or does not
+read, holds neither a thread nor a file descriptor for long: a connection has ``SECONDS`` in all, and of more than
+``MOST_CONNECTIONS`` the oldest is closed.
+"""
+
+import asyncio
+import contextlib
+import http.client
+import io
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+SECONDS = 10.0  # from a connection's start to the last byte of its answer
+MOST_CONNECTIONS = 64  # a few scrapers need as many as they are
+MOST_BYTES = 16 * 1024  # of a request's first line and headers
+
+App: TypeAlias = Callable[[dict[str, Any], Callable[..., object]], Any]  # of WSGI: environment, start_response → body
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int, app: App) -> Iterator[int]:
+    """Answer by a WSGI application that only looks at the request's line and headers, while the block runs.
+
+    Gives the port; OSError where the address is not to be had.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    with socket.create_server(address[:2], family=family, backlog=MOST_CONNECTIONS) as bound:
+        listener = _Listener(app)
+        thread = threading.Thread(target=listener.run, args=(bound,), name="metrics", daemon=True)
+        thread.start()
+        try:
+            yield bound.getsockname()[1]
+        finally:
+            listener.stop()
+            thread.join()
+
+
+class _Listener:
+    """An event loop of its own, which never waits for one connection alone."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._open: dict[asyncio.StreamWriter, None] = {}  # oldest first
+
+    def run(self, bound: socket.socket) -> None:
+        """Serve until stopped."""
+        try:
+            self._loop.run_until_complete(self._serve(bound))
+        finally:
+            self._loop.close()
+
+    def stop(self) -> None:
+        """Ask the loop to end, from another thread."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def _serve(self, bound: socket.socket) -> None:
+        server = await asyncio.start_server(self._connected, sock=bound, limit=MOST_BYTES)
+        await self._stop.wait()
+        self._loop.remove_reader(bound)  # before close(), with which asyncio forgets what it is just accepting
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for writer in list(self._open):
+                _reset(writer)
+            await asyncio.wait(others)
+        server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open[writer] = None
+        if len(self._open) > MOST_CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]  # now: the next to come must not find it again
+            _reset(oldest)
+        try:
+            async with asyncio.timeout(SECONDS):
+                if not self._stop.is_set():
+                    writer.write(await self._answered(reader))
+                writer.close()
+                await writer.wait_closed()
+        except (asyncio.IncompleteReadError, OSError):  # it left, is slow (TimeoutError), or was the oldest
+            pass
+        finally:
+            self._open.pop(writer, None)
+            _reset(writer)
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answered(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            return self._answer(await reader.readuntil(b"\r\n\r\n"))
+        except asyncio.LimitOverrunError:
+            return _response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def _answer(self, request: bytes) -> bytes:
+        line, _, headers = request.partition(b"\r\n")
+        try:
+            method, target, _ = line.decode("ascii").split(" ")
+            fields, where = http.client.parse_headers(io.BytesIO(headers)), urlsplit(target)
+        except (ValueError, http.client.HTTPException):
+            return _response(HTTPStatus.BAD_REQUEST)
+        environment = {
+            "REQUEST_METHOD": method,
+            "PATH_INFO": where.path,
+            "QUERY_STRING": where.query,
+            "HTTP_ACCEPT": fields.get("Accept"),
+            "HTTP_ACCEPT_ENCODING": fields.get("Accept-Encoding"),
+        }
+        told: list[tuple[str, list[tuple[str, str]]]] = []
+        body = b"".join(self._app(environment, lambda status, fields: told.append((status, fields))))
+        return _written(*told[0], body)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close a connection together with what the kernel still holds for a peer that does not read."""
+    own = writer.get_extra_info("socket")
+    if own.fileno() != -1:  # not closed already
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+def _response(status: HTTPStatus) -> bytes:
+    return _written(f"{status.value} {status.phrase}", [], b"")
+
+
+def _written(status: str, fields: list[tuple[str, str]], body: bytes) -> bytes:
+    lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in fields)]
+    lines += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
+    return "\r\n".join(lines).encode("ascii") + body
