@@ -8,7 +8,7 @@ import typer
 
 from .. import log
 from ..proto.channel import require_tls13
-from . import examples, findings
+from . import examples, findings, printer
 
 app = typer.Typer(no_args_is_help=True, help="Configure, check and run the coordinator daemon.")
 
@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Configure, check and run the coord
 def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as coordinator.toml.")]) -> None:
     """Write a commented example of the coordinator's configuration."""
     examples.write(file, examples.text("coordinator"), 0o600)
-    typer.echo(f"{file}: edit it, then run: staddle coordinator check --config {file}")
+    printer.show(f"{file}: edit it, then run: staddle coordinator check --config {file}")
 
 
 @app.command("check")

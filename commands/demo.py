@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from ..errors import AbortedError, LocalError
 from ..security import roster as rosters
@@ -20,6 +17,8 @@ from ..security.head import own_log_key
 from ..security.ledger_audit import ledger_folder, verify
 from ..security.ledger_view import summary
 from ..security.reconcile import reconcile
+from . import printer
+from .printer import Progress, Screen, Table, TaskID
 from .processes import Daemon, running
 from .settings import MODEL, SETTINGS
 
@@ -52,20 +51,18 @@ def demo(
     silos (FedSimSup) take eight for that. With --private each job trains with noise, and each silo's budget says what
     that cost.
     """
-    console = Console()
+    screen = Screen()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     folder = keep if keep is not None else Path(tempfile.mkdtemp(prefix="staddle-demo-"))
-    made = Demo(console, folder, method, silos, rounds, plain=plain, epsilon=epsilon if private else None)
+    made = Demo(screen, folder, method, silos, rounds, plain=plain, epsilon=epsilon if private else None)
     try:
         sound = made.run()
     except BaseException:
-        console.print(f"Everything so far lies in {folder}", highlight=False)
+        screen.show(f"Everything so far lies in {folder}")
         raise
     if keep is None and sound:
-        console.print(
-            f"Everything lies in {folder} until you remove it; --keep DIR chooses the folder.", highlight=False
-        )
+        screen.show(f"Everything lies in {folder} until you remove it; --keep DIR chooses the folder.")
     if not sound:
         raise LocalError("a ledger did not verify; see above")
 
@@ -75,7 +72,7 @@ class Demo:
 
     def __init__(
         self,
-        console: Console,
+        screen: Screen,
         folder: Path,
         method: str,
         silos: int | None,
@@ -90,7 +87,7 @@ class Demo:
         from . import local_federation  # noqa: PLC0415
 
         method_class(method)  # LocalError names the known ones
-        self._console = console
+        self._screen = screen
         self._methods = tuple(dict.fromkeys((*BASELINES, method)))
         self._settings = SETTINGS.get(method, {})
         self._chosen = method
@@ -121,20 +118,19 @@ class Demo:
             for silo, shard in zip(self._federation.silos, shards, strict=True):
                 self._setup.write_silo(self._federation, silo, address, shard, jobs)
                 daemons.append(Daemon(silo, ("-m", "staddle.silo"), self._federation.silo_config(silo)))
-            self._console.print(
+            self._screen.show(
                 f"1 coordinator and {len(self._federation.silos)} silos, processes "
                 f"{', '.join(str(d.pid) for d in daemons)}, mutual TLS 1.3 on {address}",
-                highlight=False,
             )
             for job in jobs:
                 said = "; ".join(filter(None, (seen(job), noise(job))))
-                self._console.print(f"{job.name}: {said}", highlight=False)
+                self._screen.show(f"{job.name}: {said}")
             self._follow(coordinator, daemons, {job.name: job.length for job in jobs})
         self._show_accuracy(names)
         sound = self._show_ledgers()
         if self._epsilon is not None:
             self._show_budgets()
-        self._console.print(f"{time.monotonic() - started:.0f} s in all.", highlight=False)
+        self._screen.show(f"{time.monotonic() - started:.0f} s in all.")
         return sound
 
     def _job(self, method: str) -> dict[str, Any]:
@@ -164,8 +160,7 @@ class Demo:
     # Progress.
 
     def _follow(self, coordinator: Daemon, daemons: Sequence[Daemon], lengths: Mapping[str, int]) -> None:
-        columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, TextColumn("{task.fields[note]}"), console=self._console) as progress:
+        with self._screen.progress(elapsed=True) as progress:
             bars = {name: progress.add_task(name, total=n, start=False, note="") for name, n in lengths.items()}
             ended = 0
             heard = time.monotonic()
@@ -190,16 +185,16 @@ class Demo:
             case "job.offered":
                 progress.start_task(bar)
             case "job.declined" | "silo.dropped":
-                self._console.print(f"{event['silo']}: {event['event']}, {event['code']}", highlight=False)
+                self._screen.show(f"{event['silo']}: {event['event']}, {event['code']}")
             case "round.metrics":
                 right, tested = event["correct.trained"], event["tested"]
                 note = f"{event['silos']} silos"
                 if tested:  # zero in private jobs: the silos keep it to themselves
                     note += f", {right / tested:.1%} after local training"
                 progress.update(bar, advance=1, note=note)
-                if not self._console.is_terminal:
+                if not self._screen.is_terminal:
                     done = event["round"] + 1
-                    self._console.print(f"{event['job']} round {done}/{lengths[event['job']]}: {note}", highlight=False)
+                    self._screen.show(f"{event['job']} round {done}/{lengths[event['job']]}: {note}")
             case "job.ended" if event["outcome"] != "completed":
                 raise AbortedError(f"job {event['job']} failed: {event['reason']}")
             case "job.ended":
@@ -215,9 +210,8 @@ class Demo:
 
     def _show_accuracy(self, names: Sequence[str]) -> None:
         """From each silo's own report: the coordinator knows sums over silos only."""
-        table = Table(title="Accuracy on each silo's own held-out records")
-        for heading in ("silo", "train", "test", "classes", *self._methods):
-            table.add_column(heading, justify="left" if heading == "silo" else "right")
+        columns = ("silo", "train", "test", "classes", *self._methods)
+        rows: list[Sequence[str]] = []
         totals = [0] * len(names)
         tested = 0
         for silo in self._federation.silos:
@@ -228,10 +222,10 @@ class Demo:
             totals = [total + c for total, c in zip(totals, correct, strict=True)]
             present = sum(count > 0 for count in reports[0]["classes"])
             shown = [f"{c / final:.1%}" for c in correct]
-            table.add_row(silo, str(reports[0]["samples"]), str(final), str(present), *shown)
-        table.add_section()
-        table.add_row("all", "", str(tested), "", *(f"{total / tested:.1%}" for total in totals))
-        self._console.print(table)
+            rows.append((silo, str(reports[0]["samples"]), str(final), str(present), *shown))
+        rows.append(("all", "", str(tested), "", *(f"{total / tested:.1%}" for total in totals)))
+        right, title = range(1, len(columns)), "Accuracy on each silo's own held-out records"
+        printer.show(Table(columns, rows, right, (len(rows) - 2,), title=title))
 
     def _show_budgets(self) -> None:
         """What the jobs cost each silo's data set, from its budget."""
@@ -244,17 +238,14 @@ class Demo:
                     continue
                 limit = budget.limit
                 jobs = ", ".join(f"{job.job} {job.epsilon}" for job in budget.jobs)
-                self._console.print(
+                self._screen.show(
                     f"{silo}: epsilon {shown(budget.spent)} of {limit.epsilon} spent at delta = {limit.delta} (alone: "
                     f"{jobs})",
-                    highlight=False,
                 )
 
     def _show_ledgers(self) -> bool:
-        table = Table(title="What left each silo, read from its ledger")
-        for heading in ("silo", "job", "part", "messages", "tensors", "bytes"):
-            table.add_column(heading, justify="left" if heading in ("silo", "job", "part") else "right")
-        verdicts, sound = [], True
+        columns = ("silo", "job", "part", "messages", "tensors", "bytes")
+        rows, ends, verdicts, sound = [], [], [], True
         theirs = ledger_folder(self._federation.state("coordinator"))
         roster = rosters.load(self._federation.folder / "roster.json")
         for silo in self._federation.silos:
@@ -262,8 +253,8 @@ class Demo:
             key = own_log_key(self._federation.name, self._federation.keys(silo))
             for (job, part), total in summary(path).items():
                 numbers = (f"{n:,}" for n in (total.messages, total.tensors, total.bytes))
-                table.add_row(silo, job or "-", part, *numbers)
-            table.add_section()
+                rows.append((silo, job or "-", part, *numbers))
+            ends.append(len(rows) - 1)
             found = verify(path, key=key)
             said = f"ledger verified ({found.records} records)" if found.ok else f"LEDGER BROKEN: {found.problems[0]}"
             if found.ok:
@@ -273,7 +264,6 @@ class Demo:
                 sound = sound and not both.differences
             sound = sound and found.ok
             verdicts.append(f"{silo}: {said}: {path}")
-        self._console.print(table)
-        for verdict in verdicts:
-            self._console.print(verdict, highlight=False, soft_wrap=True)
+        printer.show(Table(columns, rows, (3, 4, 5), ends, title="What left each silo, read from its ledger"))
+        printer.show(*verdicts)
         return sound

@@ -1,6 +1,5 @@
 """``staddle job``: job files, and jobs at a coordinator."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ from ..security import roster as rosters
 from ..security.envelope import sign_document, verify_document
 from ..security.identity import Role, load_keys
 from ..security.labels import JOB
-from . import examples
+from . import examples, printer
 
 if TYPE_CHECKING:
     from ..proto import operations_pb2 as pb
@@ -39,12 +38,12 @@ def init(
     from .planning import drafted_noise  # noqa: PLC0415 torch and opacus take seconds to import
 
     examples.write(file, examples.job_text(method, private=private), 0o644)
-    typer.echo(f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out JOB.json")
+    printer.show(f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out JOB.json")
     cost = drafted_noise(method)
     if private:
-        typer.echo(f"as drafted it is {cost}")
+        printer.show(f"as drafted it is {cost}")
     else:
-        typer.echo(
+        printer.show(
             "if its sums are to be blind, use [privacy] beside them: blind sums do not bound what a model that is made "
             f"to leak shows of single records. As --private drafts it, a job is {cost}"
         )
@@ -85,16 +84,16 @@ def sign(
         raise LocalError(f"{job_file}: security.counts: {fault}")
     signed = sign_document(document, members, signer, JOB)
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)
-    typer.echo(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
-    typer.echo(seen(job))
+    printer.show(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
+    printer.show(seen(job))
     if batches := together(job):
-        typer.echo(batches)
+        printer.show(batches)
     if open_still := unbounded(job):
-        typer.echo(open_still)
+        printer.show(open_still)
     if likeness := told_by_likeness(job):
-        typer.echo(likeness)
+        printer.show(likeness)
     if told:
-        typer.echo(told)
+        printer.show(told)
 
 
 @app.command("show")
@@ -109,7 +108,7 @@ def show(
         raise LocalError("give --roster for a signed job file, or --operator for the name of a job at the coordinator")
     if roster is not None:
         signed = parse_json(read_bytes(Path(job)), job)
-        typer.echo(json.dumps(verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB), indent=1))
+        printer.show_json(verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB), indent=1)
         return
     require_tls13()
     from .operations import connected  # noqa: PLC0415
@@ -117,14 +116,14 @@ def show(
     with connected(_given(operator)) as here:
         report = here.show(job)
     if as_json:
-        typer.echo(json.dumps({**status_fields(report.status), "rounds": round_fields(report.rounds)}, indent=1))
+        printer.show_json({**status_fields(report.status), "rounds": round_fields(report.rounds)}, indent=1)
         return
     fields = status_fields(report.status)
     fields["failed"] = {silo: in_words(code) for silo, code in fields["failed"].items()}
     for key, value in fields.items():
-        typer.echo(f"{key:<10} {_shown(value)}")
+        printer.show(f"{key:<10} {_shown(value)}")
     for closed in round_fields(report.rounds):
-        typer.echo(f"round {closed['round']}: {_shown(closed['members'])}: {_counts(closed['metrics'])}")
+        printer.show(f"round {closed['round']}: {_shown(closed['members'])}: {_counts(closed['metrics'])}")
 
 
 @app.command("submit")
@@ -138,7 +137,7 @@ def submit(
     signed = read_bytes(signed_job)
     with connected(operator) as here:
         status = here.submit(signed)
-    typer.echo(_line(status))
+    printer.show(_line(status))
     if status.stage == "ended":
         raise LocalError(
             f"{signed_job}: job {status.job!r} has ended; to run it again, have it signed under a new name"
@@ -154,9 +153,9 @@ def list_(operator: OperatorFile, as_json: AsJson = False) -> None:
     with connected(operator) as here:
         jobs = here.jobs()
     if as_json:
-        typer.echo(json.dumps([status_fields(status) for status in jobs], indent=1))
+        printer.show_json([status_fields(status) for status in jobs], indent=1)
         return
-    typer.echo("\n".join(_line(status) for status in jobs) or "no jobs")
+    printer.show(*map(_line, jobs) if jobs else ("no jobs",))
 
 
 @app.command("watch")
@@ -169,11 +168,12 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
         for report in here.watch(job):
             if as_json:
                 document = {**status_fields(report.status), "closed": round_fields(report.rounds)}
-                typer.echo(json.dumps(document))
+                printer.show_json(document)
                 continue
             for closed in round_fields(report.rounds):
-                typer.echo(f"round {closed['round']} closed: {_shown(closed['members'])}: {_counts(closed['metrics'])}")
-            typer.echo(_line(report.status))
+                said = f"{_shown(closed['members'])}: {_counts(closed['metrics'])}"
+                printer.show(f"round {closed['round']} closed: {said}")
+            printer.show(_line(report.status))
     if report.status.outcome != "completed":
         raise typer.Exit(1)
 
@@ -185,7 +185,7 @@ def stop(job: Name, operator: OperatorFile) -> None:
     from .operations import connected  # noqa: PLC0415
 
     with connected(operator) as here:
-        typer.echo(_line(here.stop(job)))
+        printer.show(_line(here.stop(job)))
 
 
 @app.command("resume")
@@ -195,7 +195,7 @@ def resume(job: Name, operator: OperatorFile) -> None:
     from .operations import connected  # noqa: PLC0415
 
     with connected(operator) as here:
-        typer.echo(_line(here.resume(job)))
+        printer.show(_line(here.resume(job)))
 
 
 @app.command("results")
@@ -217,7 +217,7 @@ def results(
     if config is not None:
         kept = files.read(configs.load(config).directory, job)
         if kept.relayed:
-            typer.echo(
+            printer.show(
                 f"not among them: {', '.join(kept.relayed)}, which the coordinator passed on and cannot open; every "
                 f"silo of the job has it, in jobs/{job}/model.safetensors of its own folder",
                 err=True,
@@ -228,7 +228,7 @@ def results(
         with connected(_given(operator)) as here:
             report = here.show(job)
         kept = files.Kept(status_fields(report.status), round_fields(report.rounds))
-    typer.echo("\n".join(str(path) for path in files.write(out, kept)))
+    printer.show(*map(str, files.write(out, kept)))
 
 
 def status_fields(status: "pb.JobStatus") -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """``staddle keys``: a member's keys."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..security.identity import ENTRY_FILE, Entry, Role, create_keys, load_keys
+from . import printer
 
 app = typer.Typer(
     no_args_is_help=True, help="Make and show the keys of a member: silo, coordinator, operator, founder."
@@ -29,7 +29,8 @@ def new(
     """
     entry = create_keys(out, member, role, organisation, host_operator)
     _show(entry)
-    typer.echo(f"\nKeys made in {out}. Give {out / ENTRY_FILE} to the keeper of the roster; keep the rest to yourself.")
+    keep = f"Give {out / ENTRY_FILE} to the keeper of the roster; keep the rest to yourself."
+    printer.show("", f"Keys made in {out}. {keep}")
 
 
 @app.command("show")
@@ -40,15 +41,15 @@ def show(
     """Check a folder of keys, and show its public half."""
     entry = load_keys(folder).entry
     if as_json:
-        typer.echo(json.dumps({**entry.model_dump(mode="json"), "protocol_fingerprint": entry.protocol_fingerprint}))
+        printer.show_json({**entry.model_dump(mode="json"), "protocol_fingerprint": entry.protocol_fingerprint})
     else:
         _show(entry)
 
 
 def _show(entry: Entry) -> None:
-    typer.echo(f"id            {entry.id}")
-    typer.echo(f"role          {entry.role}")
-    typer.echo(f"organisation  {entry.organisation}")
-    typer.echo(f"host run by   {entry.host_operator}")
-    typer.echo(f"TLS key       {entry.tls_fingerprint}")
-    typer.echo(f"protocol key  {entry.protocol_fingerprint}")
+    printer.show(f"id            {entry.id}")
+    printer.show(f"role          {entry.role}")
+    printer.show(f"organisation  {entry.organisation}")
+    printer.show(f"host run by   {entry.host_operator}")
+    printer.show(f"TLS key       {entry.tls_fingerprint}")
+    printer.show(f"protocol key  {entry.protocol_fingerprint}")

@@ -1,7 +1,6 @@
 """``staddle ledger``: what left a silo, and whether its ledger holds."""
 
 import datetime as dt
-import json
 import re
 from dataclasses import asdict, replace
 from itertools import islice
@@ -23,7 +22,7 @@ from ..security.lock import held
 from ..security.note import Note, VerifierKey
 from ..security.roster import Roster
 from ..security.segments import CHECKPOINT
-from . import ledger_proofs, ledger_received, ledger_reconcile, ledger_show, roster_files
+from . import ledger_proofs, ledger_received, ledger_reconcile, ledger_show, printer, roster_files
 from .ledger_proofs import read_note
 from .ledger_show import Json, LedgerPath
 from .roster_files import Founders, RosterFiles, Threshold
@@ -77,18 +76,18 @@ def verify(
         if receipts:
             counts = {"good": len(receipts.good), "without": receipts.without, "unchecked": receipts.unchecked}
             document["receipts"] = counts
-        typer.echo(json.dumps(document))
+        printer.show_json(document)
     else:
         _tell(found)
         if whose:
             by = f"by {key}" if key and found.signed else "by whom was not checked (give --roster)"
-            typer.echo(f"ledger of {whose}, federation {federation}")
-            typer.echo(f"{found.checkpoint} of {found.records} records signed, {by}")
+            printer.show(f"ledger of {whose}, federation {federation}")
+            printer.show(f"{found.checkpoint} of {found.records} records signed, {by}")
         for told in (given.told, receipts.told if receipts else ""):
             if told:
-                typer.echo(told)
+                printer.show(told)
         head = f"{found.records - 1}:{found.head}" if found.head else "none"
-        typer.echo(f"{'verified' if found.ok else 'NOT VERIFIED'}: {found.records} records, head {head}")
+        printer.show(f"{'verified' if found.ok else 'NOT VERIFIED'}: {found.records} records, head {head}")
     if not found.ok:
         raise typer.Exit(1)
 
@@ -109,15 +108,15 @@ def _loose(unsigned: int, running: bool) -> tuple[str, ...]:
 
 def _tell(found: Verified) -> None:
     for problem in found.problems:
-        typer.echo(f"problem: {problem}")
+        printer.show(f"problem: {problem}")
     for name, refs in (("digest", found.undigested), ("outcome", found.open_intents)):
         if refs:
             listed = ", ".join(str(ref) for ref in refs)
-            typer.echo(f"{len(refs)} messages without {name}, counted as left: seq {listed}")
+            printer.show(f"{len(refs)} messages without {name}, counted as left: seq {listed}")
     if found.open_control is not None:
-        typer.echo(f"control session of seq {found.open_control} is open, counted with its cap")
+        printer.show(f"control session of seq {found.open_control} is open, counted with its cap")
     if found.torn_bytes:
-        typer.echo(f"{found.torn_bytes} bytes of an unfinished last line, of which nothing had left")
+        printer.show(f"{found.torn_bytes} bytes of an unfinished last line, of which nothing had left")
 
 
 def _key(roster: Roster | None, own: Note | None, held: dict[str, Note]) -> VerifierKey | None:
@@ -156,10 +155,10 @@ def report(
     page = reports.read(folder, made, sources, job or "")
     write_atomic(out, reports.html(page))
     if page.body is None:
-        typer.echo(f"{out}: the ledger does NOT hold, and the page says why")
+        printer.show(f"{out}: the ledger does NOT hold, and the page says why")
         raise typer.Exit(1)
     left = f"{page.body.message_count:,} messages, {page.body.total.bytes:,} bytes"
-    typer.echo(f"{out}: verified, {left}, head {page.head or 'none'}")
+    printer.show(f"{out}: verified, {left}, head {page.head or 'none'}")
 
 
 @app.command("rekey")
@@ -187,8 +186,8 @@ def rekey(
         datasets = rekey_all(folder.parent / FOLDER, federation, silo, before.log, after.log)
         appended = ledger.rekey(after.log)
     for dataset in datasets:
-        typer.echo(f"the budget of data set {dataset!r} goes on under the new key")
-    typer.echo(f"record {appended.seq} names the new key, {log_key(federation, silo, after.entry.log_key)}")
+        printer.show(f"the budget of data set {dataset!r} goes on under the new key")
+    printer.show(f"record {appended.seq} names the new key, {log_key(federation, silo, after.entry.log_key)}")
 
 
 ledger_show.add_to(app)

@@ -17,7 +17,7 @@ from ..security.ledger_audit import ledger_folder
 from ..security.merkle import leaf_hash
 from ..security.note import Note, VerifierKey
 from ..security.proof import Proof
-from . import roster_files
+from . import printer, roster_files
 from .ledger_show import LedgerPath
 from .roster_files import Founders, Rosters, Threshold
 
@@ -60,7 +60,8 @@ def verify_proof(
     log = _log(found.checkpoint, key, roster_files.read([roster] if roster else None, founder, threshold))
     line = record.encode() if record.lstrip().startswith("{") else read_bytes(Path(record))
     opened = proofs.verify(found, leaf_hash(line.removesuffix(b"\n")), log)
-    typer.echo(f"proven: this is record {found.index} of {log.name}, under its checkpoint of {opened.checkpoint.size}")
+    under = f"under its checkpoint of {opened.checkpoint.size}"
+    printer.show(f"proven: this is record {found.index} of {log.name}, {under}")
 
 
 def consistency(
@@ -86,7 +87,7 @@ def verify_consistency(
     found = growth.Consistency.parse(_read(proof))
     log = _log(found.checkpoint, key, roster_files.read([roster] if roster else None, founder, threshold))
     after = growth.verify(found, read_note(old), log)
-    typer.echo(f"proven: {log.name} only grew, from {found.old_size} records to {after.size}")
+    printer.show(f"proven: {log.name} only grew, from {found.old_size} records to {after.size}")
 
 
 def export(
@@ -116,7 +117,7 @@ def verify_export(
     found = ledger_export.verify(data, log)
     what = "leaf hashes" if found.redacted else "records"
     which = f"of job {found.job!r}" if found.job is not None else "which are all"
-    typer.echo(
+    printer.show(
         f"proven: {len(found.seqs)} {what}, {which}, of {log.name}, under {found.checkpoint.size} signed records"
     )
 
@@ -147,6 +148,6 @@ def _read(path: Path) -> bytes:
 
 def _write(data: bytes, out: Path | None) -> None:
     if out is None:
-        typer.echo(data.decode(), nl=False)
+        printer.show_file(data)
     else:
         write_new(out, data)

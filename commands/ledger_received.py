@@ -1,15 +1,12 @@
 """What a coordinator's ledger shows: what it received and delivered, a line each."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from ..errors import LocalError
 from ..security.ledger_view import lines
-from .tables import print_table
+from . import printer
 
 COLUMNS = ("seq", "time", "what", "silo", "job", "round", "bytes", "silo's record")
 KINDS = {"received": "received", "delivered": "delivered", "head.refused": "refused a head"}
@@ -37,14 +34,14 @@ def show(folder: Path, job: str | None, round_: int | None, silo: str | None, *,
         if job in (None, record.get("job")) and round_ in (None, record.get("round")) and silo in (None, record["silo"])
     ]
     if as_json:
-        typer.echo(json.dumps(found))
+        printer.show_json(found)
         return
-    print_table(COLUMNS, [_row(record) for record in found])
+    printer.show(printer.Table(COLUMNS, [_row(record) for record in found]))
     for kind, name in KINDS.items():
         of_kind = [record for record in found if record["type"] == kind]
         size = sum(record.get("message", {}).get("bytes", 0) for record in of_kind)
         if of_kind:
-            typer.echo(f"{name}: {len(of_kind)}" + (f", {size:,} bytes" if size else ""))
+            printer.show(f"{name}: {len(of_kind)}" + (f", {size:,} bytes" if size else ""))
 
 
 def _records(folder: Path) -> Iterator[dict[str, Any]]:

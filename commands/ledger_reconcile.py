@@ -1,6 +1,5 @@
 """``staddle ledger reconcile``: a silo's ledger beside the coordinator's."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +20,7 @@ from ..security.reconcile import reconcile as compared
 from ..security.roster import Roster
 from ..security.segments import CHECKPOINT
 from ..silo.witness import HEADS, Heads
-from . import roster_files
+from . import printer, roster_files
 from .roster_files import Founders, Threshold
 
 MOST = 20  # gaps that are printed
@@ -45,21 +44,21 @@ def reconcile(
     members = given.newest
     found = compare(ledger_folder(silo), ledger_folder(coordinator), members)
     if as_json:
-        typer.echo(json.dumps({"ok": not found.differences, **asdict(found)}))
+        printer.show_json({"ok": not found.differences, **asdict(found)})
     else:
         for difference in found.differences:
-            typer.echo(f"DIFFERENCE: {difference}")
+            printer.show(f"DIFFERENCE: {difference}")
         for gap in found.gaps[:MOST]:
-            typer.echo(f"gap: {gap}")
+            printer.show(f"gap: {gap}")
         if len(found.gaps) > MOST:
-            typer.echo(f"… and {len(found.gaps) - MOST} gaps more (--json has all)")
+            printer.show(f"… and {len(found.gaps) - MOST} gaps more (--json has all)")
         checked = "receipts and heads checked" if members else "receipts and heads not checked (give --roster)"
         checked += f"; {found.unchecked} receipts are under other rosters, not checked" if found.unchecked else ""
         both = f"{found.uploads} uploads of {found.bytes:,} bytes and {found.deliveries} deliveries"
         if given.told:
-            typer.echo(given.told)
+            printer.show(given.told)
         said = "NOT RECONCILED" if found.differences else "reconciled"
-        typer.echo(f"{said}: {found.silo} and {found.coordinator} both have {both}; {checked}")
+        printer.show(f"{said}: {found.silo} and {found.coordinator} both have {both}; {checked}")
     if found.differences:
         raise typer.Exit(1)
 

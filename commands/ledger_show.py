@@ -1,6 +1,5 @@
 """``staddle ledger show`` and ``summary``: what left a silo, message by message and added up."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,9 +15,8 @@ from ..security.ledger_view import PROTOCOL, Group, Message, Totals
 from ..security.records import Deny, Intent, PrivacyHead
 from ..security.records_secure import ProtocolMessage, SumEnd, SumOpened, SumSigned
 from ..security.release import PADDED
-from . import ledger_received, roster_files
+from . import ledger_received, printer, roster_files
 from .roster_files import Founders, RosterFiles, Threshold
-from .tables import print_table
 
 LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or its folder 'state' or 'ledger'.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -68,14 +66,14 @@ def show(
         documents = [_document(message) for message in rows] + [
             _document_beside(line, record) for line, record in beside
         ]
-        typer.echo(json.dumps(sorted(documents, key=lambda document: int(document["seq"]))))
+        printer.show_json(sorted(documents, key=lambda document: int(document["seq"])))
         return
     columns = ("seq", "time", "job", "round", "part", "tensors", "bytes", "recipient", "rule", "outcome")
     cells = [_row(message) for message in rows] + [_row_beside(line, record) for line, record in beside]
-    print_table(columns, sorted(cells, key=lambda row: int(row[0])))
+    printer.show(printer.Table(columns, sorted(cells, key=lambda row: int(row[0]))))
     sizes = [message.intent.message.bytes for message in rows]
     sizes += [record.message.bytes for _, record in beside if isinstance(record, ProtocolMessage)]
-    typer.echo(f"{len(sizes)} messages, {sum(sizes):,} bytes")
+    printer.show(f"{len(sizes)} messages, {sum(sizes):,} bytes")
     _tell_policies(folder)
 
 
@@ -105,15 +103,15 @@ def summary(
     given = roster_files.read(roster, founder, threshold)
     receipts = ledger_receipts.check(ledger_view.lines(folder), given.each) if given.each else None
     for problem in receipts.problems if receipts else []:
-        typer.echo(f"problem: {problem}", err=True)
+        printer.show(f"problem: {problem}", err=True)
     totals = ledger_view.summary(folder, GROUPS)
     if as_json:
         rows: list[dict[str, Any]] = [{**dict(zip(GROUPS, key, strict=True)), **asdict(t)} for key, t in totals.items()]
-        typer.echo(json.dumps(rows + [_document_beside(*last) for last in _last_budgets(folder)]))
+        printer.show_json(rows + [_document_beside(*last) for last in _last_budgets(folder)])
     else:
         _tell_totals(folder, totals)
         if receipts:
-            typer.echo(f"{given.told}\n{receipts.told}")
+            printer.show(given.told, receipts.told)
     if receipts and receipts.problems:
         raise typer.Exit(1)
 
@@ -124,16 +122,16 @@ def _tell_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None
         [*key, *(f"{n:,}" for n in (t.messages, t.tensors, t.elements, t.bytes, t.assumed))]
         for key, t in totals.items()
     ]
-    print_table(columns, cells)
-    typer.echo(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
+    printer.show(printer.Table(columns, cells))
+    printer.show(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
     for line, head in _last_budgets(folder):
-        typer.echo(f"{spent(head)}, as of record {line.seq}")
+        printer.show(f"{spent(head)}, as of record {line.seq}")
     _tell_policies(folder)
 
 
 def _tell_policies(folder: Path) -> None:
     for seq, time, change in ledger_view.policies(folder):
-        typer.echo(f"policy {change.after} in force from {time} on (record {seq}, with its text)")
+        printer.show(f"policy {change.after} in force from {time} on (record {seq}, with its text)")
 
 
 def _last_budgets(folder: Path) -> list[tuple[Line, PrivacyHead]]:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -18,6 +18,7 @@ from . import (
     operator,
     partition,
     policy,
+    printer,
     privacy,
     reproduce,
     roster,
@@ -25,6 +26,8 @@ from . import (
     simulate,
     status,
 )
+
+UsageError = cast("type[Exception]", typer.BadParameter.__base__)  # click's, or typer's own, by the release of typer
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(keys.app, name="keys")
@@ -46,7 +49,7 @@ app.command("reproduce")(reproduce.reproduce)
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"staddle {metadata.version('staddle')}")
+        printer.show(f"staddle {metadata.version('staddle')}")
         raise typer.Exit
 
 
@@ -62,20 +65,28 @@ def options(
 
 def main() -> None:
     """Run the console script; an error of ours is one line on standard error and exit code 1."""
-    ended(app)
+    ended(lambda: app(standalone_mode=False))
 
 
 def single(command: Callable[..., None]) -> None:
     """Run one command as a program of its own."""
     alone = typer.Typer(pretty_exceptions_enable=False)
     alone.command()(command)
-    ended(alone)
+    ended(lambda: alone(standalone_mode=False))
 
 
 def ended(run: Callable[[], Any]) -> None:
-    """Run and exit."""
+    """Run and exit, with the code that ``run`` gives or, where it fails, with an error on standard error."""
+    printer.escape_unknown()
     try:
-        run()
+        sys.exit(run())
     except StaddleError as error:
-        sys.stderr.write(f"staddle: {error}\n")
-        sys.exit(1)
+        printer.show_error(str(error))
+    except UsageError as error:
+        printer.show_usage(error)
+        sys.exit(2)
+    except typer.Abort:
+        printer.show_error("stopped")
+    except Exception as error:  # noqa: BLE001 whatever it is, its text may be somebody else's
+        printer.show_crash(error)
+    sys.exit(1)

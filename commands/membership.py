@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..files import write_atomic
+from . import printer
 
 app = typer.Typer(no_args_is_help=True, help="Show the memberships of a ppfl job, where they were released.")
 
@@ -34,9 +35,9 @@ def show(
     if png is not None:
         write_atomic(png, heatmap.picture(found.memberships, found.silos))
     width = max(len(silo) for silo in ("silo", *found.silos))
-    typer.echo("  ".join([f"{'silo':<{width}}", *(f"{k:>6}" for k in range(found.memberships.shape[1]))]))
+    printer.show("  ".join([f"{'silo':<{width}}", *(f"{k:>6}" for k in range(found.memberships.shape[1]))]))
     for silo, row in zip(found.silos, found.memberships.tolist(), strict=True):
         cells = [f"{value:6.4f}" if any(row) else f"{'-':>6}" for value in row]
-        typer.echo("  ".join([f"{silo:<{width}}", *cells]))
+        printer.show("  ".join([f"{silo:<{width}}", *cells]))
     if png is not None:
-        typer.echo(f"{png}: {len(found.silos)} rows, darker is nearer to 1")
+        printer.show(f"{png}: {len(found.silos)} rows, darker is nearer to 1")

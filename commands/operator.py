@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from . import examples
+from . import examples, printer
 
 app = typer.Typer(no_args_is_help=True, help="Configure an operator's access to the coordinator.")
 
@@ -14,4 +14,4 @@ app = typer.Typer(no_args_is_help=True, help="Configure an operator's access to 
 def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as operator.toml.")]) -> None:
     """Write a commented example of what `staddle job submit` and its like read with --operator."""
     examples.write(file, examples.text("operator"), 0o600)
-    typer.echo(f"{file}: edit it, then run: staddle job list --operator {file}")
+    printer.show(f"{file}: edit it, then run: staddle job list --operator {file}")

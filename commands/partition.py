@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..errors import LocalError
 from ..files import write_atomic
+from . import printer
 
 if TYPE_CHECKING:
     from ..algorithms.partition_file import PartitionFile
@@ -66,7 +63,7 @@ def make(
         raise LocalError(f"{file}: synthetic records are drawn silo by silo from a seed, so there is nothing to write")
     save(out, population.partition)
     _show(_of_population(population), picture, every=False)
-    typer.echo(f"{out}: read it with [partition] file = {json.dumps(out.name)}")
+    printer.show(f"{out}: read it with [partition] file = {json.dumps(out.name)}")
 
 
 @app.command("show")
@@ -90,7 +87,7 @@ def show(
     if held.classes is not None:
         rows = [{**row, "by_class": own} for row, own in zip(rows, held.classes.tolist(), strict=True)]
     silos = dict(zip(held.silos, rows, strict=True))
-    typer.echo(json.dumps({"silos": silos, "class_names": held.class_names, "notes": held.notes}))
+    printer.show_json({"silos": silos, "class_names": held.class_names, "notes": held.notes})
 
 
 def _populated(file: Path) -> "Population":
@@ -127,20 +124,16 @@ def _show(held: Held, picture: Path | None, *, every: bool) -> None:
         ranked = np.argsort(sizes, kind="stable")
         order = np.concatenate([ranked[:EACH_END], ranked[-EACH_END:]])
     columns, rows = _table(held, order.tolist())
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if number == 0 or column == "most" else "right")
-    for number, row in enumerate(rows):
-        table.add_row(*map(Text, row), end_section=len(order) < len(sizes) and number == EACH_END - 1)
-    console = Console()
-    (console if console.is_terminal else Console(width=WIDTH)).print(table)
+    right = [number for number, column in enumerate(columns) if number > 0 and column != "most"]
+    ends = (EACH_END - 1,) if len(order) < len(sizes) else ()
+    printer.show(printer.Table(columns, rows, right, ends, frame="head", width=WIDTH))
     if len(order) < len(sizes):
-        typer.echo(f"the {EACH_END} smallest and the {EACH_END} largest of {len(sizes)} silos; --all shows every one")
-    typer.echo(f"{len(sizes)} silos with {sizes.sum():,} records, {_range(sizes)} each{_by_side(held.sides)}")
+        printer.show(f"the {EACH_END} smallest and the {EACH_END} largest of {len(sizes)} silos; --all shows every one")
+    printer.show(f"{len(sizes)} silos with {sizes.sum():,} records, {_range(sizes)} each{_by_side(held.sides)}")
     if held.classes is not None:
-        typer.echo(f"{held.classes.shape[1]} classes, {_range((held.classes > 0).sum(1))} at each")
+        printer.show(f"{held.classes.shape[1]} classes, {_range((held.classes > 0).sum(1))} at each")
     for note in held.notes:
-        typer.echo(note)
+        printer.show(note)
 
 
 def _table(held: Held, order: list[int]) -> tuple[list[str], list[list[str]]]:

@@ -1,6 +1,5 @@
 """``staddle policy``: what would leave this silo, before it joins a job."""
 
-import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -16,7 +15,7 @@ from ..security import roster as rosters
 from ..security.identity import ENTRY_FILE, load_entry
 from ..security.policy import Policy, Verdict
 from ..security.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
-from . import examples
+from . import examples, printer
 from .units import number
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ app = typer.Typer(no_args_is_help=True, help="Write a silo's policy, and say wha
 def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as policy.toml.")]) -> None:
     """Write a commented example of a policy, which lets nothing leave as it stands."""
     examples.write(file, examples.text("policy"), 0o644)
-    typer.echo(f"{file}: edit it, then run: staddle policy check JOB.json --config SILO.toml")
+    printer.show(f"{file}: edit it, then run: staddle policy check JOB.json --config SILO.toml")
 
 
 @app.command("new")
@@ -64,15 +63,15 @@ def new(
     text = draft(jobs, dataset=dataset)
     rules = len(policies.parse(text.encode(), str(out), dataset).file.allow)
     examples.write(out, text, 0o644)
-    typer.echo(f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config SILO.toml")
+    printer.show(f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config SILO.toml")
     if names := ", ".join(f"{job.name!r}" for job in jobs if job.security.dropouts == "any"):
-        typer.echo(
+        printer.show(
             f"{out}: declines {names} as it is. These go on with whichever silos are left when others drop out, and "
             "over many rounds such sums tell what single silos gave; if that may be told, take the # from its line "
             'dropouts = "any"'
         )
     if names := trusting_jobs(jobs):
-        typer.echo(
+        printer.show(
             f"{out}: declines {names} as it is. These rely on the coordinator being in league with no silo of the job; "
             f'if you trust in that, take the # from its line trust = "{admission.TRUSTED}"'
         )
@@ -102,9 +101,9 @@ def check(
             admission.check_member(job, silo, members)
     except RefusedError as error:
         if as_json:
-            typer.echo(json.dumps({"accept": False, "code": error.code, "why": error.why}))
+            printer.show_json({"accept": False, "code": error.code, "why": error.why})
         else:
-            typer.echo(f"this silo would DECLINE the job, {error.code}: {error.why}")
+            printer.show(f"this silo would DECLINE the job, {error.code}: {error.why}")
         raise typer.Exit(1) from error
     outflows = admission.outflows(job, members, found)
     objections = (*privacy_objections(job, found), *admission.sum_objections(job, found, members))
@@ -116,11 +115,10 @@ def check(
             "declared": _declared(job, silo),
             "privacy": budgeting.document(job, found),
         }
-        typer.echo(json.dumps(document))
+        printer.show_json(document)
     else:
-        for line in (*_lines(job, signer, silo, found, outflows), *_objections(objections)):
-            typer.echo(line)
-        typer.echo(_ending(outflows, accepts))
+        printer.show(*_lines(job, signer, silo, found, outflows), *_objections(objections))
+        printer.show(*_ending(outflows, accepts))
     if not accepts:
         raise typer.Exit(1)
 
@@ -276,16 +274,16 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
 
 
-def _ending(outflows: Sequence["Outflow"], accepts: bool) -> str:
+def _ending(outflows: Sequence["Outflow"], accepts: bool) -> tuple[str, ...]:
     if accepts:
         total = sum(outflow.size * (outflow.last - outflow.first + 1) for outflow in outflows)
         return (
-            f"At most {total:,} bytes in all its rounds. This silo would ACCEPT the job,\n"
-            "if its records fit, and its earlier jobs: staddle silo check --job looks at them."
+            f"At most {total:,} bytes in all its rounds. This silo would ACCEPT the job,",
+            "if its records fit, and its earlier jobs: staddle silo check --job looks at them.",
         )
     held = sum(bool(verdict.reasons) for outflow in outflows for verdict in outflow.decision.tensors)
     said = f"; {number(held, 'tensor')} {'is' if held == 1 else 'are'} held back." if held else "."
-    return f"This silo would DECLINE the job{said}"
+    return (f"This silo would DECLINE the job{said}",)
 
 
 # For scripts.

@@ -1,12 +1,12 @@
 """``staddle privacy``: what a private job will cost a silo's records, and what jobs have cost them."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import LocalError
+from . import printer
 
 app = typer.Typer(no_args_is_help=True, help="What private jobs cost the records of a silo.")
 
@@ -37,7 +37,7 @@ def plan(
         raise LocalError(f"--delta {delta:g}: give a number between 0 and 1, below one by the number of records")
     document, lines = privacy_plan.explained(job_file, roster, delta, records)
     if as_json:
-        typer.echo(json.dumps(document))
+        printer.show_json(document)
         return
     privacy_plan.tell(document, lines)
 
@@ -55,7 +55,7 @@ def show(
 
     found = privacy_show.documents(config)
     if as_json:
-        typer.echo(json.dumps(found))
+        printer.show_json(found)
     else:
         privacy_show.tell(found)
     if any("lost" in each for each in found):

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from ..algorithms.job import Job
 from ..algorithms.privacy import (
     Spend,
@@ -26,8 +24,8 @@ from ..security.identity import Role
 from ..security.labels import JOB
 from ..security.plan import by_purpose
 from ..security.second_opinion import NONE, opinion
+from . import printer
 from .planning import planned
-from .tables import print_table
 from .units import number
 
 UNSIGNED = "signature not checked (give --roster)"
@@ -66,32 +64,33 @@ def explained(
 def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
     """The same as text."""
     target, whose = document["target"], "planned" if document["planned_here"] else "as it names it"
-    typer.echo(
+    printer.show(
         f"job {document['job']!r} ({document['method']}): epsilon {target['epsilon']} at delta = {target['delta']} of "
         f"each silo's data set; noise {document['sigma']} clips a step, {whose}"
     )
     columns = ("purpose", "noise (sigma)", "drawn with (q)", "steps", f"epsilon alone at delta = {document['delta']}")
-    print_table(columns, [[str(value) for value in release.values()] for release in document["releases"]])
-    typer.echo(f"all together: epsilon {document['epsilon']} by RDP, which is enforced")
-    typer.echo(
+    rows = [[str(value) for value in release.values()] for release in document["releases"]]
+    printer.show(printer.Table(columns, rows))
+    printer.show(f"all together: epsilon {document['epsilon']} by RDP, which is enforced")
+    printer.show(
         f"              epsilon {document['epsilon_prv'] or NONE} by PRV, a tighter bound, which is only reported"
     )
-    typer.echo(
+    printer.show(
         f"covers {number(document['rounds'], 'round')} of the silo that is drawn most often, and "
         f"{document['spare_rounds']} more that crashes may interrupt; a round by itself costs at most epsilon "
         f"{document['round_epsilon']}"
     )
-    typer.echo(
+    printer.show(
         f"counts by class leave once, with noise of standard deviation {document['count_sigma']}: a class shows from "
         f"{document['class_shows_from']} on"
     )
     if batch := document.get("batch"):
-        typer.echo(
+        printer.show(
             f"of {number(batch['records'], 'record')} a step draws {batch['expected']} on average; their mean "
             f"gradient, of norm {batch['clip']} at most, gets noise of {batch['noise']} in each coordinate"
         )
     for line in lines:
-        typer.echo(line)
+        printer.show(line)
 
 
 def _read(path: Path, roster: Path | None) -> tuple[Job, bool]:

@@ -5,15 +5,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from ..security.accounting import group, shown
 from ..security.budget_view import View
 from ..security.second_opinion import NONE, Question, opinions
 from ..silo import config as configs
 from ..silo import spent
 from ..silo.spent import Spent
-from .tables import print_table
+from . import printer
 from .units import number
 
 OPEN = "open reservations count as spent: of a round that runs now, or that a crash ended"
@@ -35,7 +33,7 @@ def tell(found: Sequence[Mapping[str, Any]]) -> None:
     for each in found:
         _tell(each)
     if not found:
-        typer.echo("no data set has a budget: the policy has no [dataset.NAME], and nothing was spent")
+        printer.show("no data set has a budget: the policy has no [dataset.NAME], and nothing was spent")
 
 
 def _questions(view: View) -> Iterator[Question]:
@@ -92,31 +90,31 @@ def _opinion(found: float | None) -> str | None:
 def _tell(each: Mapping[str, Any]) -> None:
     name, limit, policy = each["dataset"], each["limit"], each["policy"]
     if lost := each.get("lost"):
-        typer.echo(f"data set {name!r}: {lost}")
+        printer.show(f"data set {name!r}: {lost}")
         return
     if limit is None:
-        typer.echo(f"data set {name!r}: nothing spent of epsilon {policy['epsilon']} at delta = {policy['delta']}")
+        printer.show(f"data set {name!r}: nothing spent of epsilon {policy['epsilon']} at delta = {policy['delta']}")
         return
     by_prv = f"{each['spent_prv']} by PRV, a tighter bound, which is only reported"
     if each["spent_prv"] is None:
         by_prv = "PRV, a tighter bound, gave no answer within its limits"
-    typer.echo(
+    printer.show(
         f"data set {name!r}: epsilon {each['spent']} of {limit['epsilon']} spent at delta = {limit['delta']}, "
         f"{each['left']} left; {by_prv}"
     )
     if policy is None:
-        typer.echo("  the policy has no table for it now: no private job runs on it")
+        printer.show("  the policy has no table for it now: no private job runs on it")
     elif any(Decimal(policy[key]) != Decimal(limit[key]) for key in policy):
-        typer.echo(
+        printer.show(
             f"  the policy says epsilon {policy['epsilon']} at delta = {policy['delta']} now: from the agent's next "
             "start on"
         )
-    typer.echo("  unit: one record more or less")
+    printer.show("  unit: one record more or less")
     if person := each.get("person"):
         delta = (
             "with no delta below 1, so nothing is promised" if person["delta"] is None else f"delta = {person['delta']}"
         )
-        typer.echo(
+        printer.show(
             f"  a person with up to {person['records']} records: epsilon {person['epsilon']}, {delta} (bound for a "
             "group, from the above)"
         )
@@ -126,6 +124,6 @@ def _tell(each: Mapping[str, Any]) -> None:
             [job["job"], job["digest"][:12], job["epsilon"], job["epsilon_prv"] or NONE, str(job["open"])]
             for job in each["jobs"]
         ]
-        print_table(columns, rows)
+        printer.show(printer.Table(columns, rows))
         opened = sum(job["open"] for job in each["jobs"])
-        typer.echo(f"{ADDING}" + (f"\n{number(opened, 'reservation')} open; {OPEN}" if opened else ""))
+        printer.show(ADDING, *([f"{number(opened, 'reservation')} open; {OPEN}"] if opened else []))

@@ -1,14 +1,14 @@
 """The ledger report as HTML: one file that holds all of itself, for people who print and file it.
 
 Whatever a ledger says is untrusted text here. The template escapes every value (autoescape, of jinja2, which PyTorch
-brings along in any case), ``visible`` shows characters that would not be seen or would turn text around, and the page's
-own content security policy lets nothing be loaded: no network, no script, and of styles only the one with its digest.
+brings along in any case), ``printable`` shows characters that would not be seen or would turn text around, and the
+page's own content security policy lets nothing be loaded: no network, no script, and of styles only the one with its
+digest.
 """
 
 import base64
 import contextlib
 import hashlib
-import unicodedata
 from dataclasses import replace
 from importlib import resources
 from itertools import islice
@@ -25,10 +25,9 @@ from ..security.note import VerifierKey
 from ..security.records import Intent, Start
 from ..security.roster import Roster
 from . import report_chart, report_page
+from .printer import printable
 from .report_page import Page, Sources
 from .units import size
-
-UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories: control, format, surrogate, private, none
 
 LONG, SHORT = 22, 18  # characters of a word that may not, and of one that must, stand on one line of a table's cell
 
@@ -93,18 +92,13 @@ def html(page: Page) -> bytes:
     return template.render(page=page, style=style, style_digest=digest, frame=report_chart).encode()
 
 
-def visible(text: str) -> str:
-    r"""``\x1b``, ``\u202e`` in place of what would not be seen, or would turn the text around it."""
-    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in UNSEEN else c for c in text)
-
-
 def _seen(value: Any) -> Any:
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _wrapping(text: str) -> str:
     """The style class of a cell's text: a word too long for a column is broken, a short name never."""
-    words = visible(text).split()
+    words = printable(text).split()
     if any(len(word) > LONG for word in words):
         return "long"
     return "t" if len(words) == 1 and len(text) <= SHORT else ""

@@ -1,16 +1,13 @@
 """What ``staddle reproduce --list`` shows: the tables that there are, and of one its settings and what it came to."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from ..simulator.needed import called, missing
 from ..simulator.published import Document, Setting, Table, find, published
 from ..simulator.reproduction import SEEDS, records_of
-from .tables import print_table
+from . import printer
 from .toml import inline
 
 TABLES = ("table", "title", "columns", "methods", "data")
@@ -21,10 +18,10 @@ def show(path: str | None, data: Path | None, *, as_json: bool) -> None:
     """All tables, or one; with a folder, what it lacks of their data."""
     tables = published() if path is None else (find(path),)
     if as_json:
-        typer.echo(json.dumps([_document(table, data) for table in tables]))
+        printer.show_json([_document(table, data) for table in tables])
     elif path is None:
-        print_table(TABLES, [_row(table, data) for table in tables])
-        typer.echo("methods: rows of the table that run here, of all; staddle reproduce --list TABLE shows one.")
+        printer.show(printer.Table(TABLES, [_row(table, data) for table in tables]))
+        printer.show("methods: rows of the table that run here, of all; staddle reproduce --list TABLE shows one.")
     else:
         _one(tables[0], data)
 
@@ -40,7 +37,7 @@ def _row(table: Table, data: Path | None) -> list[str]:
 
 def _one(table: Table, data: Path | None) -> None:
     for line in (f"{table.path}: {table.title}", table.citation, ""):
-        typer.echo(line)
+        printer.show(line)
     common = _common([setting.document for setting in table.settings])
     if common:
         _keys("in all settings", common)
@@ -48,22 +45,22 @@ def _one(table: Table, data: Path | None) -> None:
         own = {key: value for key, value in setting.document.items() if key not in common}
         _keys(f"[{setting.name}] {setting.title}", own)
         for what in _missing(setting, data):
-            typer.echo(f"  {'missing' if data else 'needs'} {what}")
-    typer.echo("")
+            printer.show(f"  {'missing' if data else 'needs'} {what}")
+    printer.show("")
     columns = ("method", "label here", *(column.title for column in table.columns))
     rows = []
     for row in table.rows:
         labels = dict.fromkeys(method.title for method in row.methods.values())
         rows.append([row.title, ", ".join(labels) or "-", *(value.text for value in row.values)])
-    print_table(columns, rows)
+    printer.show(printer.Table(columns, rows))
     for note in (*table.notes, f"seeds: {table.seeds or f'not said; {SEEDS} here'}"):
-        typer.echo(note)
+        printer.show(note)
 
 
 def _keys(head: str, document: Document) -> None:
-    typer.echo(head)
+    printer.show(head)
     for key, value in document.items():
-        typer.echo(f"  {key} = {inline(value)}")
+        printer.show(f"  {key} = {inline(value)}")
 
 
 def _common(documents: Sequence[Document]) -> Document:

@@ -1,13 +1,9 @@
 """What ``staddle reproduce`` does: every setting of a table as an experiment, and the table beside the paper's."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-
-import typer
-from rich.console import Console
 
 from ..errors import LocalError
 from ..files import write_atomic
@@ -17,15 +13,16 @@ from ..simulator.needed import missing
 from ..simulator.published import Table, find
 from ..simulator.recorded import Recorded, load_runs
 from ..simulator.reproduction import Scale, chosen_labels, chosen_settings, experiment_of, reduced
-from .simulating import Asked, Prepared, prepare, raise_faults, report, tell, train
-from .tables import print_table
+from . import printer
+from .printer import Screen
+from .simulating import Asked, Prepared, prepare, raise_faults, report, train
 
 
 def reproduce(
     path: str, data: Path, wanted: Sequence[str], clients: int | None, asked: Asked, *, as_json: bool
 ) -> None:
     """All settings that are asked for, then the table; where it is stopped, the table of what is finished."""
-    console = Console(stderr=as_json)
+    screen = Screen(err=as_json)
     table = find(path)
     settings, labels = chosen_settings(table, wanted), chosen_labels(table, asked.methods)
     scale = Scale(clients, asked.rounds)
@@ -36,25 +33,25 @@ def reproduce(
     out = asked.out or Path(table.paper)
     smaller = reduced(settings, scale)
     if smaller:
-        tell(console, [warning(smaller)])
+        screen.show(warning(smaller))
     begun: list[str] = []  # the others' folders may hold runs at another scale
     faults, count = [], 0
     try:
         for name, experiment in experiments.items():
-            tell(console, [f"{name}: {', '.join(method.title for method in experiment.file.all_methods)}"])
-            prepared = prepare(console, experiment, out / name, replace(asked, methods=()))
+            screen.show(f"{name}: {', '.join(method.title for method in experiment.file.all_methods)}")
+            prepared = prepare(screen, experiment, out / name, replace(asked, methods=()))
             begun.append(name)
             count += len(prepared.runs)
-            faults += [f"{name}, {fault}" for fault in _complete(console, prepared, asked)]
+            faults += [f"{name}, {fault}" for fault in _complete(screen, prepared, asked)]
             del prepared  # its records, before others are read
     finally:
-        _report(console, table, begun, out, smaller, as_json=as_json)
+        _report(screen, table, begun, out, smaller, as_json=as_json)
     raise_faults(faults, count)
 
 
-def _complete(console: Console, prepared: Prepared, asked: Asked) -> list[str]:
+def _complete(screen: Screen, prepared: Prepared, asked: Asked) -> list[str]:
     """All runs of a setting, and its summary; why some could not go on."""
-    faults = train(console, prepared, asked)
+    faults = train(screen, prepared, asked)
     if _finished(prepared.out):
         report(prepared)
     return faults
@@ -68,12 +65,12 @@ def _check_data(data: Path, experiments: Mapping[str, Experiment]) -> None:
         belongs = dict.fromkeys(what for found in lacking.values() for what in found)
         raise LocalError(
             f"{data}: lacks records of {', '.join(lacking)}; put there the official files, unpacked, or choose other "
-            "settings with --setting:" + "".join(f"\n  {what}" for what in belongs)
+            "settings with --setting:" + "".join(f"\n{what}" for what in belongs)
         )
 
 
 def _report(
-    console: Console, table: Table, settings: Sequence[str], out: Path, smaller: Sequence[str], *, as_json: bool
+    screen: Screen, table: Table, settings: Sequence[str], out: Path, smaller: Sequence[str], *, as_json: bool
 ) -> None:
     cells = compared(table, {name: _finished(out / name) for name in settings})
     if not cells:
@@ -91,11 +88,11 @@ def _report(
             "reduced": smaller,
             "values": [_document(cell) for cell in cells],
         }
-        typer.echo(json.dumps(shown))
+        printer.show_json(shown)
         return
-    print_table(HEADINGS, told(cells, over_silos=table.deviation == "silos"))
+    printer.show(printer.Table(HEADINGS, told(cells, over_silos=table.deviation == "silos")))
     notes = [warning(smaller)] if smaller else []
-    tell(console, [meaning(table), *notes, f"Notes, and the same as Markdown and CSV: {', '.join(map(str, files))}"])
+    screen.show(meaning(table), *notes, f"Notes, and the same as Markdown and CSV: {', '.join(map(str, files))}")
 
 
 def _finished(folder: Path) -> list[Recorded]:

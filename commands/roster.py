@@ -1,18 +1,15 @@
 """``staddle roster``: who is in the federation."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..errors import LocalError
 from ..files import validate
 from ..security import roster as rosters
 from ..security.identity import Role, load_entry, load_keys
+from . import printer
 
 app = typer.Typer(no_args_is_help=True, help="Make, change, sign and check the list of a federation's members.")
 
@@ -69,16 +66,14 @@ def show(
     """Show the members. This checks the entries, not the founders' signatures: 'staddle roster verify' does."""
     roster = rosters.load(path)
     if as_json:
-        typer.echo(json.dumps({**roster.model_dump(mode="json"), "digest": rosters.digest(roster)}))
+        printer.show_json({**roster.model_dump(mode="json"), "digest": rosters.digest(roster)})
         return
-    table = Table("id", "role", "organisation", "host run by", "TLS key", "protocol key")
-    for entry in roster.entries:
-        fingerprints = (entry.tls_fingerprint, entry.protocol_fingerprint)
-        table.add_row(
-            *(Text(c) for c in (entry.id, entry.role, entry.organisation, entry.host_operator, *fingerprints))
-        )
-    console = Console()
-    console.print(table) if console.is_terminal else Console(width=240).print(table)
+    columns = ("id", "role", "organisation", "host run by", "TLS key", "protocol key")
+    rows = [
+        (e.id, e.role, e.organisation, e.host_operator, e.tls_fingerprint, e.protocol_fingerprint)
+        for e in roster.entries
+    ]
+    printer.show(printer.Table(columns, rows, width=240))
     _tell(roster)
 
 
@@ -102,13 +97,14 @@ def verify(
     roster = rosters.load(path)
     rosters.verify(roster, validate(document, rosters.Pins, "command line"))
     _tell(roster)
-    typer.echo("verified")
+    printer.show("verified")
 
 
 def _tell(roster: rosters.Roster) -> None:
     founders = roster.having(Role.FOUNDER)
-    typer.echo(
+    printer.show(
         f"federation {roster.federation}, version {roster.version}, {len(roster.entries)} members, "
         f"signed by {', '.join(sorted(roster.signatures)) or 'nobody'} "
-        f"({roster.threshold} of {len(founders)} founders must sign)\ndigest {rosters.digest(roster)}"
+        f"({roster.threshold} of {len(founders)} founders must sign)",
+        f"digest {rosters.digest(roster)}",
     )

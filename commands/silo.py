@@ -8,7 +8,7 @@ import typer
 
 from .. import log
 from ..proto.channel import require_tls13
-from . import examples, findings
+from . import examples, findings, printer
 
 app = typer.Typer(no_args_is_help=True, help="Configure, check and run a silo agent.")
 
@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Configure, check and run a silo ag
 def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as silo.toml.")]) -> None:
     """Write a commented example of the silo's configuration."""
     examples.write(file, examples.text("silo"), 0o600)
-    typer.echo(f"{file}: edit it, then run: staddle silo check --config {file}")
+    printer.show(f"{file}: edit it, then run: staddle silo check --config {file}")
 
 
 @app.command("check")

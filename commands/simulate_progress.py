@@ -4,31 +4,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-
 from ..simulator.history import Measured
 from ..simulator.pace import Pace
 from ..simulator.plan import Run
 from ..simulator.watch import Doing, Watch
+from .printer import Progress, Screen, TaskID
 
 EVERY_SECONDS = 10.0  # between two lines of a run, where there is no terminal
 
 
 @contextmanager
-def shown(console: Console, runs: Sequence[Run]) -> Iterator[Watch]:
-    """Who watches these runs, in this order, for the person at the console."""
-    if not console.is_terminal:
-        yield Lines(lambda line: console.print(line, highlight=False, soft_wrap=True))
+def shown(screen: Screen, runs: Sequence[Run]) -> Iterator[Watch]:
+    """Who watches these runs, in this order, for the person at the screen."""
+    if not screen.is_terminal:
+        yield Lines(screen.show)
         return
-    with bars(console) as progress:
+    with screen.progress() as progress:
         yield Bars(progress, runs)
-
-
-def bars(console: Console) -> Progress:
-    """None yet."""
-    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    return Progress(*columns, console=console)
 
 
 class Bars:

@@ -1,15 +1,11 @@
 """What ``staddle simulate`` does: read, deal out, run after run, report."""
 
-import json
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-import typer
-from rich.console import Console
 
 from ..errors import CancelledError, LocalError, UnwritableError
 from ..simulator import out_folder, tensorboard
@@ -21,9 +17,9 @@ from ..simulator.recorded import load_runs
 from ..simulator.runner import complete
 from ..simulator.runs import chosen_methods, runs
 from ..simulator.stopping import stopping
-from . import simulate_results
+from . import printer, simulate_results
+from .printer import Screen
 from .simulate_progress import named, shown
-from .tables import print_table
 from .units import number
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -57,36 +53,36 @@ def simulate(path: Path, asked: Asked, *, as_json: bool) -> None:
     """All runs that are asked for, and the report of all that the output folder holds."""
     if asked.tensorboard:
         tensorboard.check_installed()
-    console = Console(stderr=as_json)
+    screen = Screen(err=as_json)
     experiment = read(path)
-    prepared = prepare(console, experiment, asked.out or path.parent / experiment.name, asked)
-    faults = train(console, prepared, asked)
-    _report(console, prepared, as_json=as_json)
+    prepared = prepare(screen, experiment, asked.out or path.parent / experiment.name, asked)
+    faults = train(screen, prepared, asked)
+    _report(screen, prepared, as_json=as_json)
     raise_faults(faults, len(prepared.runs))
 
 
-def prepare(console: Console, experiment: Experiment, out: Path, asked: Asked) -> Prepared:
+def prepare(screen: Screen, experiment: Experiment, out: Path, asked: Asked) -> Prepared:
     """Read the records and deal them out; LocalError where the folder is of other runs."""
     chosen_methods(experiment, asked.methods)  # refused before records are read, which may take a while
-    with console.status("records are read and dealt out"):
+    with screen.waiting("records are read and dealt out"):
         population = populate(experiment)
     chosen = runs(experiment, population, asked.methods, asked.seeds, asked.rounds)
     out_folder.check(out, chosen, population, experiment.schedule)
     return Prepared(experiment, out, population, chosen)
 
 
-def train(console: Console, prepared: Prepared, asked: Asked) -> list[str]:
+def train(screen: Screen, prepared: Prepared, asked: Asked) -> list[str]:
     """Run after run to its end; why some could not go on."""
     population, schedule = prepared.population, prepared.experiment.schedule
     engines = partial(choose, population.records, asked.device, asked.workers, asked.gpu)
-    tell(console, [f"{_of(population)}, trained by {engines().where}", *population.notes])
-    with stopping(*ENDS) as stop, shown(console, prepared.runs) as watch:
+    screen.show(f"{_of(population)}, trained by {engines().where}", *population.notes)
+    with stopping(*ENDS) as stop, shown(screen, prepared.runs) as watch:
 
         def go_on(run: Run, made: Engines) -> None:
             out, events = prepared.out, asked.tensorboard
             complete(out, run, population, schedule, made.engine, watch, stop, device=made.device, events=events)
 
-        return _each(console, prepared.runs, engines, go_on)
+        return _each(screen, prepared.runs, engines, go_on)
 
 
 def report(prepared: Prepared) -> Path:
@@ -104,7 +100,7 @@ def raise_faults(faults: Sequence[str], count: int) -> None:
 
 
 def _each(
-    console: Console,
+    screen: Screen,
     chosen: Sequence[Run],
     engines: Callable[[], Engines],
     go_on: Callable[[Run, Engines], None],
@@ -122,22 +118,22 @@ def _each(
                     raise
                 except LocalError as error:
                     faults.append(f"{named(run)}: {error}")
-                    tell(console, faults[-1:])
+                    screen.show(faults[-1])
                     break
     return faults
 
 
-def _report(console: Console, prepared: Prepared, *, as_json: bool) -> None:
+def _report(screen: Screen, prepared: Prepared, *, as_json: bool) -> None:
     labels, finished = _labels(prepared), [run for run in load_runs(prepared.out) if run.finished]
     if not finished:
         return
     summary = report(prepared)
     finished.sort(key=lambda run: labels.index(run.label) if run.label in labels else len(labels))
     if as_json:
-        typer.echo(json.dumps({"out": str(prepared.out), "methods": simulate_results.document(finished)}))
+        printer.show_json({"out": str(prepared.out), "methods": simulate_results.document(finished)})
         return
-    print_table(simulate_results.COLUMNS, simulate_results.rows(finished))
-    tell(console, [f"{simulate_results.MEANING}; all measures, and pictures: {summary}"])
+    printer.show(printer.Table(simulate_results.COLUMNS, simulate_results.rows(finished)))
+    screen.show(f"{simulate_results.MEANING}; all measures, and pictures: {summary}")
 
 
 def _labels(prepared: Prepared) -> list[str]:
@@ -152,9 +148,3 @@ def _of(population: Population) -> str:
         f"{number(len(sizes), 'silo')} with {number(sum(sizes), 'training record')} ({min(sizes):,} to {max(sizes):,}) "
         f"and {number(tests, 'test record')}"
     )
-
-
-def tell(console: Console, lines: Sequence[str]) -> None:
-    """Lines for the person at the console, as they are."""
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)

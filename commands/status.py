@@ -1,21 +1,18 @@
 """``staddle status``: what runs here, read from disk beside the daemon."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..coordinator.codes import in_words
 from ..errors import LocalError
 from ..files import Disk, read_bytes
 from ..toml_document import parse_document
-from . import ledger_show
+from . import ledger_show, printer
+from .printer import Table
 from .units import size
 
 if TYPE_CHECKING:
@@ -50,12 +47,9 @@ def status(
         at_silo = silo.read(silo_configs.load(config))
         document, lines = _silo_document(at_silo), _silo(at_silo)
     if as_json:
-        typer.echo(json.dumps(document))
+        printer.show_json(document)
         return
-    console = Console()
-    console = console if console.is_terminal else Console(width=WIDTH)
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=isinstance(line, str))
+    printer.show(*lines)
 
 
 def _is_coordinator(config: Path) -> bool:
@@ -182,9 +176,5 @@ def _head(role: str, running: bool, directory: Path, disk: Disk) -> str:
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> Table:
     """A plain table; the last ``numbers`` columns to the right."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i >= len(columns) - numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+    right = range(len(columns) - numbers, len(columns))
+    return Table(columns, rows, right, frame="none", width=WIDTH)

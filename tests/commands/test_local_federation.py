@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from staddle.algorithms.data import split
 from staddle.algorithms.job import Job, JobFile
 from staddle.commands import local_federation
 from staddle.commands.demo import Demo
+from staddle.commands.printer import Screen
 from staddle.errors import LocalError
 from staddle.files import validate
 from staddle.silo.state import split_key
@@ -16,7 +16,7 @@ from staddle.silo.state import split_key
 
 def made_jobs(folder: Path, method: str, silos: int | None) -> tuple[Demo, list[dict]]:
     """Of silos whose splits are the same in each run."""
-    demo = Demo(Console(), folder, method, silos, 4)
+    demo = Demo(Screen(), folder, method, silos, 4)
     for silo in demo._federation.silos:
         demo._federation.state(silo).mkdir()
         (demo._federation.state(silo) / "split.key").write_bytes(silo.encode().ljust(32))

@@ -233,7 +233,7 @@ def test_names_that_would_like_to_be_markup_stay_text(path, tmp_path, monkeypatc
     assert shape[0] == shape[1]
     said = words(nasty)
     for name in NASTY:
-        shown = " ".join(report.visible(name).split())
+        shown = " ".join(report.printable(name).split())
         assert said.count(shown) >= 15, name
         assert plain.all("title")
     assert SCRIPT in text(nasty.all("title")[0])
@@ -245,8 +245,8 @@ def test_characters_that_nobody_sees_are_shown(path):
     unseen = {c for c in data if not c.isprintable() and c != "\u00a0"}
     assert unseen == {"\n"}
     assert r"a\x00b\x1b[2Jc\u202ed\ne\u2028f" in data
-    assert report.visible("é ß 名 – \u00a0") == "é ß 名 – \u00a0"
-    assert report.visible(CONTROL + "\ue000\U000e0041\u200b\xad") == (
+    assert report.printable("é ß 名 – \u00a0") == "é ß 名 – \u00a0"
+    assert report.printable(CONTROL + "\ue000\U000e0041\u200b\xad") == (
         r"a\x00b\x1b[2Jc\u202ed\ne\u2028f" r"\ue000\U000e0041\u200b\xad"
     )
 
@@ -257,7 +257,7 @@ def test_problems_of_a_broken_ledger_are_escaped_too(path):
     data = report.html(report_page.broken(verified, MADE, SCRIPT))
     page = Parsed(data)
     assert not page.all("script")
-    assert all(report.visible(name).replace("  ", " ") in words(page) for name in (SCRIPT, QUOTES, CONTROL, LONG))
+    assert all(report.printable(name).replace("  ", " ") in words(page) for name in (SCRIPT, QUOTES, CONTROL, LONG))
 
 
 # Numbers.

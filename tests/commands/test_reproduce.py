@@ -203,7 +203,7 @@ def test_a_run_that_fails_is_told_with_its_setting(data, monkeypatch):
 def test_what_is_missing_is_told_of_all_settings_before_anything_runs(data):
     fault = refused("--data", data / "nowhere", "--out", data / "out")
     assert fault.startswith(f"{data / 'nowhere'}: lacks records of easy, hard; put there the official files")
-    assert f"\n  digits.npz: {data / 'nowhere' / 'digits.npz'}\n" in fault
+    assert f"\ndigits.npz: {data / 'nowhere' / 'digits.npz'}\n" in fault
     fault = refused("--data", data, "--out", data / "out")
     assert "lacks records of hard; " in fault
     assert "or choose other settings with --setting" in fault

@@ -3,7 +3,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from staddle.commands.simulate_progress import Bars, Lines, accuracy, bars, shown
+from staddle.commands.printer import Screen
+from staddle.commands.simulate_progress import Bars, Lines, accuracy, shown
 from staddle.simulator.history import Measured
 
 
@@ -57,7 +58,7 @@ def test_a_run_that_goes_on_is_timed_from_there_and_a_finished_one_says_nothing(
 def test_bars_on_a_terminal_count_what_was_done_before():
     console = Console(force_terminal=True, width=150, height=30)
     runs, clock = [run(rounds=4), run("local", rounds=4)], Clock()
-    with console.capture() as said, bars(console) as progress:
+    with console.capture() as said, Screen(console=console).progress() as progress:
         watch = Bars(progress, runs, clock)
         for one, begun in zip(runs, (4, 2), strict=True):
             watch.begin(one, begun)
@@ -74,8 +75,8 @@ def test_bars_on_a_terminal_count_what_was_done_before():
 
 def test_a_terminal_has_bars_and_a_log_has_lines():
     for terminal, kind in ((True, Bars), (False, Lines)):
-        console = Console(force_terminal=terminal, quiet=True)
-        with shown(console, [run()]) as watch:
+        screen = Screen(console=Console(force_terminal=terminal, quiet=True))
+        with shown(screen, [run()]) as watch:
             assert isinstance(watch, kind)
 
 

@@ -1,0 +1,171 @@
+r"""The one way to a terminal: whatever commands print passes here, and nothing in it can steer the terminal.
+
+Ledgers, rosters, jobs, answers of a coordinator and names of files may be written by others. A character in them that
+moves the cursor, colours, rings, sets the clipboard or turns the text around is shown as Python writes it, such as
+``\x1b`` or ``\u202e``. Letters of all languages are shown as they are. JSON for scripts is ASCII, with its own escapes.
+"""
+
+import io
+import json
+import sys
+import traceback
+import unicodedata
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from rich import box
+from rich import progress as bars
+from rich import table as grids
+from rich.console import Console
+from rich.text import Text
+
+Progress: TypeAlias = bars.Progress
+TaskID: TypeAlias = bars.TaskID
+Frame: TypeAlias = Literal["box", "head", "none"]
+
+FRAMES: dict[Frame, dict[str, Any]] = {
+    "box": {},
+    "head": {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)},
+    "none": {"box": None, "pad_edge": False, "padding": (0, 2, 0, 0)},
+}
+
+
+def printable(text: str) -> str:
+    """One line of text that moves no cursor and colours nothing, whoever wrote it.
+
+    Escaped are control and format characters, line breaks, lone surrogates (bytes of a file's name that are no UTF-8),
+    private and unassigned characters. Letters and spaces of any width stay.
+    """
+    return text if text.isprintable() else "".join(c if _seen(c) else ascii(c)[1:-1] for c in text)
+
+
+def _seen(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under the names of their columns.
+
+    ``right`` holds the numbers of columns that stand on the right, ``ends`` the numbers of rows with a line below.
+    ``width`` is in columns of text, where there is no terminal that says how wide it is.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Collection[int] = ()
+    ends: Collection[int] = ()
+    frame: Frame = "box"
+    title: str = ""
+    width: int = 200
+
+
+def show(*shown: str | Table, err: bool = False) -> None:
+    """Print lines and tables on standard output, or on standard error; a line break within a line is escaped."""
+    for each in shown:
+        if isinstance(each, Table):
+            _show_table(each, err=err)
+        else:
+            _write(f"{printable(each)}\n", err=err)
+
+
+def show_json(value: Any, *, indent: int | None = None) -> None:
+    """Print JSON for scripts: ASCII, on one line unless it is indented."""
+    _write(f"{json.dumps(value, indent=indent)}\n")
+
+
+def show_file(data: bytes) -> None:
+    """Print the text of a file: on a terminal line by line as ``show`` does, else its very bytes."""
+    if sys.stdout.isatty():
+        show(*data.decode(errors="backslashreplace").removesuffix("\n").split("\n"))
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def show_error(text: str) -> None:
+    """Print why the command ends, on standard error; lines after the first are indented, so none looks like another."""
+    first, *rest = text.split("\n")
+    show(f"staddle: {first}", *(f"  {line}" for line in rest), err=True)
+
+
+def show_crash(error: BaseException) -> None:
+    """Print the traceback of an error that nobody expected, on standard error."""
+    show(*"".join(traceback.format_exception(error)).removesuffix("\n").split("\n"), err=True)
+
+
+def show_usage(fault: Any) -> None:
+    """Print what is wrong with the command line, on standard error; ``fault`` is a usage error of typer's parser."""
+    if not (text := fault.format_message()):
+        return  # nothing was asked for, and the help was printed
+    if fault.ctx is not None:
+        usage = fault.ctx.get_usage().split("\n")
+        show(*usage, f"Try '{fault.ctx.command_path} --help' for help.", err=True)
+    show_error(text.expandtabs(4))
+
+
+def escape_unknown() -> None:
+    """Let standard output escape letters that its encoding does not have; standard error always does."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+class Screen:
+    """Where a command tells how its work goes: lines, and on a terminal below them bars that are drawn anew."""
+
+    def __init__(self, *, err: bool = False, console: Console | None = None) -> None:
+        """On standard output, or on standard error; ``console`` stands for either in tests."""
+        self._console = console or Console(stderr=err)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether what is drawn can be drawn anew."""
+        return self._console.is_terminal
+
+    def show(self, *lines: str) -> None:
+        """Print lines, above the bars where there are some."""
+        for line in lines:
+            self._console.print(Text(printable(line)), soft_wrap=True)
+
+    def waiting(self, for_what: str) -> AbstractContextManager[object]:
+        """Say what is waited for while the block runs; nothing where there is no terminal."""
+        return self._console.status(Text(printable(for_what)))
+
+    def progress(self, *, elapsed: bool = False) -> Progress:
+        """No bar yet; a task has a description and a field ``note``. ``elapsed`` shows how long each has run."""
+        timed = [bars.TimeElapsedColumn()] if elapsed else []
+        columns = (_Words("description"), bars.BarColumn(30), bars.MofNCompleteColumn(), *timed, _Words("note"))
+        return Progress(*columns, console=self._console)
+
+
+class _Words(bars.ProgressColumn):
+    """A task's description, or one of its fields, as text."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def render(self, task: bars.Task) -> Text:
+        words = task.description if self._name == "description" else task.fields[self._name]
+        return Text(printable(words))
+
+
+def _write(text: str, *, err: bool = False) -> None:
+    stream = sys.stderr if err else sys.stdout
+    stream.write(text)
+    stream.flush()
+
+
+def _show_table(table: Table, *, err: bool) -> None:
+    drawn = grids.Table(title=Text(printable(table.title)) if table.title else None, **FRAMES[table.frame])
+    overflow: Literal["fold", "ellipsis"] = "fold" if table.frame == "none" else "ellipsis"
+    for number, column in enumerate(table.columns):
+        justify: Literal["left", "right"] = "right" if number in table.right else "left"
+        drawn.add_column(Text(printable(column)), justify=justify, overflow=overflow)
+    for number, row in enumerate(table.rows):
+        drawn.add_row(*(Text(printable(cell)) for cell in row), end_section=number in table.ends)
+    console = Console(stderr=err)
+    (console if console.is_terminal else Console(stderr=err, width=table.width)).print(drawn)
