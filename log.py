@@ -2,6 +2,8 @@
 
 Never a value of data, a parameter or a secret: names, counts, sizes and codes only. JSON:
 ``{"time":"2026-11-20T21:30:05.123Z","level":"info","event":"round.opened","job":"demo","round":3}``
+
+Either form is one line of printable characters, whatever a peer put into a field: the others are escaped.
 """
 
 import json
@@ -39,6 +41,15 @@ def _plain(value: object) -> str:
     return text if text.isprintable() and " " not in text else repr(text)
 
 
+class _Libraries(logging.Handler):
+    """Makes an event of a library's warning, such as asyncio's of a task that failed: so it is escaped as ours are."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name != _LOGGER.name:
+            fields = {"logger": record.name, "text": self.format(record)}
+            _LOGGER.log(record.levelno, "library", extra={"fields": fields})
+
+
 class _Following(logging.Handler):
     def __init__(self, follower: Follower) -> None:
         super().__init__()
@@ -63,7 +74,10 @@ def followed(follower: Follower) -> Iterator[None]:
 
 
 def setup(form: Format) -> None:
-    """Send this process's events to standard error in the given format."""
+    """Send this process's events to standard error in the given format, and what libraries log as events "library"."""
+    others = logging.getLogger()
+    if not any(isinstance(handler, _Libraries) for handler in others.handlers):
+        others.addHandler(_Libraries())
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(_Lines(form))
     _LOGGER.handlers[:] = [stream]

@@ -1,6 +1,9 @@
 import io
 import json
+import logging
 import sys
+
+import pytest
 
 from staddle import log
 
@@ -24,3 +27,44 @@ def test_who_reads_a_line_finds_it_counted(monkeypatch):
     finally:
         log._LOGGER.handlers[:], log._LOGGER.level, log._LOGGER.propagate = before
     assert told == [("round.opened", {"round": 3}), "line", "round.opened", "line", "round.closed"]
+
+
+HOSTILE = "a\x1b]52;c;eA==\x07b\rc\x9bd\u202ee\udc80f\ng\x7f"
+
+
+@pytest.fixture
+def written(capsys):
+    """What a process that set up its log has written to standard error."""
+    others = logging.getLogger()
+    before = log._LOGGER.handlers[:], log._LOGGER.level, log._LOGGER.propagate, others.handlers[:]
+    yield lambda: capsys.readouterr().err.split("\n")
+    log._LOGGER.handlers[:], log._LOGGER.level, log._LOGGER.propagate, others.handlers[:] = before
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_event_is_one_printable_line_whatever_a_peer_wrote(written, form):
+    log.setup(form)
+    log.event("x", silo=HOSTILE, several=[HOSTILE, "é"], table={HOSTILE: HOSTILE})
+    log.problem("y", why=HOSTILE)
+    lines = written()
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
+    assert r"\u202e" in lines[0]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_what_libraries_log_is_an_event_too(written, form):
+    """asyncio logs the errors of tasks that nobody asked for, and a peer may have written their texts."""
+    for _ in range(2):
+        log.setup(form)
+    why = HOSTILE.replace("\udc80", "")  # pytest sends on what is logged here, as UTF-8
+    try:
+        raise ValueError(why)
+    except ValueError:
+        logging.getLogger("asyncio").exception("Task exception was never retrieved: %s", why)
+    line, end = written()
+    assert (line.isprintable(), end) == (True, "")
+    assert "Traceback" in line
+    if form == "json":
+        found = json.loads(line)
+        assert (found["event"], found["level"], found["logger"]) == ("library", "error", "asyncio")
