@@ -159,6 +159,55 @@ def test_no_assert_and_no_way_to_run_or_unpickle_data():
     assert found == []
 
 
+PRINTERS = {
+    "commands/printer.py",
+    "log.py",  # the daemons' events
+    "proto/generate.py",  # developers alone run it
+    "security/prv_program.py",  # its answers go to the process that began it
+    "staddle_verify.py",  # one file, which escapes by itself
+}
+PRINTING = {"print", "input", "breakpoint", "pprint", "pp", "echo", "secho", "echo_via_pager", "prompt", "confirm"}
+STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
+
+
+def printing(path, text=None):
+    """The ways to a terminal that a module uses: calls, streams and libraries that print."""
+    for node in ast.walk(ast.parse(path.read_text() if text is None else text, str(path))):
+        if isinstance(node, ast.Call):
+            *owner, name = ast.unparse(node.func).split(".")
+            if (name in PRINTING and "printer" not in owner) or name in {"StreamHandler", "basicConfig"}:
+                yield f"{node.lineno} {name}"
+            elif name.startswith("print_") and owner:  # of traceback, parsers, errors
+                yield f"{node.lineno} {'.'.join(owner)}.{name}"
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in {f"sys.{stream}" for stream in STREAMS}:
+            yield f"{node.lineno} {ast.unparse(node)}"
+    ways = (*(f"sys.{stream}" for stream in STREAMS), "rich", "click", "argparse", "pprint", "curses", "getpass", "pdb")
+    yield from (f"imports {name}" for name in imports_of(path, text) if under(name, *ways))
+
+
+def test_whatever_is_printed_passes_the_printer():
+    """It alone shows control characters of ledgers, rosters, jobs and file names as text."""
+    text = (
+        "import rich.console\nfrom sys import stderr as to\nfrom click import echo as say\nimport argparse\n"
+        "print(1)\ntyper.echo(1)\nsys.stdout.write('')\nlogging.StreamHandler()\ntraceback.print_exc()\n"
+        "printer.show(1)\nprogram = print\n"
+    )
+    assert list(printing(ROOT / "commands" / "x.py", text)) == [
+        "5 print",
+        "6 echo",
+        "8 StreamHandler",
+        "9 traceback.print_exc",
+        "7 sys.stdout",
+        "imports rich.console",
+        "imports sys.stderr",
+        "imports click.echo",
+        "imports argparse",
+    ]
+    found = {path.relative_to(ROOT).as_posix(): list(printing(path)) for path in sources()}
+    assert {name: ways for name, ways in found.items() if ways and name not in PRINTERS} == {}
+    assert all(found[name] for name in PRINTERS)
+
+
 def test_nothing_waits_by_the_wall_clock():
     """A clock that jumps changes time stamps and, within their validity, nothing else: waits are of the event loop."""
     stamps = {"log.py", "commands/ledger.py", "security/appendlog.py", "security/certificate.py"}
