@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import LocalError
+from ..errors import LocalError, UnwritableError
 from ..files import unwritable
 
 TRIES, WAIT = 10, 0.05  # somebody who asks whether the lock is held has it for an instant
@@ -15,11 +15,14 @@ TRIES, WAIT = 10, 0.05  # somebody who asks whether the lock is held has it for 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold ``<folder>/LOCK`` while the block runs; LocalError if another process holds it, or it cannot be made."""
+    """Hold ``<folder>/LOCK`` while the block runs; LocalError if another process holds it.
+
+    UnwritableError where the disk does not take it.
+    """
     try:
         descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise LocalError(f"{folder / 'LOCK'}: cannot write it: {unwritable(error)}") from error
+        raise UnwritableError(f"{folder / 'LOCK'}: cannot write it: {unwritable(error)}") from error
     try:
         for _ in range(TRIES):
             if _taken(descriptor, fcntl.LOCK_EX):

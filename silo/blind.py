@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .. import log
+from ..algorithms.batches import unbroken
 from ..algorithms.job import Job
 from ..errors import RefusedError
 from ..proto.secure_given import Attempt, GivenBody, Over
@@ -248,7 +249,12 @@ class BlindRound:
         self._todo += [Doing(attempt, Remember(memory)), Doing(attempt, SendAbandon(note))]
 
     def _objection(self, survivors: Sequence[str]) -> str:
-        """What this silo has against a sum over them, beside all that it signed before; empty for nothing."""
+        """What this silo has against a sum over them, beside all that it signed before; empty for nothing.
+
+        Nothing against a part of a batch, which no sum may be over: the coordinator is to blame for that (_advance).
+        """
+        if unbroken(self._party.terms.batches, survivors) != tuple(survivors):
+            return ""
         return self._door.signed_sets.objection(self.job, survivors)
 
     def _advance(self, event: Event) -> None:

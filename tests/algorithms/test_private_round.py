@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from staddle.algorithms import engine
+from staddle.algorithms import engine, tensor_file
 from staddle.algorithms import local_round as rounds
 from staddle.algorithms.account import Counts, MemoryAccount, PrivateSilo
 from staddle.algorithms.data import Dataset
@@ -21,7 +21,7 @@ from staddle.algorithms.method import Effort, Stage, initial_state
 from staddle.algorithms.privacy import PrivacyTable, round_spends
 from staddle.algorithms.private_round import PrivateRound, noisy_facts, noisy_measure, release_counts
 from staddle.algorithms.simulation import simulate
-from staddle.algorithms.taint import PRIVATE, PUBLIC, paid, worst
+from staddle.algorithms.taint import PRIVATE, PUBLIC, paid, taints_to_text, worst
 from staddle.algorithms.training import evaluate
 from staddle.errors import ExhaustedError, LocalError
 
@@ -421,9 +421,9 @@ def test_taints_are_kept_with_the_state(make_private, make_data, make_job):
     assert kept.taints == {**state.taints, **{n: PRIVATE for n, t in state.taints.items() if t.private}}
     assert {taint.name for taint in kept.taints.values()} == {"dp", "private"}
     plain = state_to_bytes(initial_state(make_job("fedper").method(), "a"))
-    assert b"__metadata__" not in plain
+    assert rounds.TAINTS not in tensor_file.metadata_of(plain)
     assert state_from_bytes(plain).taints == {}
-    broken = state_to_bytes(state).replace(b"[null,", b"[true,")
+    broken = tensor_file.to_bytes(state.flat, {rounds.TAINTS: taints_to_text(state.taints).replace("[null,", "[true,")})
     with pytest.raises(LocalError, match="not a state file: no taint"):
         state_from_bytes(broken)
 

@@ -13,6 +13,7 @@ import torch
 from ledgers import stored
 from raw_silo import SECONDS, Caller, NoLedger, frames_of, refused
 
+from staddle.algorithms import tensor_file
 from staddle.algorithms.exchange import WEIGHT
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
@@ -428,10 +429,10 @@ def test_a_delivery_that_nobody_reads_ends_by_its_deadline(serving, monkeypatch)
 def test_a_fetch_during_a_publication_leaves_no_old_value_behind(serving, monkeypatch):
     """A delivery of round 1 is being read while round 1 is folded; round 2 delivers the new value to everybody."""
     reading, go_on = threading.Event(), threading.Event()
-    real = safetensors.torch.load_file
+    real = tensor_file.load_file
 
     def slow(path):
-        monkeypatch.setattr(safetensors.torch, "load_file", real)
+        monkeypatch.setattr(tensor_file, "load_file", real)
         loaded = real(path)
         reading.set()
         go_on.wait(SECONDS)
@@ -442,7 +443,7 @@ def test_a_fetch_during_a_publication_leaves_no_old_value_behind(serving, monkey
             for silo in (north, east, south):
                 await silo.give(fill=0.25)
             await north.told("round")
-            monkeypatch.setattr(safetensors.torch, "load_file", slow)
+            monkeypatch.setattr(tensor_file, "load_file", slow)
             old = asyncio.create_task(north.delivered(1))
             assert await asyncio.to_thread(reading.wait, SECONDS)
             for silo in (east, south):

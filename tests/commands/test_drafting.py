@@ -155,7 +155,10 @@ def test_a_draft_of_jobs_of_both_kinds_allows_both(federation, signed):
     for job in both:
         assert sum_objections(job, policy, roster) == ()
         assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
-    assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == {"public_counts": True}
+    assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == {
+        "public_counts": True,
+        "min_difference": 3,
+    }
     rule = policy.rule("fedavg", "model")
     assert (rule.forms, rule.readers) == (("plain", "masked"), ("coordinator", "sum"))
     assert rule.dtypes == ("float32", "float64", "uint32")

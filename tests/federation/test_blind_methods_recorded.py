@@ -263,7 +263,7 @@ def check_sums(world, folder):
     for job, round_ in rounds:
         cohort, place = job.cohort(round_), (job.name, round_)
         gave = {(place, silo): world.summed(Place(*place, silo)) for silo in cohort}
-        digest = sums.check_sum(world.calls, gave, place, folder, cohort)
+        digest = sums.check_sum(world.calls, gave, job, round_, folder, cohort)
         for silo in cohort:
             opened[silo][place] = digest
     assert opened == {silo: sums.sums_of(world.running, silo) for silo in SILOS}

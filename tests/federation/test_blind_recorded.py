@@ -16,13 +16,13 @@ from tap import Tap
 
 from staddle.algorithms.data import split
 from staddle.algorithms.simulation import simulate
-from staddle.coordinator.opening import SURVIVORS
+from staddle.coordinator.opening import SURVIVORS, WORDS
 from staddle.coordinator.store import JobStore, opened_sum
 from staddle.files import parse_canonical
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.blind import bounds
+from staddle.proto.blind import bounds, sums_published
 from staddle.proto.wire import tensor_bytes
 from staddle.security import roster as rosters
 from staddle.security.blind_sum import Quantised, folded, given
@@ -85,7 +85,7 @@ def test_the_coordinator_sees_sums_alone(start, document, tmp_path):
     check_fields(calls)
     given_by = gifts(running)
     opened = {
-        (job.name, round_): check_sum(calls, given_by, (job.name, round_), tmp_path)
+        (job.name, round_): check_sum(calls, given_by, job, round_, tmp_path)
         for job in running.jobs
         for round_ in range(job.length)
     }
@@ -242,28 +242,36 @@ def sums_of(running, silo):
     return {(r.job, r.round): r.sha256 for r in records if isinstance(r, SumOpened)}
 
 
-def check_sum(calls, given_by, place, folder, cohort=SILOS):
+def check_sum(calls, given_by, job, round_, folder, cohort=SILOS):
     """What the coordinator opened, and said the digest of, is the sum of what silos gave, and nothing but that.
 
     The digest, in hex.
     """
+    place, published = (job.name, round_), sums_published(job, round_)
     spec = spec_of(calls[cohort[0]], place)
     assert spec.cohort == tuple(sorted(cohort))
     accumulator = Accumulator(readable(spec))
     for silo in cohort:
         accumulator.add(unmasked(spec, silo, given_by[place, silo]))
-    tensors = {}
+    tensors, words = {}, {}
     opened = accumulator.open((), spec.cohort)
-    for (part, _), own, each in zip(given_by[place, cohort[0]], spec.groups, opened, strict=True):
+    numbers = list(accumulator.numbers())
+    for index, ((part, _), own, each) in enumerate(zip(given_by[place, cohort[0]], spec.groups, opened, strict=True)):
         if is_row(own):  # which one silo reads
+            continue
+        if part.name in published:  # silos get its words, whose digest stands for them
+            of_part = b"".join(each.astype(f"<i{own.ring // 8}").tobytes() for at, each in numbers if at == index)
+            words[part.name] = hashlib.sha256(of_part).hexdigest()
             continue
         tensors |= {f"{part.name}/{name}": value.clone() for name, value in folded(part, own, each).items()}
     store = JobStore(folder / place[0], lambda _: (), {})
-    store.write(opened_sum(place[1]), tensors, {SURVIVORS: json.dumps(list(spec.cohort))})
-    digest = hashlib.sha256(store.sum_file(place[1]).read_bytes()).digest()
-    for silo in cohort:
-        assert told(calls[silo], "result")[place].sha256 == digest
-    return digest.hex()
+    header = {SURVIVORS: json.dumps(list(spec.cohort)), WORDS: json.dumps(words, sort_keys=True)}
+    store.write(opened_sum(round_), tensors, header)
+    digest = hashlib.sha256(store.sum_file(round_).read_bytes()).digest()
+    (same,) = {told(calls[silo], "result")[place].sha256 for silo in cohort}
+    padded = any(is_row(own) and any(own.counts) for own in spec.groups)  # the digests of rows' words are in it, too
+    assert padded or same == digest
+    return same.hex()
 
 
 # What it may not see.
