@@ -8,6 +8,7 @@ Either form is one line of printable characters, whatever a peer put into a fiel
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,9 +30,14 @@ class _Lines(logging.Formatter):
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         if self._form == "json":
             head = {"time": time, "level": record.levelname.lower(), "event": record.getMessage()}
-            return json.dumps({**head, **fields})
+            return json.dumps({**head, **{k: _finite(v) for k, v in fields.items()}, **head})
         shown = " ".join(f"{k}={_plain(v)}" for k, v in fields.items())
         return f"{time} {record.levelname.lower():7} {record.getMessage()} {shown}".rstrip()
+
+
+def _finite(value: object) -> object:
+    """A number that JSON has, or its name: "nan", "inf"."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _plain(value: object) -> str:

@@ -68,3 +68,13 @@ def test_what_libraries_log_is_an_event_too(written, form):
     if form == "json":
         found = json.loads(line)
         assert (found["event"], found["level"], found["logger"]) == ("library", "error", "asyncio")
+
+
+def test_a_field_stands_for_no_other_and_a_number_that_json_lacks_is_text(written):
+    log.setup("json")
+    log.event("x", event="y", level="z", time=0, accuracy=float("nan"), bound=float("inf"))
+    (line, _) = written()
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert (found["event"], found["level"]) == ("x", "info")
+    assert found["time"] != 0
+    assert (found["accuracy"], found["bound"]) == ("nan", "inf")
