@@ -124,15 +124,15 @@ def parse_json(data: bytes, origin: str) -> Any:
         raise LocalError(f"{origin}: not valid JSON: {error}") from error
 
 
-def read_bytes(path: Path) -> bytes:
-    """Read a small file; LocalError names what is missing, unreadable or too large."""
+def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
+    """Read a file of at most so many bytes; LocalError names what is missing, unreadable or too large."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(most + 1)
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise LocalError(f"{path}: larger than {MAX_FILE_BYTES} bytes; is this the right file?")
+    if len(data) > most:
+        raise LocalError(f"{path}: larger than {most} bytes; is this the right file?")
     return data
 
 

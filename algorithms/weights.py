@@ -17,6 +17,8 @@ from .data_bounds import check_regular
 from .exchange import Tensors, all_finite
 from .method import Method
 
+HEADER_BYTES = 1 << 20  # names and metadata beside the tensors: no part has more of them
+
 
 def load_weights(path: Path, method: Method, silo: str, part: str, digest: str | None = None) -> tuple[Tensors, str]:
     """The tensors of a safetensors file for a private part of a silo's model, and the file's SHA-256 in hex.
@@ -31,7 +33,8 @@ def load_weights(path: Path, method: Method, silo: str, part: str, digest: str |
         check_regular(path)
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
-    data = read_bytes(path)
+    module = method.modules(silo)[part]
+    data = read_bytes(path, sum(tensor.nbytes for tensor in module.state_dict().values()) + HEADER_BYTES)
     found = hashlib.sha256(data).hexdigest()
     if digest is not None and found != digest.lower():
         raise LocalError(
@@ -41,7 +44,7 @@ def load_weights(path: Path, method: Method, silo: str, part: str, digest: str |
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise LocalError(f"{path}: not a safetensors file: {error}") from error
-    _check(path, part, tensors, method.modules(silo)[part])
+    _check(path, part, tensors, module)
     return tensors, found
 
 

@@ -1,8 +1,10 @@
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save
+from torch import nn
 
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.simulation import simulate
@@ -95,3 +97,15 @@ def test_a_silo_begins_with_its_own_weights_and_the_others_as_before(job, traine
 
 def plain_start(job):
     return initial_state(job.method(), "a").parts
+
+
+def test_a_file_may_be_as_large_as_its_part(tmp_path):
+    part = nn.Linear(2100, 2100)  # 17.6 MB, as a small ResNet is
+    method = SimpleNamespace(name="own", loadable=("supervisor",), modules=lambda _: {"supervisor": part})
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(save(part.state_dict()))
+    tensors, _ = load_weights(path, method, "a", "supervisor")
+    assert torch.equal(tensors["weight"], part.weight)
+    os.truncate(path, 2 * path.stat().st_size)
+    with pytest.raises(LocalError, match=r"w\.safetensors: larger than 18\d{6} bytes"):
+        load_weights(path, method, "a", "supervisor")
