@@ -10,6 +10,7 @@ from ..security.lock import held
 from .config import CoordinatorConfig
 from .database import Database, relayed
 from .round import JobState
+from .secure_rows import Spooled, loaded
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def _last(database: Database, job: str) -> LastRound | None:
 
 
 def _job(state: JobState, database: Database) -> JobStatus:
-    gave, missing, dropped = _who(state)
+    gave, missing, dropped = _who(state, database)
     last = _last(database, state.job)
     closed = last.round + 1 if last else 0
     told = (state.outcome, state.reason, state.cohort, gave, missing, dict(dropped))
@@ -76,7 +77,7 @@ def _job(state: JobState, database: Database) -> JobStatus:
     )
 
 
-def _who(state: JobState) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+def _who(state: JobState, database: Database) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
     """Who did what the stage waits for, who has yet to, who does not and with which code."""
     match state.stage:
         case "admitting":
@@ -87,4 +88,14 @@ def _who(state: JobState) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, s
             lost = {s: code for s, code in state.failed.items() if s not in state.done}
             return done, tuple(s for s in state.admitted if s not in state.done and s not in lost), lost
         case _:
-            return tuple(s for s in state.cohort if s in state.given), state.open, dict(state.failed)
+            given = {*state.given, *_masked(state, database)}
+            gave = tuple(s for s in state.cohort if s in given)
+            missing = tuple(s for s in state.open if s not in given)
+            return gave, missing, {**state.excluded, **state.failed}
+
+
+def _masked(state: JobState, database: Database) -> set[str]:
+    """Silos whose masked words are here, of the attempt at a blind round's sum that goes on."""
+    rows = database.secure_rows(state.job, state.round) if state.blind else ()
+    entries = (loaded(row) for row in rows if row.kind == "spooled" and row.attempt == state.attempt)
+    return {entry.silo for entry in entries if isinstance(entry, Spooled)}

@@ -16,6 +16,7 @@ from staddle.commands import local_federation, status
 from staddle.commands.toml import to_toml
 from staddle.coordinator.database import Database
 from staddle.coordinator.round import JobState
+from staddle.coordinator.secure_rows import Spooled, dumped
 from staddle.errors import LocalError
 from staddle.files import canonical_json
 from staddle.security.checkpoint import Checkpoint
@@ -288,4 +289,15 @@ def test_a_blind_round_shows_its_attempt(coordinator, database):
     keep(database, JobState("j", SILOS, 3, 2, stage="round", cohort=SILOS, failed={"c": "lost"}, blind=True, attempt=1))
     assert "round, round 0, secure sum, attempt 2" in show(coordinator)
     assert read(coordinator)["jobs"][0]["attempt"] == 1
+    database.close()
+
+
+def test_a_blind_round_shows_whose_masked_words_are_here_and_who_is_excluded(coordinator, database):
+    cohort, excluded = SILOS[:2], {SILOS[2]: "BATCH"}
+    keep(database, JobState("j", SILOS, 3, 2, stage="round", cohort=cohort, excluded=excluded, blind=True, attempt=1))
+    with database.transaction():
+        for attempt, silo in enumerate(cohort):  # those of the attempt before do not count
+            database.add_secure("j", 0, dumped(attempt, Spooled(silo, 8, bytes(32))))
+    (job,) = read(coordinator)["jobs"]
+    assert (job["gave"], job["missing"], job["dropped"]) == ([cohort[1]], [cohort[0]], excluded)
     database.close()
