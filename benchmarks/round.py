@@ -130,8 +130,13 @@ def given_first(job: Job) -> tuple[str, dict[str, dict[str, torch.Tensor]]]:
     return shared, zeros
 
 
-async def echo(folder: Path, silo: str, address: str, spent: dict[str, float]) -> list[tuple[float, float]]:
-    """Accept, then fetch and give until the job is over; seconds of gate and ledger in each round but the first."""
+async def echo(
+    folder: Path, silo: str, address: str, spent: dict[str, float], training: float = 0.0
+) -> list[tuple[float, float]]:
+    """Accept, then fetch and give until the job is over; seconds of gate and ledger in each round but the first.
+
+    ``training``: seconds that pass between the two.
+    """
     took = []
     roster = rosters.load(folder / "roster.json")
     keys = load_keys(folder / silo / "keys")
@@ -152,6 +157,7 @@ async def echo(folder: Path, silo: str, address: str, spent: dict[str, float]) -
         last: dict[str, torch.Tensor] = {}
 
         async def trained(delivered: Delivered) -> Bundle:
+            await asyncio.sleep(training)
             last.update({**zeros[shared], **changed(delivered.tensors.get(shared, {}))})
             return Bundle({**zeros, shared: last})
 

@@ -39,6 +39,7 @@ class Attesting:
 
     def __init__(self) -> None:
         self._questions: dict[str, _Question] = {}
+        self._open: dict[str, _Question] = {}  # those of them that more silos are asked
 
     def ask(self, silo: str, challenge: bytes) -> None:
         """A session of this silo begins: earlier answers for it are void, and what it was asked is asked again."""
@@ -46,6 +47,7 @@ class Attesting:
         for question in self._questions.values():
             if silo not in question.answered:
                 question.asked.discard(silo)
+        self._open = {asking: question for asking, question in self._questions.items() if question.wanted}
 
     def waiting(self, silo: str) -> pb.Witness | None:
         """Take what waits for this silo: questions about others, answers about itself."""
@@ -59,11 +61,17 @@ class Attesting:
     def questions(self, silo: str) -> list[pb.Challenge]:
         """Take the questions about others alone: what goes with a heartbeat."""
         asked = []
-        for other, question in self._questions.items():
-            if other != silo and silo not in question.asked and question.wanted:
+        for other, question in list(self._open.items()):
+            if other != silo and silo not in question.asked:
                 question.asked.add(silo)
                 asked.append(pb.Challenge(silo=other, challenge=question.challenge))
+                if not question.wanted:
+                    del self._open[other]
         return asked
+
+    def wants(self, silo: str) -> bool:
+        """Whether one more silo is asked about this one."""
+        return silo in self._open
 
     def answered(self, by: str, said: pb.Attestation) -> bool:
         """Keep an answer for the silo that asked; False for one that nobody waits for."""
@@ -78,4 +86,6 @@ class Attesting:
                 by=by, silo=said.silo, challenge=said.challenge, held=said.held, signature=said.signature
             )
             question.answers.append(told)
+            if question.wanted:  # one that holds nothing
+                self._open[said.silo] = question
         return wanted

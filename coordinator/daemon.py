@@ -3,7 +3,8 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -55,7 +56,7 @@ from .room import check_room
 from .round import JobState, advance, resumed
 from .rows import Planned
 from .store import Spool, check_folder
-from .tasks import SiloTask, awaited, task_for
+from .tasks import SiloTask, awaited, concerned, task_for
 
 T = TypeVar("T")
 
@@ -113,11 +114,13 @@ class Daemon:
         self.runs: list[JobRun] = []
         self.sessions: dict[str, bytes] = {}
         self.held: dict[str, Held] = {}  # silo → what is here of its interrupted upload
-        self.changed = asyncio.Event()
+        self.changed = asyncio.Event()  # anything; a silo waits on one of its own (``changed_for``)
         self.stopping = False
         self._database = database
         self._began = time.monotonic()
         self._seen: dict[str, float] = {}  # silo → when it was last heard of, since this process began
+        self._changed_for: dict[str, asyncio.Event] = {}  # silo → what its calls wait on, until it is set
+        self._waiting: Counter[str] = Counter()  # silo → its calls that wait
         self._folding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
         self._tasks: set[asyncio.Task[Any]] = set()
         self._means = Means(config.timing, roster, keys, database, self.contributions)
@@ -221,7 +224,33 @@ class Daemon:
         new = silo not in self._seen
         self._seen[silo] = time.monotonic()
         if new:
-            self.tell()
+            self.tell(())
+
+    def hold(self) -> float:
+        """Until when a call that begins now may wait, on the clock of the event loop."""
+        return asyncio.get_running_loop().time() + self.config.timing.hold_seconds
+
+    def changed_for(self, silo: str) -> asyncio.Event:
+        """Set once a task of this silo, a message to it or its session may have changed."""
+        return self._changed_for.setdefault(silo, asyncio.Event())
+
+    async def woken(self, silo: str, changed: asyncio.Event, until: float) -> bool:
+        """Wait for ``changed_for`` a silo, which is alive meanwhile; False where nothing changed until then."""
+        self._waiting[silo] += 1
+        try:
+            async with asyncio.timeout_at(until):
+                await changed.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting[silo] -= 1
+            self.saw(silo)
+        return True
+
+    def _is_lost(self, silo: str) -> bool:
+        """Whether a silo was not heard of for some beats; after a restart each has as many to come back."""
+        silent = time.monotonic() - LOST_AFTER_BEATS * self.config.timing.beat_seconds
+        return self._seen.get(silo, self._began) < silent and not self._waiting[silo]
 
     def connected(self) -> set[str]:
         """Silos that were heard of within some beats."""
@@ -284,7 +313,7 @@ class Daemon:
             self._database.add_hidden(run.job.name, stored)
         run.keyed.hidden.take(stored)
         self.receiving.committed(taken)
-        self.tidy()
+        self._let_go()
         return taken.receipt
 
     def forget(self, run: JobRun, file: str) -> None:
@@ -342,14 +371,11 @@ class Daemon:
 
     async def watch_silos(self) -> None:
         """For ever: drop the silos of open rounds that were not heard of for some beats."""
-        beat = self.config.timing.beat_seconds
         while True:
-            await asyncio.sleep(beat)
-            silent = time.monotonic() - LOST_AFTER_BEATS * beat
+            await asyncio.sleep(self.config.timing.beat_seconds)
             for run in self.runs:
-                for silo in awaited(run.state):
-                    if self._seen.get(silo, self._began) < silent:
-                        self.apply(run, Lost(silo))
+                for silo in filter(self._is_lost, awaited(run.state)):
+                    self.apply(run, Lost(silo))
 
     # Events and effects.
 
@@ -357,11 +383,13 @@ class Daemon:
         self, run: JobRun, event: Event, record: Callable[[], None] = nothing, committed: Callable[[], None] = nothing
     ) -> None:
         """One event into one job: on the disk in one transaction with what ``record`` writes, then all its effects."""
-        state, effects = advance(run.state, event)
-        if state == run.state:
+        before = run.state
+        state, effects = advance(before, event)
+        if state == before:
             return
         with self.writing():
-            self._database.save_state(state)
+            if state != replace(before, given=state.given) or state.blind:
+                self._database.save_state(state)  # else it follows from the row of the upload, which ``record`` adds
             record()
             over = run.state.blind and bool(run.state.cohort) and not state.cohort
             unfolded = run.mixing if over and not isinstance(event, Folded) else None
@@ -379,6 +407,7 @@ class Daemon:
             self._gatherings.pop(state.job, None)
             run.summing, run.summed = None, run.summing
         self._run(run, effects)
+        self.tell(concerned(before, state))
         if expired:
             run.expire()
 
@@ -402,15 +431,18 @@ class Daemon:
     def _run(self, run: JobRun, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
             self._effects[type(effect)](run, effect)
-        self.tidy()
+        self._let_go()
         self._begin_next()
 
     def tidy(self) -> None:
         """Let go what was held for a round that does not await it any more; wake all who wait."""
+        self._let_go()
+        self.tell()
+
+    def _let_go(self) -> None:
         for silo, held in list(self.held.items()):
             if not held.run.awaits(silo, held.round, held.context, held.part):
                 self.held.pop(silo).spool.discard()
-        self.tell()
 
     def _gathering(self, run: JobRun) -> Gathering:
         """That of a blind job's open round."""
@@ -420,8 +452,11 @@ class Daemon:
             run.summing = found.summing
         return found
 
-    def tell(self) -> None:
-        """Wake every waiting poll and watcher; the next ones wait on a new event."""
+    def tell(self, silos: Iterable[str] | None = None) -> None:
+        """Wake the calls of these silos that wait, by default of all, and every watcher; the next wait anew."""
+        for silo in list(self._changed_for) if silos is None else silos:
+            if (waits := self._changed_for.pop(silo, None)) is not None:
+                waits.set()
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -434,7 +469,7 @@ class Daemon:
     def _draw(self, run: JobRun, effect: DrawCohort) -> None:
         admitted = set(run.state.admitted)
         cohort = tuple(silo for silo in run.job.cohort(effect.round) if silo in admitted)
-        self.apply(run, Drawn(effect.round, cohort))
+        self.apply(run, Drawn(effect.round, cohort, tuple(filter(self._is_lost, cohort))))
 
     def _report(self, run: JobRun, effect: Report) -> None:
         bad = effect.fields.get("outcome") == "failed" or "code" in effect.fields  # a silo dropped out or declined
@@ -501,7 +536,7 @@ class Daemon:
     async def stop(self) -> None:
         """Let waiting polls go, finish the fold in hand."""
         self.stopping = True
-        self.changed.set()
+        self.tell()
         while self._tasks:  # an open sum is folded, too
             await asyncio.wait(self._tasks)
         self._folding.shutdown(wait=True)

@@ -13,7 +13,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -38,7 +38,7 @@ def relayed(places: Iterable[Place]) -> tuple[str, ...]:
     return tuple(sorted(part for room, part, _ in found if room == "words" and ("result", part, "") not in found))
 
 
-VERSION = 4
+VERSION = 5
 SUBMISSIONS = """\
 CREATE TABLE submissions (
   job TEXT NOT NULL REFERENCES jobs(name),
@@ -59,7 +59,7 @@ CREATE TABLE jobs (
   name TEXT PRIMARY KEY,
   position INTEGER NOT NULL UNIQUE,     -- jobs run in this order
   signed BLOB NOT NULL,                 -- as the operator signed it
-  state TEXT NOT NULL,                  -- JSON of round.JobState
+  state TEXT NOT NULL,                  -- JSON of round.JobState; what was given since follows from submissions
   method BLOB NOT NULL                  -- safetensors of the method's coordinator state
 ) STRICT;
 CREATE TABLE rounds (
@@ -123,7 +123,8 @@ CREATE TABLE mixed (                    -- what each recipient's rows were made 
   PRIMARY KEY (job, part, silo)
 ) STRICT;
 """
-BEFORE_SECURE, BEFORE_HIDDEN = BEFORE = (2, 3)  # versions without secure sums; without parts that cross by themselves
+# Versions without secure sums; without parts that cross by themselves; whose states have all that was given.
+BEFORE_SECURE, BEFORE_HIDDEN, BEFORE_ROWS = BEFORE = (2, 3, 4)
 PARTS = (
     "ALTER TABLE submissions RENAME TO whole",
     SUBMISSIONS,
@@ -221,9 +222,12 @@ class Database:
         run("PRAGMA foreign_keys = ON")
         (found,) = run("PRAGMA user_version").fetchone()
         if found in BEFORE or not found:
-            scripts = (*(() if found else (SCHEMA,)), *((SECURE,) if found < BEFORE_HIDDEN else ()), HIDDEN)
+            scripts = [SECURE] if found < BEFORE_HIDDEN else []
+            scripts += [HIDDEN] if found < BEFORE_ROWS else []
+            scripts = [*scripts, *PARTS] if found in (BEFORE_SECURE, BEFORE_HIDDEN) else scripts
+            scripts = scripts if found else [SCHEMA, *scripts]
             with self.transaction():
-                for statement in ";\n".join((*scripts, *(PARTS if found else ()))).split(";\n"):
+                for statement in ";\n".join(scripts).split(";\n"):
                     run(statement)
                 run(f"PRAGMA user_version = {VERSION}")
         else:
@@ -274,13 +278,24 @@ class Database:
         """The states of all jobs in their order, without anything that is large."""
         with self._explained():
             rows = self._connection.execute("SELECT name, state FROM jobs ORDER BY position").fetchall()
-        return [self._state(name, state) for name, state in rows]
+            return [self._state(name, state) for name, state in rows]
 
     def _state(self, name: str, state: str) -> JobState:
+        """As it was saved last, with what silos have given since to the open round, in the clear.
+
+        Each upload of such a round that was accepted has its row in ``submissions``, and counts; so the state, which is
+        as long as the job has silos, is not written again for each of them.
+        """
         try:
-            return _STATE.validate_json(state)
+            read = _STATE.validate_json(state)
         except ValidationError as error:
             raise LocalError(f"{self._path}: the state of job {name!r} cannot be read; restore a backup") from error
+        if read.blind or not read.cohort:
+            return read
+        rows = self._connection.execute(
+            "SELECT silo, sha256 FROM submissions WHERE job = ? AND round = ? ORDER BY rowid", (name, read.round)
+        )
+        return replace(read, given={**read.given, **dict(rows.fetchall())})
 
     def _stored(self, name: str, signed: bytes, state: str, method: bytes) -> StoredJob:
         read = self._state(name, state)
@@ -302,7 +317,7 @@ class Database:
         )
 
     def save_state(self, state: JobState) -> None:
-        """Replace a job's state."""
+        """Replace a job's state; not needed after an upload that changes nothing but ``given``: ``add_submission``."""
         self._connection.execute("UPDATE jobs SET state = ? WHERE name = ?", (_dumped(state), state.job))
 
     # Rounds.

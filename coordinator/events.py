@@ -22,10 +22,11 @@ class Answered:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The cohort of a round: the drawn silos that are admitted, in job order."""
+    """The cohort of a round: the drawn silos that are admitted, in job order; ``lost``: those known to be away."""
 
     round: int
     cohort: tuple[str, ...]
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class Receiving:
     def __init__(self, roster: rosters.Roster, keys: Keys, database: Database, ledger: ReceivingLedger) -> None:
         self.heads = Heads(roster, database.heads(), ledger.refused)
         self.ledger = ledger
+        self.roster_digest = rosters.digest(roster)  # once: it is over all entries
         self._roster = roster
         self._keys = keys
         self._database = database
@@ -74,7 +75,7 @@ class Receiving:
         sha256, leaf = digests.total.hex(), end.ledger_leaf.hex()
         receipt = Receipt(
             federation=self._roster.federation,
-            roster=rosters.digest(self._roster),
+            roster=self.roster_digest,
             silo=silo,
             job=job.digest,
             round=round_,

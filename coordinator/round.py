@@ -22,9 +22,10 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
 
 An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when the fold is done;
 what was given in the open round stays given. A silo that did not answer in time may still do so: it is drawn from then
-on. In a blind job (``blind``) a round is one secure sum, which summing.py makes: nobody gives alone; a silo that fails
-drops out of an attempt at it, and may take part in the next, unless its privacy budget is spent. Who is shown to have
-broken the rules (codes.GUILTY) is ``excluded`` from all attempts and rounds that follow. Silos of one batch are asked
+on. A silo that is known to be lost when a round opens is not awaited in it (``Drawn``). In a blind job (``blind``) a
+round is one secure sum, which summing.py makes: nobody gives alone; a silo that fails drops out of an attempt at it,
+and may take part in the next, unless its privacy budget is spent. Who is shown to have broken the rules
+(codes.GUILTY) is ``excluded`` from all attempts and rounds that follow. Silos of one batch are asked
 together (``batches``): the next attempt is made without the batch of a silo that was lost, while enough others are
 left, and else with all of the cohort again. A sum that is none of values (``spoiled``: a silo gave what nobody may) is
 made again without each batch in turn. A batch whose own sum is spoiled is ``excluded`` as a whole, since nobody can
@@ -35,8 +36,9 @@ Events that come too late (an upload for a closed round) change nothing. What th
 the state: tasks.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil
 from typing import Literal, TypeAlias
 
@@ -109,12 +111,12 @@ class JobState:
     fruitless: int = 0  # attempts at it that ended without a sum
     refused: int = 0  # those of them that will hardly end otherwise
 
-    @property
+    @cached_property
     def admitted(self) -> tuple[str, ...]:
         """Silos that accepted, in job order."""
         return tuple(s for s in self.silos if self.answers.get(s) == "accepted")
 
-    @property
+    @cached_property
     def open(self) -> tuple[str, ...]:
         """Members of the cohort that have neither given nor failed."""
         return tuple(s for s in self.cohort if s not in self.given and s not in self.failed)
@@ -151,8 +153,8 @@ def advance(state: JobState, event: Event) -> Step:
             return _then(state, (told,), _admit_if_complete)
         case Stopped() | Resumed() | Unkeyed() | Broken():
             return _operated(state, event)
-        case Drawn(round_, cohort) if state.stage == "drawing" and round_ == state.round:
-            return _start_round(state, cohort)
+        case Drawn(round_, cohort, lost) if state.stage == "drawing" and round_ == state.round:
+            return _start_round(state, cohort, lost)
         case Given() | Failed() if _expected(state, event):
             return _heard(state, event)
         case Summed(round_) | SumFailed(round_) if state.blind and round_ == state.round and state.cohort:
@@ -321,20 +323,36 @@ def _stop(state: JobState) -> Step:
     return advance(replace(state, stopping=False, stage="drawing"), Stopped())
 
 
-def _start_round(state: JobState, cohort: tuple[str, ...]) -> Step:
+def _start_round(state: JobState, cohort: tuple[str, ...], lost: tuple[str, ...]) -> Step:
     out = {silo: code for silo, code in state.excluded.items() if silo in cohort}
     left = [silo for silo in cohort if silo not in out]
     whole, least = unbroken(state.batches, left), state.fewest if state.batches else state.min_cohort
     if len(whole) < least:
         of = f"{len(whole)} of them in whole batches, and it takes" if state.batches else "min_cohort is"
-        lost = "".join(f"; {silo}: {in_words(code)}" for silo, code in out.items())
-        why = f"round {state.round}: only {len(left)} of the drawn silos are admitted, {of} {least}{lost}"
+        why = f"round {state.round}: only {len(left)} of the drawn silos are admitted, {of} {least}"
+        why += "".join(f"; {silo}: {in_words(code)}" for silo, code in out.items())
         return _finish(state, "failed", why)
     if state.batches:
         cohort, out = whole, {}
     state = replace(state, stage="round", cohort=cohort, given={}, failed=out)
     told = Report("round.opened", {"round": state.round, "cohort": cohort})
-    return state, (told, _gather(state) if state.blind else Watch("round", state.round))
+    state, dropped = _without_away(state, [silo for silo in state.open if silo in lost])
+    return state, (told, *dropped, _gather(state) if state.blind else Watch("round", state.round))
+
+
+def _without_away(state: JobState, away: Sequence[str]) -> tuple[JobState, tuple[Report, ...]]:
+    """A round that opens does not wait for silos that are known to be away, unless too few are left without them.
+
+    Then they are asked like all others: some may be back before the next beat, and else they are lost as they are in
+    any round.
+    """
+    without = replace(state, failed={**state.failed, **dict.fromkeys(away, "lost")})
+    if state.batches:
+        without = replace(without, lost=frozenset(away))
+    left, least = (_asked(without), state.fewest) if state.batches else (without.open, state.min_cohort)
+    if len(left) < least:
+        return state, ()
+    return without, tuple(Report("silo.dropped", {"silo": s, "round": state.round, "code": "lost"}) for s in away)
 
 
 def _declined(silo: str, code: str) -> Report:

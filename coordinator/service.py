@@ -25,7 +25,6 @@ from ..proto.secure_told import told_to_wire
 from ..proto.stream import TOGETHER, Digester, chunks, recut
 from ..proto.sum_messages import sum_to_wire
 from ..proto.wire import delivered_items, tensor_bytes, to_wire
-from ..security import roster as rosters
 from ..security.attestation import CHALLENGE_BYTES
 from .contributions import relayed
 from .daemon import Daemon
@@ -66,7 +65,7 @@ class Service:
             )
             raise RefusedError(silo, "PROTOCOL_VERSION", why)
         # (3) One roster.
-        if request.roster_digest != bytes.fromhex(rosters.digest(self._daemon.roster)):
+        if request.roster_digest != bytes.fromhex(self._daemon.receiving.roster_digest):
             why = f"holds another roster; this coordinator has version {self._daemon.roster.version}, bring both to one"
             raise RefusedError(silo, "ROSTER", why)
         if len(request.challenge) != CHALLENGE_BYTES:
@@ -90,10 +89,9 @@ class Service:
     async def Poll(self, request: pb.PollRequest, context: Context) -> pb.Task:  # noqa: N802
         """Wait for a task."""
         silo = self._silo(request.session, context)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._daemon.config.timing.hold_seconds
+        until = self._daemon.hold()
         while True:
-            changed = self._daemon.changed
+            changed = self._daemon.changed_for(silo)
             self._check_session(silo, request.session)  # a new one may have begun: what waits is for that
             found = self._daemon.task_for(silo)
             in_turn = found is None or self._witnessed[silo] < WITNESSED_BEFORE_A_TASK
@@ -103,12 +101,8 @@ class Service:
             if found is not None:
                 self._witnessed[silo] = 0
                 return self._task(silo, *found)
-            try:
-                await asyncio.wait_for(changed.wait(), until - loop.time())
-            except TimeoutError:
+            if not await self._daemon.woken(silo, changed, until):
                 return pb.Task(nothing=pb.Nothing())
-            finally:
-                self._daemon.saw(silo)
 
     async def Attest(self, request: pb.Attestation, context: Context) -> pb.AttestReply:  # noqa: N802
         """Pass on what a silo says that it holds of another one's ledger, if that one asked."""
@@ -116,7 +110,8 @@ class Service:
         if len(request.held) > MAX_HEAD_BYTES or len(request.signature) != SIGNATURE_BYTES:
             raise RefusedError(silo, "MANIFEST", "its attestation has no signature, or too long a head")
         if self._daemon.attesting.answered(silo, request):
-            self._daemon.tell()
+            more = self._daemon.attesting.wants(request.silo)  # then others are asked in place of this one
+            self._daemon.tell(None if more else [request.silo])
         return pb.AttestReply()
 
     async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:  # noqa: N802
@@ -228,19 +223,14 @@ class Service:
         silo = self._silo(request.session, context)
         asked = asked_from_wire(silo, request)
         run = self._run(silo, asked.job, asked.job_digest)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._daemon.config.timing.hold_seconds
+        until = self._daemon.hold()
         while True:
-            changed = self._daemon.changed
+            changed = self._daemon.changed_for(silo)
             self._check_session(silo, asked.session)
             if (told := run.told(silo, asked.round, asked.had)) is not None:
                 return told_to_wire(told)
-            try:
-                await asyncio.wait_for(changed.wait(), until - loop.time())
-            except TimeoutError:
+            if not await self._daemon.woken(silo, changed, until):
                 return told_to_wire(None)
-            finally:
-                self._daemon.saw(silo)
 
     async def Contribute(self, request: secure.Contributed, context: Context) -> secure.SecureTaken:  # noqa: N802
         """Take what a silo gives to the key of a job."""

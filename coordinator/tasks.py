@@ -47,6 +47,23 @@ def task_for(state: JobState, silo: str) -> SiloTask | None:
     return None
 
 
+def concerned(before: JobState, after: JobState) -> tuple[str, ...]:
+    """Silos that another task waits for than before; of a blind job all, where messages of its sum may wait, too.
+
+    While nothing of this moves on, tasks are only done: silos answer, give, fail or confirm.
+    """
+    if _moved(before) == _moved(after):
+        return ()
+    if after.blind:
+        return after.silos
+    tasks = {silo: task_for(after, silo) for silo in after.silos}
+    return tuple(silo for silo, task in tasks.items() if task is not None and task != task_for(before, silo))
+
+
+def _moved(state: JobState) -> tuple[str, int, int, str]:
+    return state.stage, state.round, state.attempt, state.outcome
+
+
 def awaited(state: JobState) -> tuple[str, ...]:
     """Silos without which the stage does not end before its deadline."""
     if state.stage == "round":

@@ -225,6 +225,57 @@ def test_contributions_are_kept_by_job_and_silo_each_once(database, path):
     assert database.contributions("nothing") == {}
 
 
+OPEN = replace(job(), stage="round", cohort=("b", "a"), answers=dict.fromkeys(SILOS, "accepted"), round=1)
+
+
+def test_an_upload_counts_as_given_by_its_row_while_its_round_is_open(database, path):
+    add(database, OPEN, replace(OPEN, job="other"))
+    with database.transaction():
+        database.add_submission("j", replace(GIVEN, round=0, silo="b"))
+    for place, silo in enumerate(("a", "b"), 1):
+        with database.transaction():
+            database.add_submission("j", replace(GIVEN, silo=silo))
+        expected = replace(OPEN, given=dict.fromkeys(("a", "b")[:place], GIVEN.sha256))
+        assert database.states() == [expected, replace(OPEN, job="other")]
+        assert list(database.states()[0].given) == ["a", "b"][:place]
+    database = again(database, path)
+    assert [kept.state for kept in database.jobs()] == [expected, replace(OPEN, job="other")]
+    reading = Database(path, read_only=True)
+    assert reading.states()[0] == expected
+    reading.close()
+    folding = replace(expected, stage="folding")
+    with database.transaction():
+        database.save_state(folding)
+    assert database.states()[0] == folding
+    failed = replace(OPEN, stage="finishing", cohort=(), outcome="failed")
+    with database.transaction():
+        database.save_state(failed)
+    assert database.states()[0] == failed
+    database.close()
+
+
+def test_nobody_gives_alone_to_a_sum_whatever_was_uploaded(database):
+    add(database, replace(OPEN, blind=True))
+    with database.transaction():
+        database.add_submission("j", GIVEN)
+    assert database.states() == [replace(OPEN, blind=True)]
+
+
+def test_a_database_whose_states_have_all_that_was_given_is_taken_over(database, path):
+    state = replace(OPEN, given={"a": GIVEN.sha256})
+    add(database, state)
+    with database.transaction():
+        database.add_submission("j", GIVEN)
+    database.close()
+    with sqlite3.connect(path) as old:
+        old.execute("PRAGMA user_version = 4")
+    found = Database(path)
+    assert found.states() == [state]
+    found.close()
+    with sqlite3.connect(path) as new:
+        assert new.execute("PRAGMA user_version").fetchone() == (VERSION,)
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_database_of_a_version_before_is_taken_over(database, path, version):
     """Its states lack the fields that came since, its submissions are of no part."""

@@ -31,7 +31,7 @@ from staddle.coordinator.events import (
     Watch,
 )
 from staddle.coordinator.round import MOST_ATTEMPTS, MOST_REFUSED, JobState, advance, resumed
-from staddle.coordinator.tasks import FinishTask, OfferTask, RoundTask, awaited, task_for
+from staddle.coordinator.tasks import FinishTask, OfferTask, RoundTask, awaited, concerned, task_for
 
 SILOS = ("b", "a", "c")  # job order is not the alphabet's
 ALL = (*SILOS, "stranger")
@@ -356,6 +356,25 @@ def test_a_lost_silo_fails_its_round_and_no_other():
     assert run(state, Folded(0), Drawn(1, SILOS))[0].open == SILOS
 
 
+def test_a_round_opens_without_silos_that_are_known_to_be_lost_and_the_next_one_asks_them_again():
+    state, effects = run(job(), *ADMITTED, Drawn(0, SILOS, ("a", "stranger")))
+    assert (state.cohort, state.failed, state.open) == (SILOS, {"a": "lost"}, ("b", "c"))
+    told = [
+        ("round.opened", {"round": 0, "cohort": SILOS}),
+        ("silo.dropped", {"silo": "a", "round": 0, "code": "lost"}),
+    ]
+    assert (reports(effects), without_reports(effects)) == (told, (Watch("round", 0),))
+    state, effects = run(state, Given("b", 0, "x"), Given("c", 0, "y"))
+    assert without_reports(effects) == (Fold(0, ("b", "c")),)
+    assert run(state, Folded(0), Drawn(1, SILOS))[0].open == SILOS
+
+
+def test_a_round_for_which_too_few_are_known_to_be_there_asks_all():
+    state, effects = run(job(), *ADMITTED, Drawn(0, SILOS, ("a", "b")))
+    assert (state.stage, state.failed, state.open) == ("round", {}, SILOS)
+    assert reports(effects) == [("round.opened", {"round": 0, "cohort": SILOS})]
+
+
 def test_a_silo_that_gave_cannot_be_lost():
     state, _ = run(job(), *OPEN, Given("a", 0, "x"))
     for silo in ("a", "stranger"):
@@ -532,10 +551,10 @@ SIX = ("a", "b", "c", "d", "e", "f")
 BATCHES = (("a", "b"), ("c", "d"), ("e", "f"))
 
 
-def batched(*drawn):
+def batched(*drawn, lost=()):
     """A blind job of three batches, two of which are enough, in its first round."""
     state = JobState("job", SIX, 2, 2, blind=True, batches=BATCHES, fewest=4)
-    return run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, drawn or SIX))
+    return run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, drawn or SIX, lost))
 
 
 def gathered(effects):
@@ -563,6 +582,21 @@ def test_the_next_attempt_is_made_without_the_batches_of_those_who_were_lost_whi
     state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
     _, effects = run(state, Drawn(1, SIX))
     assert gathered(effects) == [SIX]
+
+
+def test_the_first_attempt_is_made_without_the_batches_of_those_who_are_known_to_be_lost_while_enough_are_left():
+    state, effects = batched(lost=("c",))
+    assert (state.cohort, state.failed, gathered(effects)) == (SIX, {"c": "lost"}, [("a", "b", "e", "f")])
+    state, effects = run(state, SumFailed(0, 0, "TOO_FEW: e", final=False))
+    assert gathered(effects) == [("a", "b", "e", "f")]
+    assert task_for(state, "c") == RoundTask(0, SIX, 0)  # it may be asked again
+    state, effects = batched(lost=("c", "e"))
+    assert (state.failed, gathered(effects)) == ({}, [SIX])  # two silos are too few, so all are waited for
+
+
+def test_a_sum_without_batches_is_begun_without_those_who_are_known_to_be_lost():
+    state, effects = run(JobState("job", SILOS, 2, 2, blind=True), *ADMITTED, Drawn(0, SILOS, ("a",)))
+    assert (state.failed, gathered(effects)) == ({"a": "lost"}, [SILOS])  # it is dropped once the attempt begins
 
 
 def test_a_round_that_is_resumed_asks_all_batches_again():
@@ -722,6 +756,7 @@ class World:
         assert before == copied, "the state was changed in place"
         self.events.append(event)
         self.state = after
+        self._check_concerned(before, after)
         self._check(before, event, after, effects)
         for effect in effects:
             if isinstance(effect, Watch):
@@ -752,6 +787,12 @@ class World:
         self._check_late(before, event)
         self._check_effects(before, after, effects)
 
+    def _check_concerned(self, before, after):
+        """Whoever has a task now that it had not before is woken, and nobody else."""
+        tasks = {silo: task_for(after, silo) for silo in after.silos}
+        new = [silo for silo in after.silos if tasks[silo] is not None and tasks[silo] != task_for(before, silo)]
+        assert list(concerned(before, after)) == new
+
     def _check_late(self, before, event):
         """Only an event that the state awaits may change it."""
         match event:
@@ -763,7 +804,7 @@ class World:
                 assert (before.stage, before.round) == ("round", number)
                 assert silo in before.cohort
                 assert silo not in {**before.given, **before.failed}
-            case Drawn(number, _):
+            case Drawn(number, _, _):
                 assert (before.stage, before.round) == ("drawing", number)
             case Folded(number) | FoldFailed(number, _):
                 assert (before.stage, before.round) == ("folding", number)
@@ -871,7 +912,8 @@ def answer(draw, state, effect):
     if isinstance(effect, DrawCohort):
         drawn = draw(st.sets(st.sampled_from(state.silos)))
         everybody = draw(st.integers(0, 3)) > 0
-        return Drawn(effect.round, tuple(s for s in state.admitted if everybody or s in drawn))
+        lost = draw(st.sets(st.sampled_from(state.silos)))
+        return Drawn(effect.round, tuple(s for s in state.admitted if everybody or s in drawn), tuple(sorted(lost)))
     return Folded(effect.round) if draw(st.integers(0, 5)) else FoldFailed(effect.round, "disk")
 
 
@@ -927,6 +969,20 @@ def test_a_willing_federation_completes_whatever_the_order(data):
     state, _ = run(state, *(Done(s) for s in data.draw(st.permutations(silos))))
     assert folds == [Fold(number, silos) for number in range(rounds)]
     assert (state.stage, state.outcome, state.round) == ("ended", "completed", rounds)
+
+
+def test_an_upload_that_leaves_the_round_open_wakes_nobody():
+    state, _ = run(job(), *OPEN)
+    assert concerned(state, run(state, Given("a", 0, "x"))[0]) == ()
+    closed, _ = run(state, *(Given(silo, 0, "x") for silo in SILOS), Folded(0))
+    assert concerned(closed, run(closed, Drawn(1, ("c", "b")))[0]) == ("b", "c")
+
+
+def test_all_silos_of_a_sum_are_woken_when_its_round_moves_on():
+    state, _ = run(JobState("job", SILOS, 2, 2, blind=True), *OPEN)
+    assert concerned(state, run(state, Stopped())[0]) == SILOS
+    assert concerned(state, run(state, Failed("a", 0, "lost"), SumFailed(0, 0, "TOO_FEW: a"))[0]) == SILOS
+    assert concerned(state, run(state, Failed("a", 0, "lost"))[0]) == ()
 
 
 # A blind job: each round is one secure sum.

@@ -1,6 +1,7 @@
 """Who counts as there: only silos that this process of the coordinator has heard of. Real TLS, a clock of our own."""
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +26,7 @@ def world(tmp_path, monkeypatch):
         "version": 1,
         "name": "job",
         "seed": 11,
-        "rounds": 2,
+        "rounds": 3,
         "silos": list(SILOS),
         "method": {"name": "fedavg"},
         "model": {"name": "cnn-digits", "classes": 10},
@@ -96,3 +97,70 @@ def test_after_a_restart_silos_count_once_they_are_heard_of(world):
         assert here.daemon.connected() == {"north"}
         operator.stop("job")
         assert status_fields(operator.show("job").status)["unheard"] == []  # a job that waits awaits nobody
+
+
+def test_a_silo_that_was_lost_before_a_round_opens_is_not_awaited_in_it_and_one_that_waits_is_not_lost(world):
+    """Beats of five minutes: nothing but the opening of a round can drop a silo here."""
+
+    async def scenario():
+        north, east, south = (world.caller(here, silo) for silo in SILOS)
+        for caller in (north, east, south):
+            await caller.accept()
+        await south.give()
+        await north.give()
+        waiting = asyncio.create_task(north.told("round"))
+        await until(lambda: here.daemon._waiting["north"])
+        world.clock.now += 6 * 300 + 1
+        await east.give()
+        assert ((await waiting).round, (await east.told("round")).round) == (1, 1)
+        assert dict(state().failed) == {"south": "lost"}
+        await south.hello()  # back, too late for this round
+        for caller in (north, east):
+            await caller.give(1)
+        asked = await asyncio.gather(*(caller.told("round") for caller in (north, east, south)))
+        assert [each.round for each in asked] == [2, 2, 2]
+        for caller in (north, east, south):
+            await caller.channel.close()
+
+    slow = world.config.timing.model_copy(update={"beat_seconds": 300, "hold_seconds": 300})
+    with coordinator(world.config.model_copy(update={"timing": slow})) as here:
+        state = lambda: here.daemon.runs[0].state  # noqa: E731
+        here.run(scenario())
+
+
+def test_an_upload_wakes_no_other_silo_and_writes_neither_the_state_nor_the_roster_anew(world, monkeypatch):
+    """What one silo costs must not grow with the number of the others."""
+    looked, saved, digests = Counter(), [], []
+
+    def counted(owner, name, note):
+        real = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            note(*args)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    async def scenario():
+        north, east, south = (world.caller(here, silo) for silo in SILOS)
+        for caller in (north, east, south):
+            await caller.accept()
+        await north.give()
+        waiting = asyncio.create_task(north.told("round"))
+        await until(lambda: here.daemon._waiting["north"])
+        counted(daemons.Daemon, "task_for", lambda _, silo: looked.update([silo]))
+        counted(daemons.Database, "save_state", lambda _, state: saved.append(state.stage))
+        counted(rosters, "digest", digests.append)
+        await east.give()
+        await east.standing()  # whoever was woken has looked
+        assert (looked["north"], saved) == (0, [])
+        await south.give()
+        assert (await waiting).round == 1
+        assert (looked["north"], saved) == (1, ["folding", "drawing", "round"])
+        assert digests == []
+        for caller in (north, east, south):
+            await caller.channel.close()
+
+    slow = world.config.timing.model_copy(update={"beat_seconds": 300, "hold_seconds": 300})
+    with coordinator(world.config.model_copy(update={"timing": slow})) as here:
+        here.run(scenario())
