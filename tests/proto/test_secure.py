@@ -20,8 +20,8 @@ from staddle.proto.secure_given import (
     given_from_wire,
     given_to_wire,
 )
-from staddle.proto.secure_messages import MOST_GROUPS, MOST_HASHES
-from staddle.proto.secure_told import MOST_NOTES, MOST_SPEC_BYTES, SignedSpec, Told, told_from_wire, told_to_wire
+from staddle.proto.secure_messages import MOST_GROUPS, MOST_HASHES, MOST_PROOF_BYTES, MOST_SPEC_BYTES
+from staddle.proto.secure_told import MOST_NOTES, SignedSpec, Told, told_from_wire, told_to_wire
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo_events as s
 from staddle.security.fixedpoint import Group
@@ -144,6 +144,7 @@ def test_the_longest_specification_with_all_notes_fits():
     message = longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]
     size = told_to_wire(message).ByteSize()
     assert size <= bound(table(secure_told)["spec"][0], 4, 0, MOST_SPEC_BYTES, MOST_NOTES) <= MAX_MESSAGE_BYTES
+    assert size + MOST_PROOF_BYTES <= MAX_MESSAGE_BYTES
     assert carried_down(message) == message
     with pytest.raises(ValueError, match="4096"):
         RoundSpec(cohort=cohort, groups=[*groups, last, last], **numbers, **words, **digests, **rest)
