@@ -25,8 +25,9 @@ holder.
 A ``Misdealing`` proves either of the two to anyone: with the specification of the attempt come what the dealer signed
 in it, and either t shares that do not join, or a private key that does not open what the dealer sealed to it. That the
 holder complained is no part of the proof. An honest dealer signs in each portion the key that it sealed to (dealing.py)
-and seals to no other, so its portions open with the private half, whoever shows it. A coordinator and a silo in league
-can make up keys, bundles and portions as they like: none of that is signed by the dealer.
+and seals to no other, so its portions open with the private half, whoever shows it. It enters an attempt once
+(secagg_memory.py), so all that it signs in one fits together. A coordinator and a silo in league can make up keys,
+bundles and portions as they like: none of that is signed by the dealer.
 
 Silos accept sums without a dealer that is proven to have misdealt in their job, while enough others are left
 (algorithms/batches.py, ``Terms.excused``).
