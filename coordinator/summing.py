@@ -265,8 +265,8 @@ class Summing:
         out = machine.NOBODY
         if self._unopened is not None:
             failed = {**self._unopened.failed, **dict.fromkeys(self._terms.excused, Code.MISDEALT.value)}
-            left_out = [silo for silo in spec.cohort if silo not in self._repeating]
-            out = {silo: failed.get(silo, Code.SURVIVORS.value) for silo in left_out}
+            only = self._repeating
+            out = {silo: failed.get(silo, Code.SURVIVORS.value) for silo in spec.cohort if silo not in only}
         return machine.begin(spec, self._setting.signers, self._terms, self._setting.sign, out)
 
     def _enter(self, state: CoordinatorState, effects: Sequence[c.Effect]) -> None:
@@ -352,7 +352,8 @@ class Summing:
         state = self._unopened
         if state is None:
             return ()
-        return tuple(silo for silo in state.u3 if silo not in self._terms.excused)
+        excused = self._terms.excused
+        return tuple(silo for silo in state.u3 if silo not in excused)
 
     def _watch(self, effect: c.Watch) -> None:
         if self._live:

@@ -115,7 +115,7 @@ class Unopened:
     """The private key, 32 bytes, with which a holder was to open its portion, which does not open or does not fit."""
 
     holder: str
-    key: bytes
+    key: bytes = field(repr=False)
 
 
 Fault: TypeAlias = Unjoined | Unopened

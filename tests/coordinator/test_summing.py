@@ -779,6 +779,24 @@ def test_a_round_of_several_batches_goes_on_without_that_of_a_dealer_at_fault(tm
     world.check_sum(other)
 
 
+@pytest.mark.parametrize("kind", [Terms, Once])
+@pytest.mark.parametrize("fault", [rubbish, unjoined])
+def test_a_batch_goes_on_without_a_dealer_at_fault(tmp_path, kind, fault):
+    """Where a round is summed once, the very survivors repeat a sum that was signed."""
+    world = World(tmp_path, n=8)
+    first, other = world.silos[:4], world.silos[4:]
+    batched(world, kind, (first, other))
+    world.hear = fault(world, first[1], *([first[2]] if fault is rubbish else []))
+    world.begin().run()
+    assert (world.ends[-1][:2], world.ends[-1][3], world.gone) == (("failed", 0), False, {first[1]: "MISDEALT"})
+    assert world.summing.repeats == (world.silos if (kind, fault) == (Once, unjoined) else ())
+    left = tuple(silo for silo in world.silos if silo != first[1])
+    world.hear = lambda _, effect: effect
+    world.ends.clear()
+    world.begin(1, world.summing.repeats or left).run()
+    world.check_sum(left)
+
+
 def test_of_a_sum_that_is_none_of_values_silos_are_named_where_they_may_sign_another(tmp_path, monkeypatch):
     """A silo that signed survivors of a round that is summed once signs no others."""
     for kind in (Terms, Once):
@@ -807,6 +825,7 @@ def test_a_coordinator_that_dies_while_a_dealer_is_found_out_goes_on(tmp_path, r
     world.begin().run()
     assert world.ends[-1][:2] == ("failed", 0)
     assert world.gone == {dealer: "MISDEALT"}
+    assert [proof.dealer for proof in world.database.misdealings("j1")] == [dealer]
     again(world, 1)
     assert world.rows >= row, "there are fewer rows than this test thinks: lower its range"
     world.check_sum(tuple(silo for silo in world.silos if silo != dealer))
