@@ -5,9 +5,13 @@ squares gave each silo's update (So et al., "Securing Secure Aggregation", AAAI 
 summed in fixed disjoint batches alone, any number of rounds tells no more than the sums of these batches (Theorem 2).
 
 Batches follow from the job, so each silo knows them without asking anybody.
+
+A silo that is proven to have broken the rules (security/evidence.py) may leave its batch, which goes on without it.
+The other silos of the batch stay together, so no difference of sums shows fewer honest silos than before: evidence
+holds against no honest silo, and one of the colluders could have told what it gave at any time.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from .streams import permutation, stream
@@ -53,10 +57,23 @@ def split(silos: Sequence[str], number: int) -> Batches:
     return tuple(tuple(silos[at] for at in batch) for batch in places)
 
 
-def unbroken(batches: Batches, silos: Iterable[str]) -> tuple[str, ...]:
-    """Those of ``silos``, in their order, whose batch is wholly among them; all of them where there are no batches."""
+def unbroken(batches: Batches, silos: Iterable[str], proven: Collection[str] = (), least: int = 1) -> tuple[str, ...]:
+    """Those of ``silos``, in their order, whose batch is wholly among them; all of them where there are no batches.
+
+    A batch may lack silos that are ``proven`` to have broken the rules, while at least ``least`` of it are there.
+    """
     given = tuple(silos)
     if not batches:
         return given
-    kept = {silo for batch in batches if set(batch) <= set(given) for silo in batch}
+    kept: set[str] = set()
+    for batch in batches:
+        missing = set(batch).difference(given)
+        if not missing or (missing <= set(proven) and len(batch) - len(missing) >= least):
+            kept.update(batch)
     return tuple(silo for silo in given if silo in kept)
+
+
+def without(batches: Batches, proven: Collection[str], least: int) -> Batches:
+    """The batches that can still be summed once these silos have left: each whole, or with ``least`` silos or more."""
+    left = (tuple(silo for silo in batch if silo not in proven) for batch in batches)
+    return tuple(found for found, batch in zip(left, batches, strict=True) if len(found) >= min(least, len(batch)))

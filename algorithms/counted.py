@@ -9,7 +9,8 @@ A row is given only where, as SECURITY.md rule 7 has it::
 
 with c colluders and min_holders of the job. ``lost`` is how many silos may drop out of a sum behind those who still
 open it: 0, since whatever is summed here is summed over all of the job's silos or not at all (``round_terms`` of
-proto/blind.py). Presence hardly changes in a job, and so it is summed once, over the same silos as all else.
+proto/blind.py), but for silos that are proven to have broken the rules, which are among the c. Presence hardly changes
+in a job, and so it is summed once, over the same silos as all else.
 
 Once a sum is open it is too late to leave a row out, so each silo does that before its values are masked: zeros, of
 weight 0. All must leave out the same rows, or the one that does not is alone in its row. So the holders come down as

@@ -21,6 +21,7 @@ from ..proto import tensor_pb2 as tensor
 from ..proto.mix_messages import Padded
 from ..proto.stream import Digests
 from ..security import roster as rosters
+from ..security.evidence import Misdealing
 from ..security.identity import Keys
 from ..security.public_weights import weights_fault
 from ..security.receiving_ledger import ReceivingLedger
@@ -198,6 +199,7 @@ class Daemon:
             keyed=job.keyed,
             batches=job.together,
             fewest=job.fewest,
+            least=job.least_batch,
         )
         method = job.method().begin()
         run = self._job_run(job, StoredJob(signed, state, dict(method), {}))
@@ -351,6 +353,10 @@ class Daemon:
         found = run.mixing.prekeys(run.job.down(round_), silo)
         words = partial(self._database.signed, run.job.name)
         return [(part, v.silo, words(v.round, part, v.silo)) for part, v in found]
+
+    def proofs(self, run: JobRun) -> tuple[Misdealing, ...]:
+        """Evidence against dealers of a job's sums."""
+        return self._database.misdealings(run.job.name)
 
     def delivered(self, run: JobRun, silo: str, round_: int, size: int, digests: Digests) -> None:
         """Note a delivery that was sent to its end."""

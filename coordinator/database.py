@@ -1,10 +1,10 @@
 """What the coordinator must not forget: ``coordinator.sqlite`` in WAL mode, every transaction on the disk when it ends.
 
 Jobs with their state and their method's state, rounds with their members and metrics, submissions with their receipts,
-what happened in the secure sum of an open round, what silos gave to the keys that they share, and which tensor file
-holds what. Tensor files are written under names
-of their own before the transaction that names them, and removed after the one that no longer does; so whatever instant
-the process dies at, rows and files agree.
+what happened in the secure sum of an open round, evidence against dealers in such sums, what silos gave to the keys
+that they share, and which tensor file holds what. Tensor files are written under names of their own before the
+transaction that names them, and removed after the one that no longer does; so whatever instant the process dies at,
+rows and files agree.
 
 One connection, used from the event loop's thread alone.
 """
@@ -23,6 +23,9 @@ from torch import Tensor
 from ..algorithms import tensor_file
 from ..errors import LocalError
 from ..files import canonical_json, parse_canonical
+from ..proto import secure_pb2 as pb
+from ..proto.secure_messages import misdealing_from_wire, misdealing_to_wire
+from ..security.evidence import Misdealing
 from ..security.mix_row import RowMemory
 from .round import JobState
 from .secure_rows import Row
@@ -123,8 +126,17 @@ CREATE TABLE mixed (                    -- what each recipient's rows were made 
   PRIMARY KEY (job, part, silo)
 ) STRICT;
 """
-# Versions without secure sums; without parts that cross by themselves; whose states have all that was given.
-BEFORE_SECURE, BEFORE_HIDDEN, BEFORE_ROWS = BEFORE = (2, 3, 4)
+PROOFS = """
+CREATE TABLE misdealings (              -- evidence against dealers of a job's secure sums: security/evidence.py
+  job TEXT NOT NULL REFERENCES jobs(name),
+  dealer TEXT NOT NULL,
+  body BLOB NOT NULL,                   -- Misdealing of proto/secure.proto
+  PRIMARY KEY (job, dealer)
+) STRICT;
+"""
+# Versions without secure sums; without parts that cross by themselves; without evidence that is kept, and whose states
+# have all that was given.
+BEFORE_SECURE, BEFORE_HIDDEN, BEFORE_PROOFS = BEFORE = (2, 3, 4)
 PARTS = (
     "ALTER TABLE submissions RENAME TO whole",
     SUBMISSIONS,
@@ -222,12 +234,10 @@ class Database:
         run("PRAGMA foreign_keys = ON")
         (found,) = run("PRAGMA user_version").fetchone()
         if found in BEFORE or not found:
-            scripts = [SECURE] if found < BEFORE_HIDDEN else []
-            scripts += [HIDDEN] if found < BEFORE_ROWS else []
-            scripts = [*scripts, *PARTS] if found in (BEFORE_SECURE, BEFORE_HIDDEN) else scripts
-            scripts = scripts if found else [SCHEMA, *scripts]
+            new = ((SCHEMA, 0), (SECURE, BEFORE_SECURE), (HIDDEN, BEFORE_HIDDEN), (PROOFS, BEFORE_PROOFS))
+            scripts = [script for script, last in new if found <= last]
             with self.transaction():
-                for statement in ";\n".join(scripts).split(";\n"):
+                for statement in ";\n".join((*scripts, *(PARTS if found in BEFORE[:2] else ()))).split(";\n"):
                     run(statement)
                 run(f"PRAGMA user_version = {VERSION}")
         else:
@@ -368,6 +378,19 @@ class Database:
                 (job, round_),
             ).fetchall()
         return [Row(*row) for row in rows]
+
+    def add_misdealing(self, job: str, evidence: Misdealing) -> None:
+        """Keep evidence against a dealer, for as long as there is the job; what was kept of it before stays."""
+        body = misdealing_to_wire(evidence).SerializeToString(deterministic=True)
+        self._connection.execute("INSERT OR IGNORE INTO misdealings VALUES (?, ?, ?)", (job, evidence.dealer, body))
+
+    def misdealings(self, job: str) -> tuple[Misdealing, ...]:
+        """All evidence of a job, ascending by dealer."""
+        with self._explained():
+            rows = self._connection.execute(
+                "SELECT dealer, body FROM misdealings WHERE job = ? ORDER BY dealer", (job,)
+            ).fetchall()
+        return tuple(misdealing_from_wire(dealer, pb.Misdealing.FromString(body)) for dealer, body in rows)
 
     def drop_secure(self, job: str) -> None:
         """Forget the sum of a round that is over."""

@@ -14,6 +14,7 @@ from ..errors import LocalError, RefusedError
 from ..proto.blind import model_digest, round_frame, summed, sums_no_model, sums_published
 from ..proto.wire import Item, delivered_items, tensor_bytes
 from ..security import roster as rosters
+from ..security.evidence import Misdealing
 from ..security.gram_pieces import SealedShare, place_of, sealed_bytes
 from ..security.identity import Keys
 from ..security.labels import SECAGG_SPEC
@@ -82,6 +83,7 @@ class Gathering:
             terms=Terms(min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.batches),
             sign=means.keys.sign,
             together=job.together,
+            proofs=tuple(each for each in means.database.misdealings(job.name) if each.spec.round < self.round),
         )
         self.summing = Summing(setting, self, means.database.secure_rows(job.name, self.round))
 
@@ -134,10 +136,12 @@ class Gathering:
 
     # What its Summing asks for.
 
-    def keep(self, attempt: int, entry: Entry, also: Callable[[], None]) -> None:
-        """Durable before it returns, in one transaction with what ``also`` writes."""
+    def keep(self, attempt: int, entry: Entry, also: Callable[[], None], proofs: Sequence[Misdealing] = ()) -> None:
+        """Durable before it returns, in one transaction with what ``also`` writes, and with new evidence."""
         with self._host.writing():
             self._means.database.add_secure(self._run.job.name, self.round, dumped(attempt, entry))
+            for proof in proofs:
+                self._means.database.add_misdealing(self._run.job.name, proof)
             also()
 
     def told(self) -> None:

@@ -27,10 +27,11 @@ round is one secure sum, which summing.py makes: nobody gives alone; a silo that
 and may take part in the next, unless its privacy budget is spent. Who is shown to have broken the rules
 (codes.GUILTY) is ``excluded`` from all attempts and rounds that follow. Silos of one batch are asked
 together (``batches``): the next attempt is made without the batch of a silo that was lost, while enough others are
-left, and else with all of the cohort again. A sum that is none of values (``spoiled``: a silo gave what nobody may) is
-made again without each batch in turn. A batch whose own sum is spoiled is ``excluded`` as a whole, since nobody can
-tell which of its silos it was. All silos of a keyed job (``keyed``) have given to its key when they
-accepted, so without one of them it does not begin.
+left, and else with all of the cohort again. A silo that is ``proven`` to have broken the rules leaves its batch alone,
+while ``least`` of it are left; the others are shown the evidence (security/evidence.py). A sum that is none of values
+(``spoiled``: a silo gave what nobody may) is made again without each batch in turn. A batch whose own sum is spoiled is
+``excluded`` as a whole, since nobody can tell which of its silos it was. All silos of a keyed job (``keyed``) have
+given to its key when they accepted, so without one of them it does not begin.
 
 Events that come too late (an upload for a closed round) change nothing. What the silos should do meanwhile follows from
 the state: tasks.py.
@@ -42,8 +43,8 @@ from functools import cached_property
 from math import ceil
 from typing import Literal, TypeAlias
 
-from ..algorithms.batches import Batches, unbroken
-from .codes import BATCH, BUDGET, GUILTY, in_words
+from ..algorithms.batches import Batches, unbroken, without
+from .codes import BATCH, BUDGET, GUILTY, PROVEN, in_words
 from .events import (
     Answered,
     Began,
@@ -105,6 +106,7 @@ class JobState:
     keyed: bool = False  # its silos share a key, which each of them gives to
     batches: Batches = ()  # of a blind job: silos that are in a sum together or not at all
     fewest: int = 0  # silos of such a sum, at the least
+    least: int = 1  # silos of what is left of a batch without those that are proven to have broken the rules
     lost: frozenset[str] = frozenset()  # silos without which the next attempt is made
     spoiled: tuple[tuple[str, ...], ...] = ()  # silos of the sums of this round that are none of values, in turn
     attempt: int = 0  # at the sum of this round: the one that goes on, or the next
@@ -126,6 +128,11 @@ class JobState:
         """Whether the open round has all the gifts that it waits for."""
         enough = max(self.min_cohort, ceil(self.quorum * len(self.cohort)))
         return not self.open or len(self.given) >= enough
+
+    @property
+    def proven(self) -> frozenset[str]:
+        """Silos that evidence shows to have broken the rules: their batches may be summed without them."""
+        return frozenset(silo for silo, code in _guilty(self).items() if code == PROVEN)
 
     @property
     def expired(self) -> bool:
@@ -251,7 +258,7 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
 def _spoiled(state: JobState, event: SumFailed) -> Step:
     """The sum over these silos is none of values: make it again without the next of its batches."""
     told = [Report("sum.spoiled", {"round": event.round, "attempt": event.attempt, "silos": event.spoiled})]
-    alone = next((batch for batch in state.batches if set(batch) == set(event.spoiled)), ())
+    alone = next((batch for batch in _left(state) if set(batch) == set(event.spoiled)), ())
     if alone:  # one of its own silos did it; that another sum is sound says nothing, since a liar may stop to lie
         state = replace(state, excluded={**state.excluded, **dict.fromkeys(alone, BATCH)})
         told.append(Report("batch.excluded", {"round": event.round, "silos": alone}))
@@ -272,8 +279,13 @@ def _left_out(state: JobState) -> tuple[str, ...]:
     if not state.spoiled:
         return ()
     first, turn = state.spoiled[0], len(state.spoiled) - 1
-    batches = [batch for batch in state.batches if set(batch) <= set(first)]
+    batches = [batch for batch in _left(state) if set(batch) <= set(first)]
     return batches[(state.round + turn) % len(batches)] if turn < len(batches) else first
+
+
+def _left(state: JobState) -> Batches:
+    """The batches that may be summed, without silos that are proven to have broken the rules."""
+    return without(state.batches, state.proven, state.least)
 
 
 def _exhausted(state: JobState) -> dict[str, str]:
@@ -297,8 +309,13 @@ def _asked(state: JobState) -> tuple[str, ...]:
     """Silos of the next attempt."""
     if not state.batches:
         return state.cohort
-    out = state.lost.union(_left_out(state))
-    return unbroken(state.batches, (silo for silo in state.cohort if silo not in out))
+    out = state.proven.union(state.lost, _left_out(state))
+    return _whole(state, [silo for silo in state.cohort if silo not in out])
+
+
+def _whole(state: JobState, silos: Sequence[str]) -> tuple[str, ...]:
+    """Those of them who may be in a sum, their batches being among them."""
+    return unbroken(state.batches, silos, state.proven, state.least)
 
 
 def _gather(state: JobState) -> Gather:
@@ -326,7 +343,7 @@ def _stop(state: JobState) -> Step:
 def _start_round(state: JobState, cohort: tuple[str, ...], lost: tuple[str, ...]) -> Step:
     out = {silo: code for silo, code in state.excluded.items() if silo in cohort}
     left = [silo for silo in cohort if silo not in out]
-    whole, least = unbroken(state.batches, left), state.fewest if state.batches else state.min_cohort
+    whole, least = _whole(state, left), state.fewest if state.batches else state.min_cohort
     if len(whole) < least:
         of = f"{len(whole)} of them in whole batches, and it takes" if state.batches else "min_cohort is"
         why = f"round {state.round}: only {len(left)} of the drawn silos are admitted, {of} {least}"

@@ -21,6 +21,7 @@ from ..proto.group_messages import told_to_wire as key_told_to_wire
 from ..proto.mix_messages import mixed_to_wire
 from ..proto.prekey_messages import words_to_wire
 from ..proto.secure_given import asked_from_wire
+from ..proto.secure_messages import proofs_to_wire
 from ..proto.secure_told import told_to_wire
 from ..proto.stream import TOGETHER, Digester, chunks, recut
 from ..proto.sum_messages import sum_to_wire
@@ -171,6 +172,7 @@ class Service:
             rows=await asyncio.to_thread(_wired, rows) if rows else [mixed_to_wire(each.mixed()) for each in directed],
             prekeys=await asyncio.to_thread(_told, silo, prekeys) if prekeys else (),
             sums=[sum_to_wire(each.part, each.claim) for each in sums],
+            proofs=proofs_to_wire(self._daemon.proofs(run)) if sums or directed else (),
         )
         try:
             async with asyncio.timeout(transfer_seconds(size)):

@@ -14,7 +14,8 @@ all else to the shell. A silo asks for the n-th entry of its list; replayed, the
 
 Silos that signed survivors take part in no other attempt of the round: where too few others are left, it was the last.
 Where evidence shows why nothing could be opened (security/evidence.py), the very survivors repeat the sum without the
-dealer at fault, and it takes all of them. In a job of several batches (algorithms/batches.py) whoever signed may sign
+dealers at fault, and it takes all of them. With each attempt silos are shown all evidence of the job: they take part in
+sums that lack the dealers it is against. In a job of several batches (algorithms/batches.py) whoever signed may sign
 again, for other whole batches: then a sum that is none of values, and one that could not be opened, are repeated over
 some of them.
 """
@@ -24,7 +25,6 @@ from dataclasses import replace
 from typing import Any
 
 from .. import log
-from ..algorithms.batches import unbroken
 from ..errors import LocalError, RefusedError
 from ..proto import secure_pb2 as pb
 from ..proto.secure_given import ENVELOPE, Attempt, Over, given_from_wire
@@ -33,7 +33,7 @@ from ..security import secagg_coordinator as machine
 from ..security import secagg_coordinator_events as c
 from ..security import secagg_silo_events as s
 from ..security.evidence import Misdealing
-from ..security.round_spec import RoundSpec, check_survivors
+from ..security.round_spec import RoundSpec, Terms, check_survivors
 from ..security.secagg_coordinator import CoordinatorState
 from ..security.secagg_fault import Code
 from ..security.secagg_messages import Abandon
@@ -60,7 +60,7 @@ class Summing:
         self._why = ""  # the last attempt ended
         self._over = self._waiting = False  # the shell has heard of its end; is to tell when notes are overdue
         self._table: dict[type[c.Effect], Callable[[Any], None]] = {
-            c.Ask: lambda e: self._tell(e.silos, SignedSpec(e.document, e.signature, self._notes(), self._evidence)),
+            c.Ask: lambda e: self._tell(e.silos, SignedSpec(e.document, e.signature, self._notes(), self._proofs)),
             c.TellKeys: lambda e: self._tell((e.silo,), s.KeysTold(e.bundles, e.keys)),
             c.TellShares: lambda e: self._tell((e.silo,), s.SharesTold(e.deliveries)),
             c.TellSurvivors: lambda e: self._tell(e.silos, s.SurvivorsTold(e.headers)),
@@ -264,9 +264,10 @@ class Summing:
     def _begun(self, spec: RoundSpec) -> machine.Step:
         out = machine.NOBODY
         if self._unopened is not None:
-            failed, only = self._unopened.failed, self._repeating
+            failed = {**self._unopened.failed, **dict.fromkeys(self._terms.excused, Code.MISDEALT.value)}
+            only = self._repeating
             out = {silo: failed.get(silo, Code.SURVIVORS.value) for silo in spec.cohort if silo not in only}
-        return machine.begin(spec, self._setting.signers, self._setting.terms, self._setting.sign, out)
+        return machine.begin(spec, self._setting.signers, self._terms, self._setting.sign, out)
 
     def _enter(self, state: CoordinatorState, effects: Sequence[c.Effect]) -> None:
         self._states.append(state)
@@ -280,7 +281,8 @@ class Summing:
         state, effects = machine.advance(before, event_of(entry, self._spooled))
         if state != before:
             if self._live:
-                self._shell.keep(number, entry, nothing)
+                new = [state.proofs[dealer] for dealer in state.proofs if dealer not in before.proofs]
+                self._shell.keep(number, entry, nothing, new)
             self._states[number] = state
         self._do(effects)
         if not self._live:
@@ -315,6 +317,19 @@ class Summing:
         return tuple(sorted(given, key=lambda note: (note.silo, note.signature)))
 
     @property
+    def _proofs(self) -> tuple[Misdealing, ...]:
+        """All evidence of the job, ascending by dealer; against each the first."""
+        found = {proof.dealer: proof for proof in self._setting.proofs}
+        for state in self._states:
+            found = {**state.proofs, **found}
+        return tuple(found[dealer] for dealer in sorted(found))
+
+    @property
+    def _terms(self) -> Terms:
+        """By which silos take part in the next attempt."""
+        return replace(self._setting.terms, excused=frozenset(proof.dealer for proof in self._proofs))
+
+    @property
     def _regroups(self) -> bool:
         """Whether who signed a sum of the round may sign another, over other batches."""
         return self._setting.terms.regroups(self._states[-1].spec)
@@ -332,17 +347,13 @@ class Summing:
         return self._unopened.spec.cohort if self._unopened is not None else ()
 
     @property
-    def _evidence(self) -> Misdealing | None:
-        """What silos are shown of it, beside the specification of the attempt that repeats it."""
-        return self._unopened.evidence if self._unopened is not None else None
-
-    @property
     def _repeating(self) -> tuple[str, ...]:
         """Those who have to survive in every further attempt; empty where they are not bound to a signed one."""
         state = self._unopened
-        if state is None or state.evidence is None:
+        if state is None:
             return ()
-        return tuple(silo for silo in state.u3 if silo != state.evidence.dealer)
+        excused = self._terms.excused
+        return tuple(silo for silo in state.u3 if silo not in excused)
 
     def _watch(self, effect: c.Watch) -> None:
         if self._live:
@@ -398,19 +409,20 @@ class Summing:
         guilty = {silo for silo, code in state.failed.items() if code in GUILTY}
         if self._regroups:  # who signed may sign for other batches
             asked = [silo for silo in self._states[0].spec.cohort if silo not in guilty]
-            whole = unbroken(self._setting.terms.batches, asked)
+            whole = self._terms.whole(state.spec, asked)
             return len(whole) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
         if only := self._repeating:
             stuck = bool(guilty & set(only)) or (bool(state.survivals) and state.evidence is None)
             return stuck or not self._can_survive(only)
         left = [silo for silo in state.spec.cohort if silo not in state.survivals and silo not in guilty]
         if batches := self._setting.together:  # the next attempt may be made without some of them
-            return len(unbroken(batches, left)) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
+            whole = replace(self._terms, batches=batches).whole(state.spec, left)
+            return len(whole) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
         return not self._can_survive(left)
 
     def _can_survive(self, silos: Sequence[str]) -> bool:
         try:
-            check_survivors(self._states[-1].spec, self._setting.terms, silos)
+            check_survivors(self._states[-1].spec, self._terms, silos)
         except RefusedError:
             return False
         return True

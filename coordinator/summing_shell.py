@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..algorithms.batches import Batches
+from ..security.evidence import Misdealing
 from ..security.gram_pieces import SealedShare
 from ..security.round_spec import RoundSpec, Terms
 from ..security.secagg_coordinator_events import Open
@@ -19,8 +20,11 @@ def nothing() -> None:
 class Shell(Protocol):
     """What the sum of a round asks of the daemon."""
 
-    def keep(self, attempt: int, entry: Entry, also: Callable[[], None]) -> None:
-        """Durable before it returns, in one transaction with what ``also`` writes."""
+    def keep(self, attempt: int, entry: Entry, also: Callable[[], None], proofs: Sequence[Misdealing] = ()) -> None:
+        """Durable before it returns, in one transaction with what ``also`` writes.
+
+        ``proofs`` are evidence that this entry brought to light; they are kept for as long as there is the job.
+        """
 
     def told(self) -> None:
         """Lists have grown, or who may upload has changed."""
@@ -63,3 +67,4 @@ class Setting:
     terms: Terms
     sign: Sign = field(repr=False)
     together: Batches = ()  # who is in an attempt together or not at all (``Job.together``)
+    proofs: tuple[Misdealing, ...] = ()  # evidence of the rounds before this one

@@ -156,8 +156,11 @@ class Uploads:
                 why = f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it; send all of it"
                 raise RefusedError(silo, "MANIFEST", why)
         arriving.run, arriving.round, arriving.context = run, manifest.round, manifest.context
-        if manifest.rows or manifest.sums or manifest.prekeys:
-            brought = f"{len(manifest.rows)} rows, {len(manifest.sums)} sums and {len(manifest.prekeys)} prekeys"
+        if manifest.rows or manifest.sums or manifest.prekeys or manifest.proofs:
+            brought = (
+                f"{len(manifest.rows)} rows, {len(manifest.sums)} sums, {len(manifest.prekeys)} prekeys and "
+                f"{len(manifest.proofs)} proofs"
+            )
             raise RefusedError(silo, "MANIFEST", f"brings {brought}, which only deliveries have")
         if manifest.part and run.mixing is not None:
             arriving.part, sizes = _part(silo, run, run.mixing.hidden, manifest)

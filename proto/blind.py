@@ -205,9 +205,12 @@ def _names(item: Item) -> tuple[bytes, bytes]:
     return item.part.encode(), item.spec.name.encode()
 
 
-def round_terms(job: Job, terms: Terms) -> Terms:
-    """What ``terms`` ask of this job's sums: the silos of a batch are in one together or not at all (rule 1)."""
-    return replace(terms, batches=job.batches)
+def round_terms(job: Job, terms: Terms, proven: frozenset[str] = frozenset()) -> Terms:
+    """What ``terms`` ask of this job's sums: the silos of a batch are in one together or not at all (rule 1).
+
+    Sums may lack silos that are ``proven`` to have misdealt (security/evidence.py).
+    """
+    return replace(terms, batches=job.batches, excused=proven)
 
 
 def instance_of(job: Job) -> str:

@@ -18,14 +18,15 @@ from .channel import MAX_MESSAGE_BYTES
 from .mix_messages import MOST_DOCUMENT
 from .prekey_messages import BOUND as PREKEY
 from .prekey_messages import MOST_TOLD
-from .secure_messages import MOST_HASHES
-from .secure_told import MOST_SPEC_BYTES
+from .secure_messages import MOST_HASHES, MOST_PROOF_BYTES, MOST_SPEC_BYTES
 
 MOST_FIELDS = 4  # of a frame, which has one
 LETTER = Bound(MOST_HASHES + 4, 512)  # a sealed seed, and its proof
 ROW = Bound(MOST_SILOS + 8, MOST_DOCUMENT, {4: Bound(4, 4096, {2: LETTER})})  # of a Mix, with its uploads
-BOUNDS = {  # manifest, with a shape in each of its headers, rows, open sums, prekeys; END
-    1: Bound(MOST_TENSORS + MOST_TOLD + 16, 4096, {10: ROW, 11: Bound(MOST_SILOS + 8, MOST_SPEC_BYTES), 12: PREKEY}),
+SUM = Bound(MOST_SILOS + 8, MOST_SPEC_BYTES)
+PROOF = Bound(2 * MOST_SILOS + 8, MOST_PROOF_BYTES)
+BOUNDS = {  # manifest, with a shape in each of its headers, rows, open sums, prekeys, proofs; END
+    1: Bound(MOST_TENSORS + MOST_TOLD + MOST_SILOS + 16, 4096, {10: ROW, 11: SUM, 12: PREKEY, 13: PROOF}),
     3: Bound(MOST_TENSORS + 128, MAX_MESSAGE_BYTES),
 }
 TAG = 0x12

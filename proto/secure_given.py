@@ -7,7 +7,7 @@ columns: there are none where nothing is compared by shares)::
 
     body       at most          n = 4       10      100     1000
     keys       354 + 102*n        761     1373    10553   102354
-    shares     307 + 286*n       1450     3166    28907   286307
+    shares     273 + 320*n       1552     3472    32273   320273
     complaint  450                450      450      450      450
     header     434 + 8*g          429      429      429      429
     survival   350                350      350      350      350
@@ -114,7 +114,7 @@ class Asked:
 
 def most_given(silos: int, groups: int, products: int = 0) -> int:
     """Bytes of all that one of so many silos gives in one attempt, masked words aside; the sum of the table."""
-    return 2815 + 528 * silos + 8 * groups + (products and products + 4)
+    return 2781 + 562 * silos + 8 * groups + (products and products + 4)
 
 
 def attempt_to_wire(attempt: Attempt) -> pb.SecureAttempt:

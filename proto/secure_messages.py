@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ..algorithms.job_security import MOST_PRODUCTS, MOST_SHARES
 from ..errors import RefusedError
 from ..security.dealing import PAIR, SEALED_BYTES, SELF, Dealing, Delivery, HeldShare, KeyBundle, Portion
-from ..security.evidence import Complaint, Misdealing, ShownShare
+from ..security.evidence import Complaint, Fault, Misdealing, ShownShare, Unjoined, Unopened
 from ..security.field import NUMBER_BYTES
 from ..security.gram_pieces import SealedShare
 from ..security.identity import ID_PATTERN
@@ -33,6 +33,8 @@ from . import secure_pb2 as pb
 SIGNATURE_BYTES = 64  # Ed25519
 MOST_GROUPS = 4096  # of a specification
 MOST_HASHES = (MOST_SILOS - 1).bit_length()  # of an inclusion proof
+MOST_SPEC_BYTES = 1 << 21  # the longest specification, of 1000 silos and 4096 groups, is shorter
+MOST_PROOF_BYTES = 1 << 20  # of all evidence that is told at a time: against twenty dealers of 100 silos, two of 1000
 
 KINDS = {SELF: pb.SHARE_KIND_SELF, PAIR: pb.SHARE_KIND_PAIR}
 KINDS_FROM = {number: kind for kind, number in KINDS.items()}
@@ -172,7 +174,7 @@ def dealing_from_wire(peer: str, message: pb.Dealing) -> Dealing:
 
 def portion_to_wire(portion: Portion) -> pb.Portion:
     """What is dealt to one holder."""
-    return pb.Portion(holder=portion.holder, sealed=portion.sealed, own=portion.own, pair=portion.pair)
+    return pb.Portion(holder=portion.holder, key=portion.key, sealed=portion.sealed, own=portion.own, pair=portion.pair)
 
 
 def portion_from_wire(peer: str, message: pb.Portion, dealer: str) -> Portion:
@@ -182,6 +184,7 @@ def portion_from_wire(peer: str, message: pb.Portion, dealer: str) -> Portion:
     what = f"the portion of {dealer!r} for {holder!r}"
     return Portion(
         holder,
+        sent.sized(message.key, 0 if holder == dealer else KEY_BYTES, f"the key of {what}"),
         sent.sized(message.sealed, 0 if holder == dealer else SEALED_BYTES, f"what is sealed in {what}"),
         sent.sized(message.own, HASH_BYTES, f"the first commitment in {what}"),
         sent.sized(message.pair, HASH_BYTES, f"the second commitment in {what}"),
@@ -301,28 +304,64 @@ def _revealed(peer: str, message: pb.Revealed) -> Revealed:
 
 
 def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
-    """Evidence that shares do not join."""
-    return pb.Misdealing(
+    """Evidence against a dealer."""
+    made = pb.Misdealing(
+        document=evidence.document,
         bundle=bundle_to_wire(evidence.bundle),
         dealing=dealing_to_wire(evidence.dealing),
         portions=[portion_to_wire(portion) for portion in evidence.portions],
-        kind=KINDS[evidence.kind],
-        shares=[
-            pb.HolderShare(holder=each.holder, share=each.held.share, salt=each.held.salt) for each in evidence.shares
-        ],
     )
+    match evidence.fault:
+        case Unopened(holder, key):
+            made.holder, made.key = holder, key
+        case Unjoined(kind, shares):
+            made.kind = KINDS[kind]
+            made.shares.extend(
+                pb.HolderShare(holder=each.holder, share=each.held.share, salt=each.held.salt) for each in shares
+            )
+    return made
+
+
+def proofs_to_wire(proofs: Sequence[Misdealing]) -> list[pb.Misdealing]:
+    """As many as fit in ``MOST_PROOF_BYTES``, in their order; silos take no sum without the dealers of the others."""
+    made, left = [], MOST_PROOF_BYTES
+    for message in map(misdealing_to_wire, proofs):
+        left -= message.ByteSize()
+        if left < 0:
+            break
+        made.append(message)
+    return made
+
+
+def proofs_from_wire(peer: str, messages: Sequence[pb.Misdealing]) -> tuple[Misdealing, ...]:
+    """KEYS, SHARES or MISDEALT; one of each dealer at most, in order."""
+    sent = Sender(peer, Code.MISDEALT)
+    return sent.every(messages, misdealing_from_wire, lambda evidence: evidence.dealer, "proofs")
 
 
 def misdealing_from_wire(peer: str, message: pb.Misdealing) -> Misdealing:
-    """KEYS, SHARES or MISDEALT."""
+    """KEYS, SHARES or MISDEALT; ``Misdealing.spec`` reads the document."""
     sent = Sender(peer, Code.MISDEALT)
     bundle, dealing = bundle_from_wire(peer, message.bundle), dealing_from_wire(peer, message.dealing)
     portions = sent.every(
         message.portions, lambda by, m: portion_from_wire(by, m, dealing.dealer), lambda p: p.holder, "portions"
     )
+    size = len(message.document)
+    most = MOST_PROOF_BYTES
+    sent.check(0 < size <= most, f"evidence with a specification of {size} bytes, 1 to {most} it can have")
+    return Misdealing(message.document, bundle, dealing, portions, _fault(sent, message))
+
+
+def _fault(sent: Sender, message: pb.Misdealing) -> Fault:
+    """A key or shares, never both."""
+    if message.holder or message.key:
+        holder = sent.member(message.holder, "evidence with a key of")
+        alone = not message.kind and not message.shares
+        sent.check(alone, f"evidence with a key of {holder!r}, and with shares")
+        return Unopened(holder, sent.sized(message.key, KEY_BYTES, f"the key of {holder!r} in evidence"))
     sent.check(message.kind in KINDS_FROM, f"shares of kind {message.kind}, which there is not, as evidence")
     shares = sent.every(message.shares, _holder_share, lambda each: each.holder, "shares of evidence")
-    return Misdealing(bundle, dealing, portions, KINDS_FROM[message.kind], shares)
+    return Unjoined(KINDS_FROM[message.kind], shares)
 
 
 def _holder_share(peer: str, message: pb.HolderShare) -> ShownShare:

@@ -141,16 +141,16 @@ class SecureNothing(_message.Message):
     def __init__(self) -> None: ...
 
 class SignedSpec(_message.Message):
-    __slots__ = ("document", "signature", "notes", "evidence")
+    __slots__ = ("document", "signature", "notes", "proofs")
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
-    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    PROOFS_FIELD_NUMBER: _ClassVar[int]
     document: bytes
     signature: bytes
     notes: _containers.RepeatedCompositeFieldContainer[Abandon]
-    evidence: Misdealing
-    def __init__(self, document: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., notes: _Optional[_Iterable[_Union[Abandon, _Mapping]]] = ..., evidence: _Optional[_Union[Misdealing, _Mapping]] = ...) -> None: ...
+    proofs: _containers.RepeatedCompositeFieldContainer[Misdealing]
+    def __init__(self, document: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., notes: _Optional[_Iterable[_Union[Abandon, _Mapping]]] = ..., proofs: _Optional[_Iterable[_Union[Misdealing, _Mapping]]] = ...) -> None: ...
 
 class Sealing(_message.Message):
     __slots__ = ("sender", "ephemeral", "commitment", "root")
@@ -401,16 +401,18 @@ class Dealing(_message.Message):
     def __init__(self, dealer: _Optional[str] = ..., h_u1: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., root: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Portion(_message.Message):
-    __slots__ = ("holder", "sealed", "own", "pair")
+    __slots__ = ("holder", "sealed", "own", "pair", "key")
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     OWN_FIELD_NUMBER: _ClassVar[int]
     PAIR_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     holder: str
     sealed: bytes
     own: bytes
     pair: bytes
-    def __init__(self, holder: _Optional[str] = ..., sealed: _Optional[bytes] = ..., own: _Optional[bytes] = ..., pair: _Optional[bytes] = ...) -> None: ...
+    key: bytes
+    def __init__(self, holder: _Optional[str] = ..., sealed: _Optional[bytes] = ..., own: _Optional[bytes] = ..., pair: _Optional[bytes] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class Dealt(_message.Message):
     __slots__ = ("dealing", "portions")
@@ -529,18 +531,24 @@ class HolderShare(_message.Message):
     def __init__(self, holder: _Optional[str] = ..., share: _Optional[bytes] = ..., salt: _Optional[bytes] = ...) -> None: ...
 
 class Misdealing(_message.Message):
-    __slots__ = ("bundle", "dealing", "portions", "kind", "shares")
+    __slots__ = ("bundle", "dealing", "portions", "kind", "shares", "document", "holder", "key")
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     DEALING_FIELD_NUMBER: _ClassVar[int]
     PORTIONS_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     bundle: KeyBundle
     dealing: Dealing
     portions: _containers.RepeatedCompositeFieldContainer[Portion]
     kind: ShareKind
     shares: _containers.RepeatedCompositeFieldContainer[HolderShare]
-    def __init__(self, bundle: _Optional[_Union[KeyBundle, _Mapping]] = ..., dealing: _Optional[_Union[Dealing, _Mapping]] = ..., portions: _Optional[_Iterable[_Union[Portion, _Mapping]]] = ..., kind: _Optional[_Union[ShareKind, str]] = ..., shares: _Optional[_Iterable[_Union[HolderShare, _Mapping]]] = ...) -> None: ...
+    document: bytes
+    holder: str
+    key: bytes
+    def __init__(self, bundle: _Optional[_Union[KeyBundle, _Mapping]] = ..., dealing: _Optional[_Union[Dealing, _Mapping]] = ..., portions: _Optional[_Iterable[_Union[Portion, _Mapping]]] = ..., kind: _Optional[_Union[ShareKind, str]] = ..., shares: _Optional[_Iterable[_Union[HolderShare, _Mapping]]] = ..., document: _Optional[bytes] = ..., holder: _Optional[str] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class ResultTold(_message.Message):
     __slots__ = ("sha256", "tags")

@@ -4,12 +4,14 @@ It is told the events of its machine, the signed specification before, or that t
 each gets, in bytes, among n silos: ids of 64 characters, the largest numbers, p = ceil(log2 n) hashes in a proof, g
 tagged groups (0 in the columns, where there are no tags), s bytes of a share of compared vectors (none in the columns:
 there are none where nothing is compared by shares), a specification of d bytes (2 MiB at most, in the columns 0)
-with m abandon notes (4000 at most, in the columns n) and evidence of t = floor(2n/3) + 1 shares::
+with m abandon notes (4000 at most, in the columns n) and evidence against one dealer, of t = floor(2n/3) + 1 shares;
+against all dealers evidence has ``MOST_PROOF_BYTES``, 1 MiB, at most, and carries the specifications of its attempts
+(in the columns one of 1 byte)::
 
     body        at most                               n = 4       10      100     1000
-    spec        557 + d + 135*m + 286*n + 138*t        2646     5724    51896   513596
+    spec        530 + d + 135*m + 320*n + 138*t        2751     6033    55265   547565
     keys        408*n + 34*p*(n - 1) - 18              1817     5285    64344   747642
-    shares      4 + n*(526 + 34*p)                     2379     6623    76404   866004
+    shares      4 + n*(560 + 34*p)                      2481     6929    79770   899970
     survivors   154 + n*(219 + 8*g)                    1008     2292    21553   214153
                 and (n - 1)*(76 + s)
     notes       153 + 135*n                             692     1502    13652   135153
@@ -46,6 +48,8 @@ from .secure_given import (
 )
 from .secure_messages import (
     MOST_HASHES,
+    MOST_PROOF_BYTES,
+    MOST_SPEC_BYTES,
     SIGNATURE_BYTES,
     Sender,
     abandon_from_wire,
@@ -58,8 +62,8 @@ from .secure_messages import (
     header_to_wire,
     key_delivery_from_wire,
     key_delivery_to_wire,
-    misdealing_from_wire,
-    misdealing_to_wire,
+    proofs_from_wire,
+    proofs_to_wire,
     sealed_share_from_wire,
     sealed_share_to_wire,
     survival_from_wire,
@@ -68,9 +72,8 @@ from .secure_messages import (
 
 BODIES = range(1, 11)  # fields of SecureTold that are messages
 SPEC, KEYS, SHARES, SURVIVORS = 3, 4, 5, 6
-EVIDENCE = 4  # of a SignedSpec
-MOST_DELIVERY_BYTES = 526 + 34 * MOST_HASHES  # with its proof
-MOST_SPEC_BYTES = 1 << 21  # the longest specification, of 1000 silos and 4096 groups, is shorter
+PROOFS = 4  # of a SignedSpec
+MOST_DELIVERY_BYTES = 560 + 34 * MOST_HASHES  # with its proof
 MOST_NOTES = 4 * MOST_SILOS  # notes of several attempts may be due
 
 
@@ -78,13 +81,13 @@ MOST_NOTES = 4 * MOST_SILOS  # notes of several attempts may be due
 class SignedSpec:
     """What a silo is asked into, and abandon notes of earlier attempts, ascending by silo and signature.
 
-    ``evidence``: why a round whose survivors were signed is summed again.
+    ``proofs`` are evidence against dealers of the job, ascending by dealer: silos without which there may be sums.
     """
 
     document: bytes
     signature: bytes
     notes: tuple[Abandon, ...] = ()
-    evidence: Misdealing | None = None
+    proofs: tuple[Misdealing, ...] = ()
 
 
 ToldBody: TypeAlias = SignedSpec | KeysTold | SharesTold | SurvivorsTold | NotesTold | ResultTold | AbandonAsked | Over
@@ -104,10 +107,10 @@ def told_to_wire(told: Told | None) -> pb.SecureTold:
         return pb.SecureTold(nothing=pb.SecureNothing())
     made = pb.SecureTold(attempt=attempt_to_wire(told.attempt))
     match told.body:
-        case SignedSpec(document, signature, notes, evidence):
+        case SignedSpec(document, signature, notes, proofs):
             noted = [abandon_to_wire(note) for note in notes]
-            shown = None if evidence is None else misdealing_to_wire(evidence)
-            made.spec.CopyFrom(pb.SignedSpec(document=document, signature=signature, notes=noted, evidence=shown))
+            shown = proofs_to_wire(proofs)
+            made.spec.CopyFrom(pb.SignedSpec(document=document, signature=signature, notes=noted, proofs=shown))
         case KeysTold(bundles, keys):
             given = [key_delivery_to_wire(key) for key in keys]
             made.keys.CopyFrom(pb.KeysTold(bundles=[bundle_to_wire(bundle) for bundle in bundles], keys=given))
@@ -132,9 +135,9 @@ def read_told(data: bytes, silos: int) -> pb.SecureTold:
     bounds = {
         **dict.fromkeys(BODIES, Bound(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)),
         SPEC: Bound(
-            MOST_NOTES + MOST_FIELDS,
+            MOST_NOTES + silos + MOST_FIELDS,
             MAX_MESSAGE_BYTES,
-            {EVIDENCE: Bound(2 * silos + MOST_FIELDS, MOST_DELIVERY_BYTES)},
+            {PROOFS: Bound(2 * silos + MOST_FIELDS, MOST_PROOF_BYTES)},
         ),
         KEYS: Bound(2 * silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
         SHARES: Bound(silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
@@ -198,5 +201,4 @@ def _spec(message: pb.SignedSpec) -> SignedSpec:
     notes = noted.every(
         message.notes, abandon_from_wire, lambda n: (n.silo, n.signature), "abandon notes", most=MOST_NOTES
     )
-    evidence = misdealing_from_wire(COORDINATOR, message.evidence) if message.HasField("evidence") else None
-    return SignedSpec(message.document, signature, notes, evidence)
+    return SignedSpec(message.document, signature, notes, proofs_from_wire(COORDINATOR, message.proofs))

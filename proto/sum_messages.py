@@ -8,8 +8,7 @@ from ..security.secagg_fault import Code
 from ..security.tags import TAG_BYTES
 from . import secure_pb2 as pb
 from .secure_given import ENVELOPE
-from .secure_messages import SIGNATURE_BYTES, Sender
-from .secure_told import MOST_SPEC_BYTES
+from .secure_messages import MOST_SPEC_BYTES, SIGNATURE_BYTES, Sender
 
 
 def sum_to_wire(part: str, claim: Claim) -> pb.OpenSum:

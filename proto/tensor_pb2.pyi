@@ -68,7 +68,7 @@ class TensorHeader(_message.Message):
     def __init__(self, part: _Optional[str] = ..., kind: _Optional[_Union[PartKind, str]] = ..., name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("session", "job", "job_digest", "round", "size", "tensors", "offset", "context", "part", "rows", "sums", "prekeys")
+    __slots__ = ("session", "job", "job_digest", "round", "size", "tensors", "offset", "context", "part", "rows", "sums", "prekeys", "proofs")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class Manifest(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SUMS_FIELD_NUMBER: _ClassVar[int]
     PREKEYS_FIELD_NUMBER: _ClassVar[int]
+    PROOFS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     job: str
     job_digest: bytes
@@ -93,7 +94,8 @@ class Manifest(_message.Message):
     rows: _containers.RepeatedCompositeFieldContainer[_secure_pb2.MixedRow]
     sums: _containers.RepeatedCompositeFieldContainer[_secure_pb2.OpenSum]
     prekeys: _containers.RepeatedCompositeFieldContainer[_secure_pb2.PrekeyTold]
-    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., size: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., offset: _Optional[int] = ..., context: _Optional[bytes] = ..., part: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[_secure_pb2.MixedRow, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[_secure_pb2.OpenSum, _Mapping]]] = ..., prekeys: _Optional[_Iterable[_Union[_secure_pb2.PrekeyTold, _Mapping]]] = ...) -> None: ...
+    proofs: _containers.RepeatedCompositeFieldContainer[_secure_pb2.Misdealing]
+    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., size: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., offset: _Optional[int] = ..., context: _Optional[bytes] = ..., part: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[_secure_pb2.MixedRow, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[_secure_pb2.OpenSum, _Mapping]]] = ..., prekeys: _Optional[_Iterable[_Union[_secure_pb2.PrekeyTold, _Mapping]]] = ..., proofs: _Optional[_Iterable[_Union[_secure_pb2.Misdealing, _Mapping]]] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("sha256", "tensor_sha256", "ledger_seq", "ledger_leaf", "head", "inclusion", "holds")

@@ -16,7 +16,7 @@ from ..errors import ProofError, RefusedError
 from .labels import SECAGG_DEALING, SECAGG_KEYS, SECAGG_SEED, framed
 from .masks import Keystream
 from .merkle import HASH_BYTES, Hashes, Tree, leaf_hash, verify_inclusion
-from .pairwise import TAG_BYTES, agree, public_key, seal, seal_key, unseal
+from .pairwise import KEY_BYTES, TAG_BYTES, agree, public_key, seal, seal_key, unseal
 from .receiving_keys import PROBE, KeyDelivery
 from .secagg_fault import COORDINATOR, Code, check
 from .shamir import SALT_BYTES, SHARE_BYTES, Draw, commitment, is_share, split
@@ -123,17 +123,20 @@ class Held:
 class Portion:
     """What a dealer deals to one holder: both shares and salts sealed, 146 bytes, and the commitments to them.
 
-    A dealer's portion to itself holds commitments only.
+    ``key`` is the holder's receiving key to which they are sealed. The dealer signs it with the rest, so that whoever
+    shows the private key shows what the dealer sealed (evidence.py). A dealer's portion to itself holds commitments
+    only.
     """
 
     holder: str
+    key: bytes
     sealed: bytes
     own: bytes
     pair: bytes
 
     def leaf(self) -> bytes:
         """Its leaf under the dealing's root."""
-        return leaf_hash(framed(self.holder.encode(), self.sealed, self.own, self.pair))
+        return leaf_hash(framed(self.holder.encode(), self.key, self.sealed, self.own, self.pair))
 
     def committed(self, kind: bytes) -> bytes:
         """The commitment to the share of this kind."""
@@ -196,7 +199,7 @@ def deal(
             plain = held.own.share + held.own.salt + held.pair.share + held.pair.salt
             key = seal_key(agree(seeds.seal, public[silo], silo), ctx, dealer, silo)
             sealed = seal(key, ctx, dealer, silo, plain)
-        portions.append(Portion(silo, sealed, *commitments))
+        portions.append(Portion(silo, public.get(silo, b""), sealed, *commitments))
     root = Tree(portion.leaf() for portion in portions).root()
     unsigned = Dealing(dealer, h_u1, seed_commitment(ctx, dealer, seeds.own), root)
     signature = sign(SECAGG_DEALING, unsigned.payload(ctx))
@@ -212,8 +215,8 @@ def check_portions(dealing: Dealing, portions: Sequence[Portion], members: Seque
         f"dealt to {len(portions)} holders that are not the {len(members)} of U1",
     )
     for portion in portions:
-        size = 0 if portion.holder == dealing.dealer else SEALED_BYTES
-        sized = len(portion.sealed) == size and len(portion.own) == len(portion.pair) == HASH_BYTES
+        sizes = (0, 0) if portion.holder == dealing.dealer else (KEY_BYTES, SEALED_BYTES)
+        sized = (len(portion.key), len(portion.sealed)) == sizes and len(portion.own) == len(portion.pair) == HASH_BYTES
         check(sized, dealing.dealer, Code.SHARES, f"its portion for {portion.holder!r} has the wrong size")
     root = Tree(portion.leaf() for portion in portions).root()
     check(root == dealing.root, dealing.dealer, Code.SHARES, "its portions do not lead to the root that it signed")
@@ -234,10 +237,15 @@ def deliver(dealing: Dealing, portions: Sequence[Portion]) -> tuple[Delivery, ..
     return tuple(Delivery(dealing, portion, tree.inclusion_proof(i)) for i, portion in enumerate(portions))
 
 
-def check_delivery(delivery: Delivery, members: Sequence[str], holder: str) -> None:
-    """RefusedError, for the coordinator, unless the dealer signed this portion for ``holder``, one of U1."""
+def check_delivery(delivery: Delivery, members: Sequence[str], holder: str, key: bytes) -> None:
+    """RefusedError, for the coordinator, unless the dealer signed this portion for ``holder``, one of U1.
+
+    ``key`` is the receiving key that the holder gave for this dealer; of its own dealing it is empty.
+    """
     portion, dealing = delivery.portion, delivery.dealing
     check(portion.holder == holder, COORDINATOR, Code.SHARES, f"brought {holder!r} a portion for {portion.holder!r}")
+    why = f"brought {holder!r} a portion of {dealing.dealer!r} that is sealed to a key which it never gave"
+    check(portion.key == key, COORDINATOR, Code.SHARES, why)
     try:
         verify_inclusion(portion.leaf(), members.index(holder), len(members), dealing.root, delivery.proof)
     except ProofError as error:

@@ -7,7 +7,8 @@ is not zero.
 
 A silo signs no sum that adds a combination of fewer silos than its policy asks. Two kinds are excepted. The first is a
 combination that was told before. The second is one of silos that left the federation, or that are new to it: founders
-sign that, and neither a coordinator nor an operator brings it about.
+sign that, and neither a coordinator nor an operator brings it about. A silo that is proven to have broken the rules of
+the job counts as one that left (evidence.py).
 
 Where a job has several batches, each may be summed without the others, and its silos sign that while those of the
 others hear nothing of it: all of them count as told.

@@ -15,7 +15,7 @@ takes from the document, once they are such as it may be mixed by (``brought_fau
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal, Self
 
@@ -144,13 +144,23 @@ class Frame:
 class Terms:
     """What a silo's policy asks of every secure sum; the defaults are those of SECURITY.md rule 6.
 
-    The silos of each of ``batches`` are in a sum together or not at all; where there are none, any may be missing.
+    The silos of each of ``batches`` are in a sum together or not at all; where there are none, any may be missing. Of a
+    batch silos that are ``excused``, since evidence shows that they broke the rules (evidence.py), may be missing.
     """
 
     min_cohort: int = 3
     min_honest: int = 2
     colluders: int = 1
     batches: Batches = ()
+    excused: frozenset[str] = frozenset()
+
+    def whole(self, spec: RoundSpec, silos: Iterable[str]) -> tuple[str, ...]:
+        """Those of ``silos``, in their order, who may be in a sum of this specification, the other batches apart.
+
+        A batch that an excused silo left is no smaller than one that a job may have (``Job.least_batch``).
+        """
+        least = max(spec.min_cohort, self.min_cohort, spec.colluders + 2)
+        return unbroken(self.batches, silos, self.excused, least)
 
     def regroups(self, spec: RoundSpec) -> bool:
         """Whether values of one round may be in several sums, each over other whole batches.
@@ -316,7 +326,7 @@ def check_cohort(spec: RoundSpec, terms: Terms) -> None:
     minimum = max(spec.min_cohort, terms.min_cohort)
     _agree(n >= minimum, f"a cohort of {n} is smaller than min_cohort {minimum}")
     # (4) It has whole batches alone.
-    fault = _broken(terms.batches, spec.cohort)
+    fault = _broken(spec, terms, spec.cohort)
     _agree(not fault, f"the cohort {fault}")
     # (5) No silo outweighs the others.
     fault = _weights_fault(spec, spec.cohort, minimum)
@@ -337,18 +347,19 @@ def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> 
         f"of {m} survivors {honest} are sure to be honest, the policy asks for {terms.min_honest}",
     )
     # (3) They are whole batches alone.
-    fault = _broken(terms.batches, survivors)
+    fault = _broken(spec, terms, survivors)
     check(not fault, COORDINATOR, Code.SURVIVORS, f"the sum {fault}")
     # (4) None outweighs the others.
     fault = _weights_fault(spec, survivors, max(spec.min_cohort, terms.min_cohort))
     check(not fault, COORDINATOR, Code.SURVIVORS, f"public weights of the survivors: {fault}")
 
 
-def _broken(batches: Batches, silos: Sequence[str]) -> str:
+def _broken(spec: RoundSpec, terms: Terms, silos: Sequence[str]) -> str:
     """Which of the job's batches are in a sum in part; empty if none is."""
-    kept = unbroken(batches, silos)
+    kept = terms.whole(spec, silos)
     split = [silo for silo in silos if silo not in kept]
-    missing = [silo for batch in batches if not set(batch).isdisjoint(split) for silo in batch if silo not in silos]
+    torn = [batch for batch in terms.batches if not set(batch).isdisjoint(split)]
+    missing = [silo for batch in torn for silo in batch if silo not in silos]
     if not split:
         return ""
     if not missing:

@@ -36,10 +36,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ..algorithms.batches import unbroken
 from ..errors import RefusedError
 from .dealing import SELF, Dealing, KeyBundle, Portion, check_portions, deliver, distinct_keys
-from .evidence import Complaint, Misdealing, ShownShare, joins
+from .evidence import Complaint, Fault, Misdealing, ShownShare, Unjoined, Unopened, joins
 from .gram_pieces import read_revealed
 from .labels import SECAGG_SPEC
 from .masks import Term, pair_term
@@ -107,7 +106,8 @@ class CoordinatorState:
     survivals: Mapping[str, Survival] = field(default_factory=dict)
     reveals: Mapping[str, Reveal] = field(default_factory=dict)
     notes: Mapping[str, Abandon] = field(default_factory=dict)
-    evidence: Misdealing | None = None  # why nothing could be opened, though survivors signed
+    proofs: Mapping[str, Misdealing] = field(default_factory=dict)  # by dealer, of all who misdealt
+    evidence: Misdealing | None = None  # that of them why nothing could be opened, though survivors signed
     spoiled: bool = False  # what was opened is no sum of values
     u1: tuple[str, ...] = ()
     u2: tuple[str, ...] = ()
@@ -198,6 +198,7 @@ def _take(state: CoordinatorState, event: Event) -> Step:
         case SharesGiven(dealing, portions):
             dealing.check(ctx, state.h_u1, signers)
             check_portions(dealing, portions, state.u1)
+            _check_sealed(state, dealing.dealer, portions)
             dealings = {**state.dealings, dealing.dealer: dealing}
             return replace(state, dealings=dealings, portions={**state.portions, dealing.dealer: portions}), ()
         case Uploaded(header, length, sha256):
@@ -220,6 +221,19 @@ def _take(state: CoordinatorState, event: Event) -> Step:
             return state, ()
 
 
+def _check_sealed(state: CoordinatorState, dealer: str, portions: Sequence[Portion]) -> None:
+    """RefusedError unless a dealer says that it sealed to the keys that it was told."""
+    place = state.spec.cohort.index(dealer)
+    for portion in portions:
+        holder = portion.holder
+        if holder != dealer:  # a holder gave a key for each of the cohort but itself, in its order
+            given = state.keys[holder][place - (holder < dealer)]
+            right = portion.key == given.public
+            check(
+                right, dealer, Code.SHARES, f"says that it sealed to {holder!r} under a key which that silo never gave"
+            )
+
+
 def _complained(state: CoordinatorState, complaint: Complaint) -> Step:
     """End the attempt by evidence against a dealer, or drop out who complains without any.
 
@@ -231,15 +245,22 @@ def _complained(state: CoordinatorState, complaint: Complaint) -> Step:
     try:
         dealt = dealer in state.u2 and dealer != silo
         check(dealt, silo, Code.COMPLAINT, f"complains of {dealer[:64]!r}, who dealt nothing to it")
-        (given,) = (key for key in state.keys[silo] if key.dealer == dealer)
         (portion,) = (portion for portion in state.portions[dealer] if portion.holder == silo)
-        complaint.check(state.ctx, state.h_u2, given, state.bundles[dealer], portion, state.signers)
+        complaint.check(state.ctx, state.h_u2, state.bundles[dealer], portion, state.signers)
     except RefusedError as error:
         state, more = _close_if_complete(replace(state, failed={**state.failed, silo: error.code}))
         return state, (Refuse(silo, Code.COMPLAINT, error.why), *more)
     complaints, failed = {**state.complaints, silo: complaint}, {**state.failed, dealer: Code.MISDEALT.value}
     why = f"{dealer!r} sealed to {silo!r} what does not open or fit, as {silo!r} showed"
-    return _end(replace(state, complaints=complaints, failed=failed), Code.MISDEALT, dealer, why)
+    proofs = {**state.proofs, dealer: _misdealing(state, dealer, Unopened(silo, complaint.key))}
+    return _end(replace(state, complaints=complaints, failed=failed, proofs=proofs), Code.MISDEALT, dealer, why)
+
+
+def _misdealing(state: CoordinatorState, dealer: str, fault: Fault) -> Misdealing:
+    """What proves to anyone that a dealer broke the rules."""
+    return Misdealing(
+        state.spec.payload(), state.bundles[dealer], state.dealings[dealer], state.portions[dealer], fault
+    )
 
 
 def _answered(state: CoordinatorState, stage: Stage) -> Mapping[str, object]:
@@ -281,7 +302,7 @@ def _close(state: CoordinatorState) -> Step:
         members = tuple(silo for silo in members if silo not in state.failed)
         least = max(least, state.spec.min_cohort, state.terms.min_cohort)
     if state.stage in ("keys", "shares", "masked"):
-        members = unbroken(state.terms.batches, members)
+        members = state.terms.whole(state.spec, members)
     if len(members) < least:
         whole = " in whole batches" if state.terms.batches else ""
         why = f"stage {state.stage!r} closed with {len(members)} silos{whole}, fewer than {least}"
@@ -347,20 +368,22 @@ def _enough(state: CoordinatorState) -> tuple[Survival, ...]:
 def _open(state: CoordinatorState, awaited: bool) -> Step:
     """Join t shares of each member of U2; where none of them join, wait while more reveals are ``awaited``, else end.
 
+    Who dealt shares that do not join is named, and proven, whether the sum opens or not.
+
     Left on the sum are the survivors' masks to themselves, and those that they share with the lost.
     """
     spec, ctx = state.spec, state.ctx
     terms: list[Term] = []
-    failed = dict(state.failed)
+    failed, proofs = dict(state.failed), dict(state.proofs)
     for dealer, kind in kinds_to_reveal(state.u2, state.u3).items():
         joined = _joined(state, dealer, kind)
         if joined.secret is None and awaited:
             return state, ()
         if joined.wrong:
             failed[dealer] = Code.MISDEALT.value
+            proofs[dealer] = _misdealing(state, dealer, Unjoined(kind, joined.wrong))
         if joined.secret is None:
-            dealt = state.bundles[dealer], state.dealings[dealer], state.portions[dealer]
-            state = replace(state, failed=failed, evidence=Misdealing(*dealt, kind, joined.wrong))
+            state = replace(state, failed=failed, proofs=proofs, evidence=proofs[dealer])
             why = f"{dealer!r} dealt shares that do not join to what it committed to"
             return _end(state, Code.MISDEALT, dealer, why)
         if kind == SELF:
@@ -374,11 +397,11 @@ def _open(state: CoordinatorState, awaited: bool) -> Step:
         return state, ()
     if compared is None:
         why = "what survivors revealed of inner products does not fit together; too few revealed to say whose is wrong"
-        return _end(replace(state, failed=failed), Code.SUM, "", why)
+        return _end(replace(state, failed=failed, proofs=proofs), Code.SUM, "", why)
     failed |= {spec.cohort[number - 1]: Code.REVEAL.value for number in compared.wrong}
     tags = _tags(state, terms)
     opening = Open(tuple(terms), state.u3, tags, compared.products.astype("<i8").tobytes())
-    return replace(state, stage="opening", failed=failed, tags=tags), (opening,)
+    return replace(state, stage="opening", failed=failed, proofs=proofs, tags=tags), (opening,)
 
 
 def _compared(state: CoordinatorState) -> OpenedGram | None:

@@ -45,7 +45,7 @@ from .dealing import (
 from .evidence import Misdealing, make_complaint
 from .gram_pieces import GramKeys, SealedShare, check_dealers, open_share, revealed, share_key
 from .masks import Term, pair_term
-from .pairwise import KEY_BYTES, agree, pair_key, self_key
+from .pairwise import KEY_BYTES, agree, pair_key, public_key, self_key
 from .receiving_keys import KeyDelivery, check_key_delivery, key_root, receiving_keys, receiving_seed
 from .round_spec import Frame, RoundSpec, Terms, check_survivors, receive
 from .secagg_fault import COORDINATOR, Code, check, passed_on
@@ -147,7 +147,8 @@ def begin(
 ) -> Step:
     """Enter an attempt; RefusedError says why this silo does not, and then nothing is remembered or sent."""
     spec = receive(document, signature, frame, party.terms, party.signers, party.silo)
-    only = memory.repeated(spec, evidence, party.signers, party.terms)
+    signed = memory.repeated(spec, evidence, party.signers, party.terms)
+    only = tuple(silo for silo in signed if silo not in party.terms.excused)
     memory = memory.entered(spec, notes, party.signers, evidence, party.terms)
     ctx, seeds = spec.context(), Seeds(*(party.draw(KEY_BYTES) for _ in range(6 if spec.compared else 5)))
     keys = receiving_keys(seeds.receiving, ctx, party.silo, spec.cohort)
@@ -249,7 +250,9 @@ def _open_shares(state: SiloState, deliveries: tuple[Delivery, ...]) -> Step:
     _check_size(state, dealers, "U2", Code.SHARES)
     # (5) All portions are those that their dealers signed for us.
     for delivery in deliveries:
-        check_delivery(delivery, [bundle.silo for bundle in state.bundles], silo)
+        check_delivery(
+            delivery, [bundle.silo for bundle in state.bundles], silo, _given_to(state, delivery.dealing.dealer)
+        )
     h_u2 = set_digest(b"U2", ctx, [dealing.encoded(ctx) for dealing in dealings])
     # (6) They open, and fit what their dealers committed to; else we show what was dealt to us.
     opened: dict[str, Held] = {}
@@ -274,6 +277,13 @@ def _open_shares(state: SiloState, deliveries: tuple[Delivery, ...]) -> Step:
     held = {**state.held, **opened}
     state = replace(state, stage="uploading", dealings=dealings, h_u2=h_u2, held=held, memory=memory)
     return state, (Remember(memory), Upload(tuple(terms), _hiding(state)))
+
+
+def _given_to(state: SiloState, dealer: str) -> bytes:
+    """The receiving key that we gave for a dealer; empty for ourselves."""
+    if dealer == state.silo:
+        return b""
+    return public_key(receiving_seed(_seeds(state).receiving, state.ctx, state.silo, dealer))
 
 
 def _hiding(state: SiloState) -> GramKeys | None:
@@ -321,7 +331,7 @@ def _sign_survivors(state: SiloState, headers: tuple[Header, ...], shares: tuple
     check(state.header in headers, COORDINATOR, Code.SURVIVORS, f"does not name the upload of {state.silo!r}")
     # (4) The sum over them may be opened.
     check_survivors(spec, party.terms, survivors)
-    # (5) Where the round is repeated, they are those of before without the dealer at fault.
+    # (5) Where the round is repeated, they are those of before without the dealers at fault.
     same = not state.only or survivors == list(state.only)
     check(same, COORDINATOR, Code.SURVIVORS, f"repeats a sum over {list(state.only)} with survivors {survivors}")
     # (6) What they dealt to us of their vectors opens.

@@ -11,11 +11,10 @@ that leave one by one were accepted (hidden_uploads.py).
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from .. import log
-from ..algorithms.batches import unbroken
 from ..algorithms.job import Job
 from ..errors import RefusedError
 from ..proto.secure_given import Attempt, GivenBody, Over
@@ -24,6 +23,7 @@ from ..security.masks import Term
 from ..security.round_spec import Frame, RoundSpec
 from ..security.secagg_fault import COORDINATOR, Code, check
 from ..security.secagg_memory import Keeper
+from ..security.secagg_messages import Header
 from ..security.secagg_silo import Party, SiloState, abandon_remembered, advance, begin
 from ..security.secagg_silo_events import (
     AbandonAsked,
@@ -208,7 +208,7 @@ class BlindRound:
                 self._advance(Stopped(f"the coordinator ended the attempt: {code}"))
             case AbandonAsked() if not current:
                 await self._abandon_remembered(attempt)
-            case SurvivorsTold(headers) if current and (why := self._objection([each.silo for each in headers])):
+            case SurvivorsTold(headers) if current and (why := self._objection(state, headers)):
                 self._advance(Stopped(why, Code.POLICY))
             case _ if current and not isinstance(body, Over):
                 self._advance(body)
@@ -229,14 +229,19 @@ class BlindRound:
         try:
             if (self.round, self._start) != (memory.signed_round, memory.start):  # else `begin` asks for evidence
                 memory = memory.starting(self._start)
-            brought = told.document, told.signature, memory, told.notes, told.evidence
-            state, effects = begin(self._party, self._frame, *brought)
+            excused = self._door.signed_sets.proven(self.job, told.proofs)
+            party = replace(self._party, terms=replace(self._party.terms, excused=excused))
+            evidence = next((each for each in told.proofs if each.is_of(memory.signed_ctx)), None)
+            state, effects = begin(party, self._frame, told.document, told.signature, memory, told.notes, evidence)
         except RefusedError as error:
             self._state = None
             self._todo.append(Doing(attempt, End(Code(error.code), error.peer, error.why)))
             return
         members = ",".join(state.spec.cohort)
-        log.event("secagg.entered", job=self.job.name, round=self.round, attempt=attempt.attempt, cohort=members)
+        shown = {"proven": ",".join(sorted(excused))} if excused else {}  # to have misdealt: sums may lack them
+        log.event(
+            "secagg.entered", job=self.job.name, round=self.round, attempt=attempt.attempt, cohort=members, **shown
+        )
         self._take_step(state, effects)
 
     async def _abandon_remembered(self, attempt: Attempt) -> None:
@@ -248,14 +253,15 @@ class BlindRound:
             return
         self._todo += [Doing(attempt, Remember(memory)), Doing(attempt, SendAbandon(note))]
 
-    def _objection(self, survivors: Sequence[str]) -> str:
-        """What this silo has against a sum over them, beside all that it signed before; empty for nothing.
+    def _objection(self, state: SiloState | None, headers: Sequence[Header]) -> str:
+        """What this silo has against a sum over these, beside all that it signed before; empty for nothing.
 
         Nothing against a part of a batch, which no sum may be over: the coordinator is to blame for that (_advance).
         """
-        if unbroken(self._party.terms.batches, survivors) != tuple(survivors):
+        survivors = [header.silo for header in headers]
+        if state is None or state.party.terms.whole(state.spec, survivors) != tuple(survivors):
             return ""
-        return self._door.signed_sets.objection(self.job, survivors)
+        return self._door.signed_sets.objection(self.job, survivors, state.party.terms.excused)
 
     def _advance(self, event: Event) -> None:
         if self._state is not None:
@@ -296,7 +302,7 @@ class BlindRound:
         """In the ledger before the file that says that it was signed: who removes the ledger is found by the file."""
         if self._state is not None:
             survivors = [header.silo for header in self._state.headers]
-            await self._door.signed_sets.sign(self.job, attempt, survivors)
+            await self._door.signed_sets.sign(self.job, attempt, survivors, self._state.party.terms.excused)
 
     async def _misled(self, error: RefusedError) -> None:
         """What was told is no message of this round's sums: the round is over for us, and with it the attempt."""

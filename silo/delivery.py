@@ -18,11 +18,12 @@ from ..proto import tensor_pb2 as tensor
 from ..proto.blind import in_words
 from ..proto.channel import FETCH
 from ..proto.frames import Chunk, Frame
+from ..proto.secure_messages import MOST_PROOF_BYTES, proofs_from_wire, proofs_to_wire
 from ..proto.stream import TOGETHER, Digests, Inbound
 from ..proto.wire import Item, delivered_items
 from ..security.ledger import Ledger
 from ..security.records import Payload, Peer
-from .directed_rows import AnyRows
+from .directed_rows import AnyRows, DirectedRows
 from .payload import Buffer, announced, unpack
 from .rows import expected_rows, largest_rows
 from .sums import Sums, largest_sums
@@ -116,6 +117,7 @@ class _Taking:
         elif brought := len(manifest.rows) + len(manifest.prekeys):
             raise RefusedError(self._sender, "MANIFEST", f"delivers {brought} rows or prekeys where there are none")
         self.items = announced(self._sender, self._job, self._round, manifest, [*summed, *words])
+        self._show(manifest)
         if self._sums is not None:
             self._sums.admit()
         if self._rows is not None:
@@ -124,6 +126,18 @@ class _Taking:
         self._left = manifest.size - self._summed - sum(words)
         self._buffer.reserve(self._left)
         return [*(item.spec.nbytes for item in self.items), *summed, *words]
+
+    def _show(self, manifest: tensor.Manifest) -> None:
+        """Evidence against dealers goes to whatever checks who is in a sum; RefusedError where nothing does."""
+        checks = [each for each in (self._sums, self._rows) if isinstance(each, Sums | DirectedRows)]
+        proofs = proofs_from_wire(self._sender, manifest.proofs)
+        if proofs and not checks:
+            raise RefusedError(self._sender, "MANIFEST", f"delivers {len(proofs)} proofs beside no sum")
+        if proofs_to_wire(proofs) != list(manifest.proofs):
+            why = f"delivers proofs of more than {MOST_PROOF_BYTES} bytes, or of another protocol version"
+            raise RefusedError(self._sender, "MANIFEST", why)
+        for each in checks:
+            each.proofs = proofs
 
     def _check_words(self, parts: set[str]) -> None:
         """RefusedError for a part that comes as tensors, where nothing would show that they are its sum."""

@@ -21,6 +21,7 @@ from ..proto.blind import round_frame, round_terms
 from ..proto.mix_messages import Mixed
 from ..security.blind_sum import folded, row_name
 from ..security.directed_mix import open_row, recipient_pads
+from ..security.evidence import Misdealing
 from ..security.fixedpoint import Group, Words
 from ..security.masks import Term
 from ..security.open_sum import Claim, check_claim
@@ -59,7 +60,8 @@ class DirectedRows:
         ``counted``: one more than the last round of this silo that counts.
         """
         self._sharing = sharing
-        self._terms = round_terms(sharing.job, terms)
+        self._asked = terms
+        self.proofs: tuple[Misdealing, ...] = ()  # against dealers of the job, whom its sums may lack
         self._round = round_
         self._last = counted - 1
         self._members = sharing.job.method().directed_for == "members"
@@ -124,7 +126,8 @@ class DirectedRows:
         check(last_own, COORDINATOR, Code.SPEC, why)
         # (3) The sum is the one that this silo would have written, with its own weights, and may be open.
         frame = round_frame(job, round_, sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
-        spec = check_claim(claim, frame, self._terms, sharing.signers)
+        terms = round_terms(job, self._asked, sharing.proven(self.proofs))
+        spec = check_claim(claim, frame, terms, sharing.signers)
         drawn = set(spec.cohort) <= set(job.cohort(round_))
         check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")
         # (4) It is new, or one of those that came last.

@@ -1,7 +1,7 @@
 """What a silo needs for the mixed and compared parts of one job: the key that its silos share, and who they are."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -11,6 +11,7 @@ from ..algorithms.job import Job
 from ..proto.blind import line_of, use_of
 from ..security import roster as rosters
 from ..security.directed_mix import sender_pads
+from ..security.evidence import Misdealing, proven
 from ..security.group_key import Epoch, JobKeys
 from ..security.identity import Keys
 from ..security.masks import Term
@@ -59,6 +60,10 @@ class Sharing:
     def line(self, part: Part) -> Line:
         """What uploads and rows of a Mix part are bound to."""
         return line_of(self.job, part, self.federation, self.roster)
+
+    def proven(self, proofs: Sequence[Misdealing]) -> frozenset[str]:
+        """The silos against which there is evidence; RefusedError for evidence that shows nothing in this job."""
+        return proven(proofs, self.federation, self.job.digest, self.signers)
 
     @property
     def first_prekey(self) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from ..algorithms.batches import Batches
+from ..algorithms.batches import Batches, without
 from ..algorithms.exchange import Sum
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
@@ -17,12 +17,14 @@ from ..errors import LocalError
 from ..files import canonical_json, parse_canonical, parse_json, read_bytes
 from ..proto.blind import summed
 from ..proto.secure_given import Attempt
+from ..security.evidence import Misdealing, proven
 from ..security.history import SignedSet, Told, choices, signed_sets, told
 from ..security.ledger import Ledger
 from ..security.policy import Policy
 from ..security.records_secure import SumSigned
 from ..security.roster import Roster
 from ..security.secagg_memory import Memory
+from ..security.signers import Signers
 
 MOST_CHOICES = 100_000  # of silos, that are looked at for one sum: seconds
 SHOWN = 12  # silos of a set that an error names
@@ -40,11 +42,19 @@ class SignedSets:
         """Why sums of a job that is offered may not be opened over its silos; empty if they may."""
         return objection_to(job, self._ledger.silo, self._ledger.signed, self._roster, self._policy)
 
-    def objection(self, job: Job, silos: Collection[str]) -> str:
-        """Why no sum of this job may be opened over these silos; empty if it may."""
-        return objection(job, silos, self._ledger.signed, self._roster, self._policy)
+    def objection(self, job: Job, silos: Collection[str], proven: Collection[str] = ()) -> str:
+        """Why no sum of this job may be opened over these silos; empty if it may.
 
-    async def sign(self, job: Job, attempt: Attempt, survivors: Sequence[str]) -> None:
+        Silos that are ``proven`` to have misdealt in it count as if they had left the federation.
+        """
+        return objection(job, silos, self._ledger.signed, self._roster, self._policy, proven)
+
+    def proven(self, job: Job, proofs: Sequence[Misdealing]) -> frozenset[str]:
+        """The silos against which there is evidence; RefusedError for evidence that shows nothing in this job."""
+        signers = Signers.of(self._roster, job.silos)
+        return proven(proofs, self._roster.federation, job.digest, signers)
+
+    async def sign(self, job: Job, attempt: Attempt, survivors: Sequence[str], proven: Collection[str] = ()) -> None:
         """Record that a sum over these may be open from now on; durable when it returns."""
         record = SumSigned(
             job=job.name,
@@ -55,7 +65,7 @@ class SignedSets:
             survivors=tuple(survivors),
             absent=tuple(sorted(_members(self._roster) - set(survivors))),
             values="fixed" if tells_fixed(job) else "varying",
-            batches=tuple(",".join(sorted(batch)) for batch in _batches(job)),
+            batches=tuple(",".join(sorted(batch)) for batch in _batches(job, proven)),
         )
         await asyncio.to_thread(self._ledger.secagg_signed, record)
 
@@ -86,21 +96,28 @@ def objection_to(job: Job, silo: str, signed: Sequence[SumSigned], roster: Roste
     return ""
 
 
-def objection(job: Job, silos: Collection[str], signed: Iterable[SumSigned], roster: Roster, policy: Policy) -> str:
+def objection(
+    job: Job,
+    silos: Collection[str],
+    signed: Iterable[SumSigned],
+    roster: Roster,
+    policy: Policy,
+    proven: Collection[str] = (),
+) -> str:
     """What a silo that signed these sums has against one over ``silos``, with what to do; empty for nothing."""
     if not tells_fixed(job):
         return ""
     history, members = list(signed_sets(signed, policy.dataset)), _members(roster)
-    for each in (silos, *_batches(job)):
-        if why := _against(job, each, history, members, policy):
+    for each in (silos, *_batches(job, proven)):
+        if why := _against(job, each, history, members.difference(proven), policy):
             return why
         history.append(SignedSet(job.name, frozenset(each), members))
     return ""
 
 
-def _batches(job: Job) -> Batches:
-    """Those of which each may be summed without the others."""
-    return job.batches if len(job.batches) > 1 else ()
+def _batches(job: Job, proven: Collection[str] = ()) -> Batches:
+    """Those of which each may be summed without the others, and without silos that are proven to have misdealt."""
+    return without(job.batches, proven, job.least_batch) if len(job.batches) > 1 else ()
 
 
 def _against(

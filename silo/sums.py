@@ -18,6 +18,7 @@ from ..proto import secure_pb2 as pb
 from ..proto.blind import SumDown, round_frame, round_terms, row_terms, sums_down
 from ..proto.sum_messages import sums_from_wire
 from ..security.blind_sum import folded
+from ..security.evidence import Misdealing
 from ..security.fixedpoint import Group, Words
 from ..security.labels import SECAGG_CONTEXT, framed
 from ..security.open_sum import Claim, check_claim, open_group
@@ -60,6 +61,7 @@ class Sums:
         """``memory`` is what this silo remembers of the job's sums; afterwards it knows those that came down."""
         self.refused: Refusal | None = None
         self.memory = memory
+        self.proofs: tuple[Misdealing, ...] = ()  # against dealers of the job, whom its sums may lack
         self._sharing = sharing
         self._down = {part.name: part for part in sharing.job.down(round_)}
         self._expected = {each.part.name: each for each in sums_down(sharing.job, round_)}
@@ -109,7 +111,8 @@ class Sums:
 
     def _checked(self, place: SumDown, claim: Claim) -> RoundSpec:
         job = self._sharing.job
-        terms = round_terms(job, row_terms(job))  # by which it was opened; this silo need not have been in it
+        # By these it was opened; this silo need not have been in it.
+        terms = round_terms(job, row_terms(job), self._sharing.proven(self.proofs))
         spec = check_claim(claim, self._frame(place.round), terms, self._sharing.signers)
         # Beyond that, its cohort was drawn for that round.
         drawn = set(spec.cohort) <= set(job.cohort(place.round))

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+from dataclasses import replace
 
 from raw_silo import SECONDS, Caller
 
@@ -15,6 +16,7 @@ from staddle.security import roster as rosters
 from staddle.security import secagg_silo as machine
 from staddle.security import secagg_silo_events as s
 from staddle.security.blind_sum import given
+from staddle.security.evidence import proven
 from staddle.security.masked_sum import masked_chunks
 from staddle.security.round_spec import Terms
 from staddle.security.secagg_memory import NO_STATE, Memory
@@ -65,8 +67,11 @@ class BlindSilo(Caller):
     async def heard(self, own, told):
         self.attempt = told.attempt
         match told.body:
-            case SignedSpec(document, signature, notes, evidence):
-                self.state, effects = machine.begin(self.party, own, document, signature, self.memory, notes, evidence)
+            case SignedSpec(document, signature, notes, proofs):
+                excused = proven(proofs, own.federation, own.job_digest, self.party.signers)
+                party = replace(self.party, terms=replace(self.party.terms, excused=excused))
+                evidence = next((each for each in proofs if each.is_of(self.memory.signed_ctx)), None)
+                self.state, effects = machine.begin(party, own, document, signature, self.memory, notes, evidence)
             case Over(code):
                 self.state, effects = machine.advance(self.state, s.Stopped(code))
                 effects = [effect for effect in effects if not isinstance(effect, s.End)]

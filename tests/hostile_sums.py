@@ -81,7 +81,7 @@ class Attempted:
     """One attempt: an honest coordinator and three honest silos; ``told`` is what the real one is to be told."""
 
     parts = b""  # of all that made the key of the job, where it has one
-    evidence = None  # that the real one is brought with the specification
+    proofs = ()  # evidence against dealers that the real one is brought with the specification
 
     def __init__(
         self, world, job, round_=0, attempt=0, alter=None, notes=(), cohort=SILOS, absent=(), empty=False, lenient=False
@@ -163,7 +163,7 @@ class Attempted:
     def act(self, who, effect):
         match effect:
             case c.Ask():
-                self.tell([SILO], SignedSpec(effect.document, effect.signature, self.notes, self.evidence))
+                self.tell([SILO], SignedSpec(effect.document, effect.signature, self.notes, self.proofs))
                 for silo in self.others:
                     self.happen(silo, effect)
             case c.TellKeys(silo, bundles, keys):

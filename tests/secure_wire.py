@@ -6,7 +6,7 @@ from staddle.proto.secure_given import Asked, Attempt, Given, Over
 from staddle.proto.secure_told import SignedSpec, Told
 from staddle.security import secagg_silo_events as s
 from staddle.security.dealing import PAIR, SEALED_BYTES, SELF, Dealing, Delivery, HeldShare, KeyBundle, Portion
-from staddle.security.evidence import Complaint, Misdealing, ShownShare
+from staddle.security.evidence import Complaint, Misdealing, ShownShare, Unjoined, Unopened
 from staddle.security.gram_pieces import SealedShare
 from staddle.security.receiving_keys import KeyDelivery, ReceivingKey
 from staddle.security.secagg_fault import Code
@@ -23,7 +23,7 @@ def names(n):
 
 
 def portion(dealer, holder):
-    return Portion(holder, b"" if dealer == holder else b"\xff" * SEALED_BYTES, HASH, HASH)
+    return Portion(holder, *((b"", b"") if dealer == holder else (HASH, b"\xff" * SEALED_BYTES)), HASH, HASH)
 
 
 def longest_given(n, groups=0, products=0):
@@ -46,23 +46,24 @@ def longest_given(n, groups=0, products=0):
     return {name: Given(SESSION, ATTEMPT, body) for name, body in bodies.items()}
 
 
-def longest_evidence(n):
+def longest_evidence(n, dealer=0):
     silos = names(n)
+    by = silos[dealer]
     shares = tuple(ShownShare(silo, HeldShare(b"\xfe" * 33, b"\xfd" * 32)) for silo in silos[: 2 * n // 3 + 1])
-    dealt = tuple(portion(silos[0], silo) for silo in silos)
-    bundle = KeyBundle(silos[0], HASH, HASH, HASH, SIGNATURE)
-    return Misdealing(bundle, Dealing(silos[0], HASH, HASH, HASH, SIGNATURE), dealt, PAIR, shares)
+    dealt = tuple(portion(by, silo) for silo in silos)
+    bundle, dealing = KeyBundle(by, HASH, HASH, HASH, SIGNATURE), Dealing(by, HASH, HASH, HASH, SIGNATURE)
+    return Misdealing(b"{", bundle, dealing, dealt, Unjoined(PAIR, shares))
 
 
-def longest_told(n, groups=0, document=b"", noted=None, share=0):
-    """By the name of its body, the longest message that the first of n silos is told."""
+def longest_told(n, groups=0, document=b"", noted=None, share=0, against=1):
+    """By the name of its body, the longest message that the first of n silos is told, with so many proofs."""
     silos, tags = names(n), b"\xff" * 8 * groups
     notes = tuple(Abandon(silo, SIGNATURE) for silo in names(n if noted is None else noted))
     deliveries = [(Dealing(silo, HASH, HASH, HASH, SIGNATURE), portion(silo, silos[0])) for silo in silos]
     sealed = tuple(SealedShare(silo, b"\xff" * share) for silo in silos[1:]) if share else ()
     headers = tuple(Header(silo, HASH, 2**64 - 1, HASH, tags, SIGNATURE) for silo in silos)
     bodies = {
-        "spec": SignedSpec(document, SIGNATURE, notes, longest_evidence(n)),
+        "spec": SignedSpec(document, SIGNATURE, notes, tuple(longest_evidence(n, by) for by in range(against))),
         "keys": s.KeysTold(
             tuple(KeyBundle(silo, HASH, HASH, HASH, SIGNATURE) for silo in silos),
             tuple(
@@ -102,7 +103,8 @@ revealed = st.builds(Revealed, ids, st.sampled_from([SELF, PAIR]), held)
 def portions_of(dealer):
     def sealed(holder):
         size = 0 if holder == dealer else SEALED_BYTES
-        return st.builds(Portion, st.just(holder), st.binary(min_size=size, max_size=size), hashes, hashes)
+        sealed = st.binary(min_size=size, max_size=size)
+        return st.builds(Portion, st.just(holder), hashes if size else st.just(b""), sealed, hashes, hashes)
 
     return (ids | st.just(dealer)).flatmap(sealed)
 
@@ -120,11 +122,14 @@ dealt = dealings.flatmap(
 misdealings = dealings.flatmap(
     lambda d: st.builds(
         Misdealing,
+        st.binary(min_size=1, max_size=80),
         bundles,
         st.just(d),
         some(portions_of(d.dealer), lambda portion: portion.holder),
-        st.sampled_from([SELF, PAIR]),
-        some(st.builds(ShownShare, ids, held), lambda each: each.holder),
+        st.builds(
+            Unjoined, st.sampled_from([SELF, PAIR]), some(st.builds(ShownShare, ids, held), lambda each: each.holder)
+        )
+        | st.builds(Unopened, ids, hashes),
     )
 )
 reveals = st.builds(Reveal, ids, some(revealed, lambda each: each.dealer), signatures, tags)
@@ -145,7 +150,7 @@ told_bodies = (
         st.binary(min_size=1, max_size=80),
         signatures,
         some(notes, lambda n: (n.silo, n.signature)),
-        st.none() | misdealings,
+        some(misdealings, lambda proof: proof.dealer),
     )
     | st.builds(
         s.KeysTold,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from staddle.algorithms.batches import drawn_batches, smallest_round, split, unbroken
+from staddle.algorithms.batches import drawn_batches, smallest_round, split, unbroken, without
 
 TEN = tuple("abcdefghij")
 ROUNDS = 60
@@ -59,6 +59,20 @@ def test_silos_of_a_broken_batch_are_left_out():
     assert unbroken(batches, "abde") == ()
     assert unbroken(batches, "abcx") == tuple("abc")
     assert unbroken((), "ab") == ("a", "b")
+
+
+def test_a_batch_may_lack_silos_that_are_proven_to_have_broken_the_rules_while_enough_of_it_are_there():
+    batches = (("a", "b", "c", "d"), ("e", "f", "g", "h"))
+    assert unbroken(batches, "abcefgh") == tuple("efgh")
+    assert unbroken(batches, "abcefgh", {"d"}, 3) == tuple("abcefgh")
+    assert unbroken(batches, "abcdefgh", {"d"}, 3) == tuple("abcdefgh")  # in a sum of before it is
+    assert unbroken(batches, "abefgh", {"d"}, 2) == tuple("efgh")  # c is missing, too
+    assert unbroken(batches, "abefgh", {"c", "d"}, 2) == tuple("abefgh")
+    assert unbroken(batches, "abefgh", {"c", "d"}, 3) == tuple("efgh")
+    assert unbroken(batches, "d", {"d"}) == ()
+    assert without(batches, {"d"}, 3) == (("a", "b", "c"), ("e", "f", "g", "h"))
+    assert without(batches, {"c", "d"}, 3) == (("e", "f", "g", "h"),)
+    assert without((("a",), ("b",)), {"b"}, 3) == (("a",),)
 
 
 def solved(cohorts, updates):

@@ -20,6 +20,8 @@ from staddle.security.ledger_audit import ledger_folder, verify
 pytestmark = [pytest.mark.actor("silo"), pytest.mark.timeout(300)]
 
 BAD, *HONEST = SILOS = ("north", "east", "south", "west")
+FIVE = (*SILOS, "dover")
+ONE_BATCH = {"weights": "private", "dropouts": "batches", "counts": {}, "weight_most": 1000}
 ROUNDS = 3
 PROGRAM = str(Path(__file__).with_name("hostile_dealer.py"))
 ALL, OTHERS = sorted(SILOS), sorted(HONEST)
@@ -28,24 +30,25 @@ ALL, OTHERS = sorted(SILOS), sorted(HONEST)
 class Played:
     """What came of a job with a bad silo in it."""
 
-    def __init__(self, start, how, dies="", **security):
-        """``security`` beside declared counts, so that a sum over three of the four is opened.
+    def __init__(self, start, how, dies="", silos=SILOS, **security):
+        """``security`` beside declared counts, so that a sum over three of the four is opened; the first silo is bad.
 
         One honest silo ``dies`` (federation/crashing.py) before it records a message of this kind, and is started anew.
         """
-        self.running = running = start(*SILOS)
-        running.data = {silo: digits().take(np.arange(80 * i, 80 * i + 80)) for i, silo in enumerate(SILOS)}
+        self.silos, self.honest = silos, [silo for silo in silos if silo != BAD]
+        self.running = running = start(*silos)
+        running.data = {silo: digits().take(np.arange(80 * i, 80 * i + 80)) for i, silo in enumerate(silos)}
         table = {
             "secure_aggregation": "required",
             "weights": "public",
             "dropouts": "any",
-            "counts": dict.fromkeys(SILOS, 60),
+            "counts": dict.fromkeys(silos, 60),
         }
-        self.job = running.job(job_document("job", SILOS, rounds=ROUNDS, min_cohort=3, security={**table, **security}))
+        self.job = running.job(job_document("job", silos, rounds=ROUNDS, min_cohort=3, security={**table, **security}))
         coordinator = running.start_coordinator()
-        for silo in SILOS:
+        for silo in silos:
             running.write_silo(silo)
-        for silo in HONEST:
+        for silo in self.honest:
             running.start_impatient(silo, f"every:{dies}" if dies and silo == HONEST[0] else "never")
         running.launch(BAD, (PROGRAM, how), running.federation.silo_config(BAD))
         ended = coordinator.wait_for("job.ended", 120)
@@ -59,7 +62,7 @@ class Played:
     @property
     def evicted(self):
         """Who is not in the sum, round by round."""
-        return [sorted({*SILOS} - {*members}) for members in self.rounds]
+        return [sorted({*self.silos} - {*members}) for members in self.rounds]
 
     def ends(self, silo):
         """(code, blame) of the attempts that ended at a silo without a sum, as its ledger has them."""
@@ -71,12 +74,12 @@ class Played:
     def check_models(self):
         """All honest silos have the same model of finite numbers in the end, and a ledger that holds."""
         federation = self.running.federation
-        for silo in HONEST:
+        for silo in self.honest:
             key = own_log_key(federation.name, federation.keys(silo))
             assert verify(ledger_folder(federation.state(silo)), key=key).ok
         models = [
             state_from_bytes((self.running.federation.state(silo) / "jobs" / "job" / "model.safetensors").read_bytes())
-            for silo in HONEST
+            for silo in self.honest
         ]
         for part, tensors in models[0].parts.items():
             for name, value in tensors.items():
@@ -135,9 +138,20 @@ def test_a_silo_that_complains_of_an_honest_dealer_goes_itself(start):
     played.check_models()
 
 
+@pytest.mark.parametrize("how", ["rubbish:east", "inconsistent"])
+def test_one_batch_goes_on_without_a_dealer_that_is_proven(start, how):
+    """Before: the job failed in its first round, after none of three."""
+    played = Played(start, how, silos=FIVE, **ONE_BATCH)
+    left = sorted({*FIVE} - {BAD})
+    assert (played.outcome, played.rounds) == ("completed", [left] * ROUNDS), (played.evicted, played.reason)
+    assert played.blamed == [BAD]
+    dropped = {(each["silo"], each["code"]) for each in played.events if each["event"] == "silo.dropped"}
+    assert dropped == {(BAD, "MISDEALT")}
+    played.check_models()
+
+
 def test_below_the_declared_minimum_a_job_ends_and_names_who_did_it(start):
-    """Private weights are summed over all silos or not at all."""
-    private = {"weights": "private", "dropouts": "batches", "counts": {}, "weight_most": 1000}
-    played = Played(start, "rubbish:east", **private)
+    """Of four silos that are one batch three are left, and a sum takes four."""
+    played = Played(start, "rubbish:east", **ONE_BATCH)
     assert (played.outcome, played.rounds) == ("failed", [])
     assert "north: MISDEALT, it dealt shares that do not open or do not join" in played.reason

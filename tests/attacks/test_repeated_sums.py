@@ -16,7 +16,7 @@ from hostile_sums import SILOS, Attempted, Blind, make_world
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo_events as s
 from staddle.security.dealing import SELF, seed_commitment
-from staddle.security.evidence import Misdealing, ShownShare, joins
+from staddle.security.evidence import Misdealing, ShownShare, Unjoined, joins
 from staddle.security.labels import SECAGG_DEALING
 from staddle.security.masked_sum import Accumulator
 from staddle.security.masks import Term
@@ -88,7 +88,7 @@ class Repeated(Attempted):
     """The second attempt, with evidence, without ``absent``."""
 
     def __init__(self, world, evidence, absent):
-        self.evidence = evidence
+        self.proofs = () if evidence is None else (evidence,)
         super().__init__(world, "public", attempt=1, absent=(absent,))
 
 
@@ -114,7 +114,8 @@ def against_an_honest_dealer(first):
     """The same of the victim, whose shares join."""
     state = first.state
     dealt = state.bundles[VICTIM], state.dealings[VICTIM], state.portions[VICTIM]
-    return Misdealing(*dealt, SELF, tuple(ShownShare(*each) for each in first.shares(VICTIM).items()))
+    shares = tuple(ShownShare(*each) for each in first.shares(VICTIM).items())
+    return Misdealing(first.spec.payload(), *dealt, Unjoined(SELF, shares))
 
 
 def recovered(first, second):
@@ -127,7 +128,7 @@ def recovered(first, second):
     ("evidence", "absent", "code", "refused"),
     [
         pytest.param(lambda first: first.state.evidence, VICTIM, "SURVIVORS", True, id="another silo left out"),
-        pytest.param(against_an_honest_dealer, VICTIM, "ATTEMPT", True, id="evidence against an honest dealer"),
+        pytest.param(against_an_honest_dealer, VICTIM, "MISDEALT", True, id="evidence against an honest dealer"),
         pytest.param(lambda _: None, DEALER, "ATTEMPT", True, id="no evidence"),
         pytest.param(
             lambda first: first.state.evidence,

@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from secure_wire import longest_evidence, names
 
 from staddle.coordinator.database import SUBMISSIONS, VERSION, Database, StoredContribution, StoredHidden, Submission
 from staddle.coordinator.events import Answered, Began, Drawn, Folded, Given
 from staddle.coordinator.round import JobState, advance
 from staddle.coordinator.secure_rows import Row
 from staddle.errors import LocalError
+from staddle.security.evidence import Unopened
 from staddle.security.mix_row import RowMemory
 
 SILOS = ("b", "a", "c")
-NEW = ("blind", "attempt", "fruitless", "keyed")  # fields of a state that came later
+NEW = ("blind", "attempt", "fruitless", "keyed", "least")  # fields of a state that came later
 GIVEN = Submission(1, "a", "1.a.upload", 2**40, "ab" * 32, 2**53 - 1, "cd" * 32, b"\0sig")
 
 
@@ -268,6 +270,7 @@ def test_a_database_whose_states_have_all_that_was_given_is_taken_over(database,
         database.add_submission("j", GIVEN)
     database.close()
     with sqlite3.connect(path) as old:
+        old.execute("DROP TABLE misdealings")
         old.execute("PRAGMA user_version = 4")
     found = Database(path)
     assert found.states() == [state]
@@ -276,7 +279,21 @@ def test_a_database_whose_states_have_all_that_was_given_is_taken_over(database,
         assert new.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
-@pytest.mark.parametrize("version", [2, 3])
+def test_evidence_is_kept_by_job_and_dealer_and_the_first_stays(database, path):
+    for name in ("j", "k"):
+        add(database, job(name))
+    first, second = (replace(longest_evidence(4, dealer), document=b"{}") for dealer in (0, 1))
+    other = replace(first, fault=Unopened(names(4)[1], bytes(32)))
+    with database.transaction():
+        for name, evidence in (("j", second), ("j", first), ("j", other), ("k", other)):
+            database.add_misdealing(name, evidence)
+    with database.transaction():
+        database.drop_secure("j")
+    database = again(database, path)
+    assert (database.misdealings("j"), database.misdealings("k")) == ((first, second), (other,))
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
 def test_a_database_of_a_version_before_is_taken_over(database, path, version):
     """Its states lack the fields that came since, its submissions are of no part."""
     add(database, job())
@@ -284,14 +301,16 @@ def test_a_database_of_a_version_before_is_taken_over(database, path, version):
         database.add_submission("j", GIVEN)
     database.close()
     with sqlite3.connect(path) as old:
-        for table in ("contributions", "hidden", "mixed", *(("secure",) if version == 2 else ())):
-            old.execute(f"DROP TABLE {table}")
-        old.execute("CREATE TABLE before AS SELECT * FROM submissions")
-        old.execute("DROP TABLE submissions")
-        old.execute(SUBMISSIONS.replace("  part TEXT NOT NULL", "  --").replace("silo, part)", "silo)"))
-        columns = "job, round, silo, file, size, sha256, ledger_seq, ledger_leaf, receipt"
-        old.execute(f"INSERT INTO submissions SELECT {columns} FROM before")
-        old.execute("DROP TABLE before")
+        for table, last in (("misdealings", 4), ("contributions", 3), ("hidden", 3), ("mixed", 3), ("secure", 2)):
+            if version <= last:
+                old.execute(f"DROP TABLE {table}")
+        if version < 4:
+            old.execute("CREATE TABLE before AS SELECT * FROM submissions")
+            old.execute("DROP TABLE submissions")
+            old.execute(SUBMISSIONS.replace("  part TEXT NOT NULL", "  --").replace("silo, part)", "silo)"))
+            columns = "job, round, silo, file, size, sha256, ledger_seq, ledger_leaf, receipt"
+            old.execute(f"INSERT INTO submissions SELECT {columns} FROM before")
+            old.execute("DROP TABLE before")
         (state,) = old.execute("SELECT state FROM jobs").fetchone()
         kept = {key: value for key, value in json.loads(state).items() if key not in NEW}
         assert len(kept) == len(json.loads(state)) - len(NEW)
@@ -302,7 +321,7 @@ def test_a_database_of_a_version_before_is_taken_over(database, path, version):
     reading.close()
     found = Database(path)
     assert [kept.state for kept in found.jobs()] == [job()]
-    assert found.secure_rows("j", 0) == []
+    assert (found.secure_rows("j", 0), found.misdealings("j")) == ([], ())
     assert found.submission("j", 1, "a") == GIVEN
     with found.transaction():
         found.add_submission("j", replace(GIVEN, part="rows"))

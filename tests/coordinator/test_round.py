@@ -1131,6 +1131,67 @@ def test_who_broke_the_rules_is_out_of_the_job_and_the_attempt_is_not_counted(co
     assert isinstance(task_for(state, "a"), FinishTask)  # it is told the end
 
 
+EIGHT = tuple("abcdefgh")
+
+
+def in_batches(*batches, **fields):
+    """A blind job in its first round, whose batches may shrink to three silos; a sum takes four."""
+    silos = tuple(sorted(silo for batch in batches for silo in batch))
+    state = JobState("job", silos, 3, 3, blind=True, batches=batches, fewest=4, least=3, **fields)
+    return run(state, Began(), *(Answered(silo, None) for silo in silos), Drawn(0, silos))[0]
+
+
+def test_one_batch_goes_on_without_who_is_proven_to_have_broken_the_rules_while_a_sum_has_enough():
+    state, effects = run(in_batches(SIX), Failed("f", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
+    assert gathered(effects) == [("a", "b", "c", "d", "e")]
+    assert (state.failed, state.excluded) == ({"f": "MISDEALT"}, {"f": "MISDEALT"})
+    state, effects = run(state, Failed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW"))
+    assert gathered(effects) == [("a", "b", "c", "d", "e")]  # who is away is waited for
+    state, effects = run(state, Failed("e", 0, "MISDEALT"), SumFailed(0, 2, "MISDEALT: ..."))
+    assert gathered(effects) == [("a", "b", "c", "d")]
+    state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
+    state, effects = run(state, Drawn(1, SIX))
+    assert (state.cohort, gathered(effects)) == (("a", "b", "c", "d"), [("a", "b", "c", "d")])
+    state, _ = run(state, Failed("d", 1, "MISDEALT"), Summed(1, ("a", "b", "c", "d")), Folded(1), Drawn(2, SIX))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert state.reason.startswith(
+        "round 2: only 3 of the drawn silos are admitted, 3 of them in whole batches, and it"
+    )
+
+
+def test_who_complains_without_a_reason_takes_its_batch_along():
+    """What it signed is no evidence for others."""
+    state = in_batches(EIGHT[:4], EIGHT[4:])
+    state, effects = run(state, Failed("a", 0, "COMPLAINT"), SumFailed(0, 0, "TOO_FEW"))
+    assert gathered(effects) == [EIGHT[4:]]
+
+
+def test_of_several_batches_one_goes_on_without_who_is_proven_while_it_is_as_large_as_batches_must_be():
+    state = in_batches(EIGHT[:4], EIGHT[4:])
+    state, effects = run(state, Failed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
+    assert gathered(effects) == [EIGHT[1:]]
+    state, effects = run(state, Failed("h", 0, "MISDEALT"), SumFailed(0, 1, "MISDEALT: ..."))
+    assert gathered(effects) == [EIGHT[1:7]]
+    state, effects = run(state, Failed("f", 0, "lost"), SumFailed(0, 2, "TOO_FEW"))
+    assert gathered(effects) == [EIGHT[1:7]]  # three are too few for a sum, so all are waited for
+    four = in_batches(EIGHT[:4], EIGHT[4:])
+    for number, silo in enumerate("ab"):
+        four, effects = run(four, Failed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ..."))
+    assert gathered(effects) == [EIGHT[4:]]  # two are no batch
+
+
+def test_a_batch_that_a_silo_left_is_left_out_and_excluded_like_any_other():
+    state = in_batches(EIGHT[:4], EIGHT[4:])
+    state, _ = run(state, Failed("h", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
+    state = replace(state, fewest=3)
+    state, effects = run(state, spoiled(1, *"abcdefg"))
+    assert gathered(effects) == [("e", "f", "g")]
+    state, effects = run(state, spoiled(2, *"efg"))
+    assert Report("batch.excluded", {"round": 0, "silos": ("e", "f", "g")}) in effects
+    assert gathered(effects) == [EIGHT[:4]]
+    assert state.excluded == {"h": "MISDEALT", "e": "BATCH", "f": "BATCH", "g": "BATCH"}
+
+
 def test_one_after_another_may_break_the_rules_however_many_attempts_that_takes():
     silos = tuple(f"s{i:02}" for i in range(40))
     state = replace(job(silos, min_cohort=3), blind=True)

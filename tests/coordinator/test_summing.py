@@ -25,6 +25,7 @@ from staddle.security import secagg_silo as machine
 from staddle.security import secagg_silo_events as s
 from staddle.security.blind_sum import Bounds, Quantised, folded, given, group
 from staddle.security.dealing import seed_commitment
+from staddle.security.evidence import proven
 from staddle.security.labels import SECAGG_DEALING
 from staddle.security.masked_sum import masked_chunks, upload_bytes
 from staddle.security.merkle import Tree
@@ -93,11 +94,13 @@ class World:
 
     # What the Summing asks for.
 
-    def keep(self, attempt, entry, also):
+    def keep(self, attempt, entry, also, proofs=()):
         row = dumped(attempt, entry)
         assert loaded(row) == entry
         with self.database.transaction():
             self.database.add_secure("j1", 3, row)
+            for proof in proofs:
+                self.database.add_misdealing("j1", proof)
             also()
         self.rows += 1
         if self.rows == self.dies_at:
@@ -151,9 +154,12 @@ class World:
         told = told_from_wire(pb.SecureTold.FromString(told_to_wire(self.next(silo)).SerializeToString()))
         self.had[silo] += 1
         match told.body:
-            case SignedSpec(document, signature, notes, evidence):
-                party = machine.Party(silo, self.setting.signers, TERMS, signer(silo), self.draws[silo])
+            case SignedSpec(document, signature, notes, proofs):
+                excused = proven(proofs, FRAME.federation, FRAME.job_digest, self.setting.signers)
+                terms = dataclasses.replace(self.setting.terms, excused=excused)
+                party = machine.Party(silo, self.setting.signers, terms, signer(silo), self.draws[silo])
                 memory = self.memories.get(silo, Memory())
+                evidence = next((each for each in proofs if each.is_of(memory.signed_ctx)), None)
                 state, effects = machine.begin(party, FRAME, document, signature, memory, notes, evidence)
                 self.spec_of[silo] = told.attempt
             case Over(code):
@@ -661,8 +667,22 @@ def test_a_sum_that_is_repeated_needs_all_who_signed_and_waits_for_them(tmp_path
     world.check_sum(tuple(silo for silo in world.silos if silo != dealer))
 
 
-def test_a_sum_that_is_repeated_ends_where_one_of_those_it_needs_is_at_fault_itself(tmp_path):
+def test_a_sum_that_is_repeated_goes_on_without_another_dealer_at_fault(tmp_path):
     world = World(tmp_path, n=7)
+    dealer, other, victim = world.silos[1:4]
+    world.hear = unjoined(world, dealer)
+    world.begin().run()
+    world.hear = rubbish(world, other, victim)
+    again(world, 1)
+    assert world.gone == {dealer: "MISDEALT", other: "MISDEALT"}
+    assert (world.ends[-1][:2], world.ends[-1][3]) == (("failed", 1), False)
+    world.hear = lambda _, effect: effect
+    again(world, 2)
+    world.check_sum((world.silos[0], *world.silos[3:]))
+
+
+def test_a_sum_that_is_repeated_ends_where_too_few_of_those_it_needs_are_left(tmp_path):
+    world = World(tmp_path, n=5)
     dealer, other, victim = world.silos[1:4]
     world.hear = unjoined(world, dealer)
     world.begin().run()
@@ -684,11 +704,59 @@ def test_one_dealer_after_another_whose_shares_do_not_join_goes(tmp_path):
 
 
 def test_where_all_are_needed_one_dealer_at_fault_ends_it(tmp_path):
+    """Four silos are the fewest that a sum withstands one colluder with."""
     world = World(tmp_path)
     batched(world, Terms, (tuple(world.silos),))
     world.hear = rubbish(world, world.silos[1], world.silos[2])
     world.begin().run()
     assert (world.ends[-1][:2], world.ends[-1][3]) == (("failed", 0), True)
+
+
+def test_one_batch_goes_on_without_those_who_sealed_rubbish_while_enough_are_left(tmp_path):
+    """Six silos of one batch, of which two are at fault, one after the other: four sum."""
+    world = World(tmp_path, n=6)
+    batched(world, Terms, (tuple(world.silos),))
+    left = world.silos
+    for number, dealer in enumerate(world.silos[:2]):
+        world.hear = rubbish(world, dealer, left[-1])
+        world.begin(number, left).run()
+        assert (world.ends[-1][:2], world.ends[-1][3]) == (("failed", number), False), world.ends
+        left = tuple(silo for silo in left if silo != dealer)
+        assert [proof.dealer for proof in world.database.misdealings("j1")] == list(world.silos[: number + 1])
+    world.hear = lambda _, effect: effect
+    world.ends.clear()
+    world.begin(2, left).run()
+    world.check_sum(left)
+
+
+def test_one_batch_repeats_the_sum_without_a_dealer_whose_shares_do_not_join(tmp_path):
+    world = World(tmp_path, n=5)
+    batched(world, Terms, (tuple(world.silos),))
+    dealer = world.silos[1]
+    world.hear = unjoined(world, dealer)
+    world.begin().run()
+    assert (world.ends[-1][:2], world.ends[-1][3], world.summing.repeats) == (("failed", 0), False, world.silos)
+    again(world, 1)
+    world.check_sum(tuple(silo for silo in world.silos if silo != dealer))
+
+
+def test_evidence_of_earlier_rounds_is_told_and_holds(tmp_path):
+    """What this round's sum lacks, an earlier one showed."""
+    before = World(tmp_path, n=5)
+    dealer = before.silos[1]
+    before.hear = rubbish(before, dealer, before.silos[2])
+    before.begin().run()
+    (folder := tmp_path / "later").mkdir()
+    world = World(folder, n=5, seed=1)
+    left = tuple(silo for silo in world.silos if silo != dealer)
+    batched(world, Terms, (tuple(world.silos),), before.database.misdealings("j1"))
+    world.begin(0, left).run()
+    world.check_sum(left)
+    (folder := tmp_path / "without").mkdir()
+    world = World(folder, n=5, seed=1)
+    batched(world, Terms, (tuple(world.silos),))
+    with pytest.raises(RefusedError, match=f"lacks {dealer}"):
+        world.begin(0, left)
 
 
 class Once(Terms):
@@ -711,6 +779,24 @@ def test_a_round_of_several_batches_goes_on_without_that_of_a_dealer_at_fault(tm
     world.check_sum(other)
 
 
+@pytest.mark.parametrize("kind", [Terms, Once])
+@pytest.mark.parametrize("fault", [rubbish, unjoined])
+def test_a_batch_goes_on_without_a_dealer_at_fault(tmp_path, kind, fault):
+    """Where a round is summed once, the very survivors repeat a sum that was signed."""
+    world = World(tmp_path, n=8)
+    first, other = world.silos[:4], world.silos[4:]
+    batched(world, kind, (first, other))
+    world.hear = fault(world, first[1], *([first[2]] if fault is rubbish else []))
+    world.begin().run()
+    assert (world.ends[-1][:2], world.ends[-1][3], world.gone) == (("failed", 0), False, {first[1]: "MISDEALT"})
+    assert world.summing.repeats == (world.silos if (kind, fault) == (Once, unjoined) else ())
+    left = tuple(silo for silo in world.silos if silo != first[1])
+    world.hear = lambda _, effect: effect
+    world.ends.clear()
+    world.begin(1, world.summing.repeats or left).run()
+    world.check_sum(left)
+
+
 def test_of_a_sum_that_is_none_of_values_silos_are_named_where_they_may_sign_another(tmp_path, monkeypatch):
     """A silo that signed survivors of a round that is summed once signs no others."""
     for kind in (Terms, Once):
@@ -724,8 +810,9 @@ def test_of_a_sum_that_is_none_of_values_silos_are_named_where_they_may_sign_ano
         assert named == [(False, world.silos) if kind is Terms else (True, ())]
 
 
-def batched(world, kind, batches):
-    world.setting = dataclasses.replace(world.setting, terms=kind(batches=batches), together=batches)
+def batched(world, kind, batches, proofs=()):
+    terms = kind(batches=batches)
+    world.setting = dataclasses.replace(world.setting, terms=terms, together=batches, proofs=proofs)
     world.start()
 
 
@@ -738,6 +825,7 @@ def test_a_coordinator_that_dies_while_a_dealer_is_found_out_goes_on(tmp_path, r
     world.begin().run()
     assert world.ends[-1][:2] == ("failed", 0)
     assert world.gone == {dealer: "MISDEALT"}
+    assert [proof.dealer for proof in world.database.misdealings("j1")] == [dealer]
     again(world, 1)
     assert world.rows >= row, "there are fewer rows than this test thinks: lower its range"
     world.check_sum(tuple(silo for silo in world.silos if silo != dealer))

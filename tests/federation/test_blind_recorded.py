@@ -48,7 +48,7 @@ SEEN = {  # all that silos say in blind rounds; the same table stands in docs/wi
     "keys.bundle.signature keys.keys.dealer keys.keys.public",
     "Secure shares": f"session {ATTEMPT} shares.dealing.dealer shares.dealing.h_u1 shares.dealing.seed "
     "shares.dealing.root shares.dealing.signature shares.portions.holder shares.portions.sealed shares.portions.own "
-    "shares.portions.pair",
+    "shares.portions.pair shares.portions.key",
     "Upload manifest": "session job job_digest round size context",
     "Upload chunk": "",
     "Upload end": "sha256 tensor_sha256 ledger_seq ledger_leaf head inclusion holds",

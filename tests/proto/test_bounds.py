@@ -16,8 +16,9 @@ from staddle.proto.channel import MAX_MESSAGE_BYTES
 from staddle.proto.frames import MOST_TENSORS, decode
 from staddle.proto.prekey_messages import MOST_TOLD
 from staddle.proto.secure_given import given_to_wire, read_given
-from staddle.proto.secure_messages import MOST_GROUPS, MOST_HASHES
-from staddle.proto.secure_told import MOST_NOTES, MOST_SPEC_BYTES, read_told, told_to_wire
+from staddle.proto.secure_messages import MOST_GROUPS, MOST_HASHES, MOST_SPEC_BYTES
+from staddle.proto.secure_told import MOST_NOTES, read_told, told_to_wire
+from staddle.security.round_spec import MOST_SILOS
 
 
 def empties(body, field, number):
@@ -51,7 +52,7 @@ def test_the_most_tensors_are_read_and_one_more_of_each_is_not():
 
     for frame in frames(MOST_TENSORS):
         assert decode(frame.SerializeToString()) == frame
-    for frame in frames(MOST_TENSORS + MOST_TOLD + 128):
+    for frame in frames(MOST_TENSORS + MOST_TOLD + MOST_SILOS + 128):
         with pytest.raises(DecodeError, match=r"more than \d+ fields in field"):
             decode(frame.SerializeToString())
 
@@ -91,7 +92,7 @@ def test_more_entries_than_silos_are_refused(body, field):
 
 def test_entries_that_are_too_long_are_refused():
     deliveries = pb.SecureTold(shares=pb.SharesTold(deliveries=[pb.Delivery(proof=[b""] * 1000)]))
-    with pytest.raises(DecodeError, match="a field of 2000 bytes in field 5, at most 866 it can have"):
+    with pytest.raises(DecodeError, match="a field of 2000 bytes in field 5, at most 900 it can have"):
         read_told(deliveries.SerializeToString(), 4)
     headers = tensor.Frame(manifest=tensor.Manifest(tensors=[tensor.TensorHeader(shape=[1] * 5000)]))
     with pytest.raises(DecodeError, match="a field of 5003 bytes in field 1, at most 4096 it can have"):

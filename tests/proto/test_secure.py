@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_sums import Run, attempt, frame, group, names, ones
-from secure_wire import ASKED, askeds, givens, giver, longest_given, longest_told, tolds
+from secure_wire import ASKED, askeds, givens, giver, longest_evidence, longest_given, longest_told, tolds
 
+from staddle.errors import RefusedError
 from staddle.proto import secure_given, secure_told
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.channel import MAX_MESSAGE_BYTES
@@ -20,8 +21,14 @@ from staddle.proto.secure_given import (
     given_from_wire,
     given_to_wire,
 )
-from staddle.proto.secure_messages import MOST_GROUPS, MOST_HASHES
-from staddle.proto.secure_told import MOST_NOTES, MOST_SPEC_BYTES, SignedSpec, Told, told_from_wire, told_to_wire
+from staddle.proto.secure_messages import (
+    MOST_GROUPS,
+    MOST_HASHES,
+    MOST_PROOF_BYTES,
+    MOST_SPEC_BYTES,
+    misdealing_to_wire,
+)
+from staddle.proto.secure_told import MOST_NOTES, SignedSpec, Told, told_from_wire, told_to_wire
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo_events as s
 from staddle.security.fixedpoint import Group
@@ -144,9 +151,22 @@ def test_the_longest_specification_with_all_notes_fits():
     message = longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]
     size = told_to_wire(message).ByteSize()
     assert size <= bound(table(secure_told)["spec"][0], 4, 0, MOST_SPEC_BYTES, MOST_NOTES) <= MAX_MESSAGE_BYTES
+    assert size + MOST_PROOF_BYTES <= MAX_MESSAGE_BYTES
     assert carried_down(message) == message
     with pytest.raises(ValueError, match="4096"):
         RoundSpec(cohort=cohort, groups=[*groups, last, last], **numbers, **words, **digests, **rest)
+
+
+def test_no_more_evidence_is_told_than_fits_and_silos_take_no_more():
+    proofs = tuple(longest_evidence(100, dealer) for dealer in range(40))
+    message = told_to_wire(Told(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), (), proofs)))
+    kept = len(message.spec.proofs)
+    size = sum(proof.ByteSize() for proof in message.spec.proofs)
+    assert size <= MOST_PROOF_BYTES < size + misdealing_to_wire(proofs[kept]).ByteSize()
+    assert told_from_wire(message).body.proofs == proofs[:kept]
+    message.spec.proofs.append(misdealing_to_wire(proofs[kept]))
+    with pytest.raises(RefusedError, match="fields that its protocol version does not know"):
+        told_from_wire(message)
 
 
 def test_a_proof_among_the_most_silos_fits():

@@ -13,8 +13,9 @@ from secure_wire import ASKED, SESSION, askeds, givens, longest_given, longest_t
 from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.secure_given import asked_from_wire, asked_to_wire, given_from_wire, given_to_wire
-from staddle.proto.secure_messages import MOST_GROUPS
-from staddle.proto.secure_told import MOST_NOTES, MOST_SPEC_BYTES, told_from_wire, told_to_wire
+from staddle.proto.secure_messages import MOST_GROUPS, MOST_SPEC_BYTES
+from staddle.proto.secure_told import MOST_NOTES, told_from_wire, told_to_wire
+from staddle.security.evidence import Unopened
 from staddle.security.round_spec import MOST_SILOS
 
 ME = names(4)[0]
@@ -57,7 +58,7 @@ def whole():
     """One whole message of each kind, four silos in it, two groups tagged."""
     for kind, longest, to_wire in (
         ("given", lambda *args: longest_given(*args, products=80), given_to_wire),
-        ("told", lambda *args: longest_told(*args, document=b"{}", share=24), told_to_wire),
+        ("told", lambda *args: longest_told(*args, document=b"{}", share=24, against=2), told_to_wire),
     ):
         for body, message in longest(4, 2).items():
             yield f"{kind} {body}", to_wire(message)
@@ -86,6 +87,8 @@ def faults(part):
     """(field, what is wrong, how to make it so) for each field of a message."""
     for field in part.DESCRIPTOR.fields:
         name, value = field.name, getattr(part, field.name)
+        if isinstance(part, pb.Misdealing) and name in ("holder", "key"):
+            continue  # in the place of shares: below
         if field.is_repeated:
             most = LISTS.get(name, MOST_SILOS)
             yield name, "at most", lambda p, n=name, m=most: getattr(p, n).extend([getattr(p, n)[-1]] * m)
@@ -107,7 +110,7 @@ def faults(part):
             for wrong in [each for each in (longer, shorter) if each != value]:
                 yield name, "bytes", lambda p, n=name, w=wrong: setattr(p, n, w)
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
-            if part.HasField(name) and name != "evidence":  # which most attempts have none of
+            if part.HasField(name):
                 yield name, "", lambda p, n=name: p.ClearField(n)
         else:
             assert name in FREE, name
@@ -138,6 +141,8 @@ def code_of(message, path, field):
         return "MANIFEST"
     if (part, field) == ("SignedSpec", "notes"):
         return "ABANDON"
+    if (part, field) == ("SignedSpec", "proofs"):
+        return "MISDEALT"
     if part in ("GivenKeys", "Misdealing") and field in ("bundle", "dealing"):
         return {"bundle": "KEYS", "dealing": "SHARES"}[field]
     return CODES.get(part, "MANIFEST")
@@ -149,6 +154,31 @@ def test_each_field_is_refused_with_the_code_of_its_step(message, path):
     for field, why, error in refusals_of(message, path):
         assert (field, error.peer, error.code) == (field, blamed, code_of(message, path, field))
         assert why in error.why
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"key": b"k" * 31}, "31 bytes"),
+        ({"key": b""}, "0 bytes"),
+        ({"holder": ""}, "no id"),
+        ({"holder": "A"}, "no id"),
+        ({"kind": pb.SHARE_KIND_SELF}, "and with shares"),
+        ({"shares": [pb.HolderShare()]}, "and with shares"),
+    ],
+)
+def test_evidence_with_a_key_has_a_holder_and_no_shares(change, why):
+    message = told_to_wire(longest_told(4, document=b"{}")["spec"])
+    (proof,) = message.spec.proofs
+    for field in ("kind", "shares"):
+        proof.ClearField(field)
+    proof.holder, proof.key = names(4)[1], b"k" * 32
+    assert told_from_wire(message).body.proofs[0].fault == Unopened(names(4)[1], b"k" * 32)
+    fields = {each.name: getattr(proof, each.name) for each in proof.DESCRIPTOR.fields}
+    proof.CopyFrom(pb.Misdealing(**{**fields, **change}))
+    with pytest.raises(RefusedError, match=why) as caught:
+        told_from_wire(message)
+    assert (caught.value.peer, caught.value.code) == ("coordinator", "MISDEALT")
 
 
 def test_every_message_is_taken_as_it_stands():

@@ -12,8 +12,8 @@ from staddle.security import secagg_coordinator as machine
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo as silo_machine
 from staddle.security import secagg_silo_events as s
-from staddle.security.dealing import PAIR, SELF, deal, open_portion
-from staddle.security.evidence import Misdealing, ShownShare, make_complaint
+from staddle.security.dealing import PAIR, SELF, deal, deliver, open_portion
+from staddle.security.evidence import Misdealing, ShownShare, Unjoined, Unopened, make_complaint, proven
 from staddle.security.labels import SECAGG_DEALING, SECAGG_KEYS
 from staddle.security.merkle import Tree
 from staddle.security.pairwise import public_key
@@ -170,6 +170,122 @@ def test_keys_for_dealers_do_not_show_one_another_or_the_seed():
     assert len({*made.values(), seed}) == 21
     keys = receiving_keys(seed, MASKED.ctx, VICTIM, FIVE)
     assert keys == tuple(ReceivingKey(u, public_key(made[VICTIM, u])) for u in FIVE if u != VICTIM)
+
+
+def told(evidence, run, **other):
+    """What a silo that is shown evidence makes of it; the code with which it refuses it."""
+    spec = run.spec.model_copy(update=other)
+    try:
+        return proven((evidence,), spec.federation, spec.job_digest, run.signers)
+    except RefusedError as error:
+        return error.code if error.peer == "coordinator" else error.peer
+
+
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
+def test_what_was_sealed_and_does_not_open_proves_it_to_anyone_in_its_job_alone(spoil):
+    run = with_rubbish(spoil=spoil).finish()
+    evidence = run.state.proofs[DEALER]
+    assert list(run.state.proofs) == [DEALER]
+    assert told(evidence, run) == {DEALER}
+    assert told(evidence, run, job_digest="ee" * 32) == told(evidence, run, federation="heart") == "MISDEALT"
+    for other in (attempt(5, 1), attempt(5, round=4), attempt(5, job_digest="ee" * 32)):
+        assert told(replace(evidence, document=other.payload()), run, job_digest=other.job_digest) == "MISDEALT"
+    assert told(replace(evidence, document=b"{}"), run) == "MISDEALT"
+
+
+def unopened(run=HONEST, dealer=DEALER, holder=VICTIM, key=None, **changes):
+    """The evidence of a silo and a coordinator that are in league against an honest dealer."""
+    state = run.state
+    dealt = state.bundles[dealer], state.dealings[dealer], state.portions[dealer]
+    fault = Unopened(holder, key_for(holder, dealer) if key is None else key)
+    return replace(Misdealing(run.spec.payload(), *dealt, fault), **changes)
+
+
+def test_a_silo_that_signs_two_sets_of_receiving_keys_frames_nobody():
+    """The dealer seals to the key of the first set, and the silo shows the key of the second, as if that were it.
+
+    Every other thing holds: the second bundle is signed, the key is under its root, and what was sealed does not open.
+    """
+    seed = b"another".ljust(32)
+    keys = receiving_keys(seed, MASKED.ctx, VICTIM, FIVE)
+    first = HONEST.state.bundles[VICTIM]
+    second = replace(first, receiving=key_root(keys), signature=b"")
+    second = replace(second, signature=signer(VICTIM)(SECAGG_KEYS, second.payload(MASKED.ctx)))
+    second.check(MASKED.ctx, HONEST.signers)
+    key = receiving_seed(seed, MASKED.ctx, VICTIM, DEALER)
+    portions = HONEST.state.portions[DEALER]
+    (portion,) = (each for each in portions if each.holder == VICTIM)
+    with pytest.raises(RefusedError):
+        open_portion(portion, MASKED.ctx, HONEST.state.bundles[DEALER], key)
+    assert told(unopened(key=key), HONEST) == "MISDEALT"
+    # Nor with the dealer's portion made out to the second key: the dealer signed the first.
+    swapped = tuple(replace(each, key=public_key(key)) if each is portion else each for each in portions)
+    assert told(unopened(key=key, portions=swapped), HONEST) == "MISDEALT"
+    # A dealing of their own over it is not signed by the dealer.
+    root = Tree(each.leaf() for each in swapped).root()
+    for by in (VICTIM, "coordinator"):
+        dealing = replace(HONEST.state.dealings[DEALER], root=root, signature=b"")
+        dealing = replace(dealing, signature=signer(by)(SECAGG_DEALING, dealing.payload(MASKED.ctx)))
+        assert told(unopened(key=key, portions=swapped, dealing=dealing), HONEST) == "MISDEALT"
+
+
+FRAMED = {
+    "all is well": unopened(),
+    "its key for another dealer": unopened(key=key_for(VICTIM, FIVE[0])),
+    "the key of another holder": unopened(key=key_for(FIVE[0], DEALER)),
+    "any key": unopened(key=b"k" * 32),
+    "a key that is too short": unopened(key=b""),
+    "the portion of the dealer to itself": unopened(holder=DEALER, key=b""),
+    "a holder that was dealt nothing": unopened(holder="silo-99", key=b"k" * 32),
+    "the portions of another dealer": unopened(portions=HONEST.state.portions[FIVE[0]]),
+    "the dealing of another dealer": unopened(dealing=HONEST.state.dealings[FIVE[0]]),
+    "the keys of another dealer": unopened(bundle=HONEST.state.bundles[FIVE[0]]),
+    "the portion of another holder": unopened(
+        portions=tuple(
+            replace(each, sealed=HONEST.state.portions[DEALER][0].sealed) if each.holder == VICTIM else each
+            for each in HONEST.state.portions[DEALER]
+        )
+    ),
+    "portions in another order": unopened(portions=HONEST.state.portions[DEALER][::-1]),
+    "one portion alone": unopened(
+        portions=tuple(each for each in HONEST.state.portions[DEALER] if each.holder == VICTIM)
+    ),
+}
+
+
+@pytest.mark.parametrize("evidence", FRAMED.values(), ids=FRAMED)
+def test_nothing_that_a_silo_and_the_coordinator_make_up_proves_anything_of_an_honest_dealer(evidence):
+    assert told(evidence, HONEST) == "MISDEALT"
+
+
+def test_a_dealer_that_says_it_sealed_to_another_key_drops_out():
+    """Else nobody could show what it sealed."""
+    state, event = HONEST.before["coordinator", "SharesGiven"]
+    dealer = event.dealing.dealer
+    victim = next(silo for silo in FIVE if silo != dealer)
+    wrong = public_key(b"x" * 32)
+    portions = tuple(replace(each, key=wrong) if each.holder == victim else each for each in event.portions)
+    dealing = replace(event.dealing, root=Tree(portion.leaf() for portion in portions).root(), signature=b"")
+    dealing = replace(dealing, signature=signer(dealer)(SECAGG_DEALING, dealing.payload(state.ctx)))
+    after, (refused, *_) = machine.advance(state, c.SharesGiven(dealing, portions))
+    assert (refused.silo, refused.code, after.failed) == (dealer, "SHARES", {dealer: "SHARES"})
+
+
+def test_a_portion_that_is_sealed_to_a_key_of_nobody_blames_who_brought_it():
+    state, event = HONEST.before[VICTIM, "SharesTold"]
+    (place,) = (at for at, each in enumerate(event.deliveries) if each.dealing.dealer == DEALER)
+    portions = tuple(
+        replace(each, key=public_key(b"x" * 32)) if each.holder == VICTIM else each
+        for each in HONEST.state.portions[DEALER]
+    )
+    root = Tree(portion.leaf() for portion in portions).root()
+    dealing = replace(HONEST.state.dealings[DEALER], root=root, signature=b"")
+    dealing = replace(dealing, signature=signer(DEALER)(SECAGG_DEALING, dealing.payload(state.ctx)))
+    changed = list(event.deliveries)
+    changed[place] = deliver(dealing, portions)[FIVE.index(VICTIM)]
+    _, (end,) = silo_machine.advance(state, s.SharesTold(tuple(changed)))
+    assert (end.code, end.blame) == ("SHARES", "coordinator")
+    assert "key which it never gave" in end.why
 
 
 def test_receiving_keys_that_do_not_hold_drop_out_who_gave_them():
@@ -339,15 +455,17 @@ def test_without_evidence_or_with_such_as_proves_nothing_no_sum_is_repeated():
     good = first.state.evidence
     honest = HONEST.state
     shares = tuple(ShownShare(holder, held_of(HONEST, holder, DEALER, SELF)) for holder in FIVE[:4])
-    joining = Misdealing(honest.bundles[DEALER], honest.dealings[DEALER], honest.portions[DEALER], SELF, shares)
+    dealt = honest.bundles[DEALER], honest.dealings[DEALER], honest.portions[DEALER]
+    joining = Misdealing(HONEST.spec.payload(), *dealt, Unjoined(SELF, shares))
     assert not joining.proves(HONEST.spec, HONEST.signers)
     for wrong in (
         None,
         joining,
-        replace(good, shares=good.shares[:3]),
-        replace(good, shares=(*good.shares[:3], good.shares[2])),
-        replace(good, shares=(*good.shares[:3], replace(good.shares[3], held=good.shares[2].held))),
-        replace(good, kind=PAIR),
+        with_shares(good, good.fault.shares[:3]),
+        with_shares(good, (*good.fault.shares[:3], good.fault.shares[2])),
+        with_shares(good, (*good.fault.shares[:3], replace(good.fault.shares[3], held=good.fault.shares[2].held))),
+        replace(good, fault=Unjoined(PAIR, good.fault.shares)),
+        replace(good, document=attempt(5, 1).payload()),
         replace(good, portions=good.portions[1:]),
         replace(good, portions=good.portions[::-1]),
         replace(good, bundle=replace(good.bundle, signature=bytes(64))),
@@ -363,6 +481,10 @@ def test_without_evidence_or_with_such_as_proves_nothing_no_sum_is_repeated():
         assert (second.opened, second.no) == (None, dict.fromkeys(REST, "ATTEMPT"))
 
 
+def with_shares(evidence, shares):
+    return replace(evidence, fault=replace(evidence.fault, shares=shares))
+
+
 def held_of(run, holder, dealer, kind):
     """A holder's share of a dealer, from before it dropped its secrets."""
     return run.before[holder, "SurvivorsTold"][0].held[dealer].of(kind)
@@ -376,7 +498,8 @@ def test_no_shares_of_an_honest_dealer_are_evidence_against_it(kind):
         for holders in combinations(FIVE, 4):
             shares = tuple(ShownShare(holder, held_of(HONEST, holder, dealer, kind)) for holder in holders)
             dealt = state.bundles[dealer], state.dealings[dealer], state.portions[dealer]
-            assert not Misdealing(*dealt, kind, shares).proves(HONEST.spec, HONEST.signers)
+            evidence = Misdealing(HONEST.spec.payload(), *dealt, Unjoined(kind, shares))
+            assert not evidence.proves(HONEST.spec, HONEST.signers)
 
 
 def test_evidence_is_of_its_attempt_alone():
@@ -401,6 +524,8 @@ def test_a_dealer_whose_wrong_shares_did_no_harm_is_named_too():
         run = misdealt(holders=(wrong,), seed=seed).finish()
         assert run.opened[0].total[0] == 15 / 16
         seen.append(run.state.failed.get(DEALER))
+        assert all(told(evidence, run) == {DEALER} for evidence in run.state.proofs.values())
+        assert bool(run.state.proofs) == (DEALER in run.state.failed)
     assert set(seen) <= {None, "MISDEALT"}  # the wrong share may be among those that nobody needed
     assert "MISDEALT" in seen
 

@@ -254,6 +254,33 @@ def test_survivors_2_honest():
     )
 
 
+def test_sums_may_lack_silos_that_are_excused_and_no_others():
+    """Of two batches of four, whose silos may be three; a colluder less is no silo less that is honest."""
+    eight = names(8)
+    terms = Terms(batches=(eight[:4], eight[4:]))
+    excused = replace(terms, excused=frozenset(eight[:1]))
+    seven = specify(frame(), eight[1:], 0)
+    with pytest.raises(RefusedError, match=f"lacks {eight[0]}, without whom"):
+        round_spec.check_cohort(seven, terms)
+    round_spec.check_cohort(seven, excused)
+    round_spec.check_survivors(seven, excused, eight[1:])
+    assert f"the sum lacks {eight[0]}, {eight[1]}" in survivors_fault(seven, excused, eight[2:])
+    whole = specify(frame(), eight, 0)
+    for survivors in (eight, eight[1:]):  # of the round in which it was found out, and of those before
+        round_spec.check_cohort(whole, excused)
+        round_spec.check_survivors(whole, excused, survivors)
+    two = replace(terms, excused=frozenset(eight[:2]))
+    with pytest.raises(RefusedError, match=f"lacks {eight[0]}, {eight[1]}"):
+        round_spec.check_cohort(specify(frame(), eight[2:], 0), two)  # two are no batch
+    larger = replace(excused, min_cohort=4)
+    with pytest.raises(RefusedError, match=f"lacks {eight[0]}"):
+        round_spec.check_cohort(seven, larger)
+    one = Terms(batches=(eight[:5],), excused=frozenset(eight[:1]))
+    round_spec.check_cohort(specify(frame(), eight[1:5], 0), one)
+    with pytest.raises(RefusedError, match="a cohort of 3 does not withstand colluders = 1"):
+        round_spec.check_cohort(specify(frame(), eight[2:5], 0), replace(one, excused=frozenset(eight[:2])))
+
+
 def test_survivors_3_concentration():
     counts = (10, 10, 10, 15)
     spec = specify(frame(groups=(group(weights="public"),), counts=tuple(zip(FOUR, counts, strict=True))), FOUR, 0)

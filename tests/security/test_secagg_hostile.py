@@ -13,7 +13,7 @@ from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo as machine
 from staddle.security import secagg_silo_events as s
 from staddle.security.dealing import PAIR, SELF
-from staddle.security.evidence import Misdealing, ShownShare, make_complaint
+from staddle.security.evidence import Misdealing, ShownShare, Unjoined, Unopened, make_complaint, proven
 from staddle.security.receiving_keys import receiving_seed
 
 FIVE = names(5)
@@ -102,16 +102,23 @@ def shares_of(dealer, kind):
 def test_nothing_made_of_what_an_honest_dealer_said_is_evidence_against_it(data):
     dealer, kind = data.draw(st.sampled_from(FIVE[:4])), data.draw(st.sampled_from([SELF, PAIR]))
     state, other = RUN.state, data.draw(st.sampled_from(FIVE[:4]))
+    shares = shares_of(data.draw(st.sampled_from([dealer, other])), data.draw(st.sampled_from([SELF, PAIR])))
+    holder, sealer = data.draw(st.permutations(FIVE[:4]))[:2]
+    seed = RUN.before[holder, "KeysTold"][0].seeds.receiving
+    key = data.draw(st.just(receiving_seed(seed, state.ctx, holder, sealer)) | st.binary(min_size=32, max_size=32))
     evidence = Misdealing(
+        RUN.spec.payload(),
         state.bundles[dealer],
         state.dealings[data.draw(st.sampled_from([dealer, other]))],
         state.portions[data.draw(st.sampled_from([dealer, other]))],
-        kind,
-        shares_of(data.draw(st.sampled_from([dealer, other])), data.draw(st.sampled_from([SELF, PAIR]))),
+        data.draw(st.sampled_from([Unjoined(kind, shares), Unopened(holder, key)])),
     )
     for _ in range(data.draw(st.integers(0, 2))):
         evidence = corrupted(data.draw, evidence)
     assert not evidence.proves(RUN.spec, RUN.signers)
+    with pytest.raises(RefusedError) as caught:
+        proven((evidence,), RUN.spec.federation, RUN.spec.job_digest, RUN.signers)
+    assert (caught.value.peer, caught.value.code) == ("coordinator", "MISDEALT")
 
 
 @settings(max_examples=300, deadline=None)

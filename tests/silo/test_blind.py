@@ -72,7 +72,7 @@ class Hall:
     def begin(self, attempt=0):
         self.summing.begin(specify(FRAME, SILOS, attempt))
 
-    def keep(self, attempt, entry, also):
+    def keep(self, attempt, entry, also, proofs=()):
         also()
 
     def told(self):
@@ -129,10 +129,13 @@ class Anybody:
     def __init__(self):
         self.signed, self.why = [], ""
 
-    def objection(self, job, silos):
+    def objection(self, job, silos, proven):
         return self.why
 
-    async def sign(self, job, attempt, survivors):
+    def proven(self, job, proofs):
+        return frozenset(proof.dealer for proof in proofs)
+
+    async def sign(self, job, attempt, survivors, proven):
         self.signed.append((attempt.attempt, tuple(survivors)))
 
 

@@ -125,6 +125,28 @@ def test_survivors_are_judged_as_they_are(world, sign):
     assert "what silo-b alone has" in world.judging().objection(first, [silo for silo in SILOS if silo != "silo-b"])
 
 
+def test_who_is_proven_to_have_misdealt_counts_as_if_it_had_left(world, sign):
+    first, rest = sign("first"), [silo for silo in SILOS if silo != "silo-b"]
+    sets = world.judging()
+    signed(sets, first)
+    assert sets.objection(first, rest, {"silo-b"}) == ""
+    for others in ((), {"silo-a"}, {"silo-a", "silo-c"}):
+        assert "what silo-b alone has" in sets.objection(first, rest, others)
+    both = [silo for silo in rest if silo != "silo-d"]
+    assert "what silo-b, silo-d have together" in sets.objection(first, both, {"silo-b"})
+    signed(sets, first, rest)
+    assert sets.objection(first, rest) == sets.objection(first, SILOS) == ""  # both were told
+
+
+def test_of_several_batches_those_are_recorded_that_can_be_summed_without_who_misdealt(world, sign):
+    job = sign("two", security={**SECURITY, "colluders": 0})
+    assert sorted(map(len, job.batches)) == [3, 3]
+    one, other = job.batches
+    attempt = Attempt(job.name, bytes.fromhex(job.digest), 0, 0, bytes(32))
+    asyncio.run(world.judging().sign(job, attempt, other, {one[0]}))
+    assert [each.batches for each in world.ledger.signed] == [(",".join(sorted(other)),)]
+
+
 def test_jobs_with_noise_or_of_changing_silos_are_not_asked(world, sign):
     """Counts of training records may stand in a job; those of test records do not."""
     counts = dict.fromkeys(SILOS[:5], 60)

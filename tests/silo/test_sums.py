@@ -1,6 +1,7 @@
 """Open sums at a silo of a keyed job, in words; the coordinator is the test, and as hostile as it likes."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +9,17 @@ from google.protobuf.message import DecodeError
 from keyed_jobs import SILOS, keys_of
 from open_sums import ME, Recipient, Summed, delivery, make_tagged
 
+from staddle.algorithms.method import METRICS
 from staddle.errors import RefusedError
 from staddle.proto.blind import model_digest
+from staddle.proto.secure_messages import proofs_to_wire
 from staddle.proto.sum_messages import sums_from_wire
-from staddle.security.labels import SECAGG_CONTEXT, SECAGG_SPEC, framed
+from staddle.security.dealing import Seeds, deal, make_bundle
+from staddle.security.evidence import Misdealing, Unopened
+from staddle.security.labels import SECAGG_CONTEXT, SECAGG_DEALING, SECAGG_SPEC, framed
+from staddle.security.merkle import Tree
+from staddle.security.pairwise import public_key
+from staddle.security.receiving_keys import KeyDelivery, ReceivingKey
 from staddle.security.secagg_fault import COORDINATOR_OR_SILO
 from staddle.security.secagg_memory import Memory
 
@@ -184,6 +192,53 @@ def test_the_sum_of_a_round_is_the_one_whose_survivors_this_silo_signed(recipien
     assert caught.value.code == "SUM"
     (ended,) = recipient.recorded("secagg.end")
     assert (ended["code"], ended["round"]) == ("SUM", 0)
+
+
+BAD = SILOS[-1]
+LEFT = tuple(silo for silo in SILOS if silo != BAD)
+
+
+def misdealing(made, opens=False, **changes):
+    """Evidence of an attempt of the sum's job: what a silo sealed to another does not open, or ``opens``."""
+    spec = made.spec.model_copy(update={"attempt": 4, **changes})
+    ctx, sign = spec.context(), keys_of(made.made, BAD).sign
+    seeds = Seeds(*(bytes([number]) * 32 for number in range(1, 6)))
+    bundle = make_bundle(ctx, BAD, seeds.seal, seeds.mask, bytes(32), sign)
+    private = {silo: silo.encode().ljust(32) for silo in LEFT}
+    keys = [KeyDelivery(silo, ReceivingKey(BAD, public_key(key)), ()) for silo, key in private.items()]
+    holders = {silo: spec.holder(silo) for silo in SILOS}
+    dealing, portions, _ = deal(ctx, bytes(32), keys, BAD, seeds, spec.threshold, holders, sign)
+    if not opens:
+        portions = tuple(replace(each, sealed=bytes(len(each.sealed))) for each in portions if each.holder != BAD)
+        root = Tree(portion.leaf() for portion in portions).root()
+        dealing = replace(dealing, root=root, signature=b"")
+        dealing = replace(dealing, signature=sign(SECAGG_DEALING, dealing.payload(ctx)))
+    return Misdealing(spec.payload(), bundle, dealing, portions, Unopened(ME, private[ME]))
+
+
+def test_a_sum_may_lack_a_silo_against_which_there_is_evidence(recipient, tagged):
+    """As for a silo that was away when the other was found out: the delivery brings the proof."""
+    made = Summed(tagged, tagged.jobs["two"], 0, LEFT)
+    (name, *_) = [part.name for part in made.parts]
+    down = [made.down(part.name) for part in made.parts if part != METRICS]
+
+    def frames(*proofs):
+        return delivery(made.job, 1, down, proofs=proofs_to_wire(proofs))
+
+    found = recipient.take(made.job, 1, frames(misdealing(made)))
+    assert same(found.tensors[name], made.folds[name])
+    for proofs, code, said in (
+        ((), "SURVIVORS", f"the sum lacks {BAD}"),
+        ((misdealing(made, opens=True),), "MISDEALT", "that proves nothing"),
+        ((misdealing(made, job_digest="ab" * 32),), "MISDEALT", "of another job"),
+        ((misdealing(made, federation="other"),), "MISDEALT", "of another job"),
+        ((misdealing(made),) * 2, "MISDEALT", "not ascending"),
+    ):
+        with pytest.raises(RefusedError, match=said) as caught:
+            recipient.take(made.job, 1, frames(*proofs))
+        assert (caught.value.peer, caught.value.code) == ("coordinator", code)
+    with pytest.raises(RefusedError, match="delivers 1 proofs beside no sum"):
+        recipient.take(made.job, 0, delivery(made.job, 0, [], proofs=proofs_to_wire([misdealing(made)])))
 
 
 def test_a_sum_settles_what_became_of_an_upload_that_is_not_in_it(recipient, tagged, sums):

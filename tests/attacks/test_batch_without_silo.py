@@ -1,0 +1,144 @@
+"""A coordinator that leaves a silo out of its batch, with evidence against it or none, against the agent as it ships.
+
+The job's five silos are one batch: a sum over four of them, beside one over all five, would show the fifth. The agent
+takes part in it only where the fifth is proven to have dealt what does not open. The measure is what the agent sends.
+"""
+
+from dataclasses import replace
+
+import pytest
+from attacks.test_repeated_sums import Later
+from hostile import SILO, delivery, offer, play, records, round_of
+from hostile_sums import SILOS, Attempted, Blind, make_world
+
+from staddle.security import secagg_coordinator_events as c
+from staddle.security import secagg_silo_events as s
+from staddle.security.evidence import Misdealing, Unopened
+from staddle.security.labels import SECAGG_DEALING
+from staddle.security.merkle import Tree
+from staddle.security.receiving_keys import receiving_seed
+from staddle.silo import signed_sets
+
+pytestmark = [pytest.mark.actor("coordinator and silos"), pytest.mark.usefixtures("hurried")]
+
+DEALER, VICTIM, HONEST = "dover", "south", "west"
+FIVE = tuple(sorted((*SILOS, DEALER)))
+FOUR = tuple(silo for silo in FIVE if silo != DEALER)
+TABLE = {"secure_aggregation": "required", "weights": "private", "weight_most": 1000, "tags": False}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    jobs = ("job", "other")
+    return make_world(
+        tmp_path_factory.mktemp("attacked"), dict.fromkeys(jobs, TABLE), (DEALER,), dict.fromkeys(jobs, FIVE)
+    )
+
+
+class Asking(Attempted):
+    """Silos complain, and are asked to give attempts up."""
+
+    def act(self, who, effect):
+        match effect:
+            case c.AskAbandon(silos):
+                self.tell(silos, s.AbandonAsked())
+            case s.SendComplaint(complaint):
+                self.queue.append(("coordinator", c.ComplaintGiven(complaint)))
+            case s.SendAbandon(note):
+                self.queue.append(("coordinator", c.AbandonGiven(note)))
+            case _:
+                super().act(who, effect)
+
+
+class Rubbish(Asking):
+    """The first attempt: what the dealer seals to the victim does not open."""
+
+    def __init__(self, world, job="job"):
+        super().__init__(world, job, cohort=FIVE)
+
+    def act(self, who, effect):
+        if who == DEALER and isinstance(effect, s.SendShares):
+            portions = tuple(
+                replace(each, sealed=bytes(len(each.sealed))) if each.holder == VICTIM else each
+                for each in effect.portions
+            )
+            dealing = replace(effect.dealing, root=Tree(each.leaf() for each in portions).root(), signature=b"")
+            signature = self.world.others[DEALER].sign(SECAGG_DEALING, dealing.payload(self.spec.context()))
+            dealing = replace(dealing, signature=signature)
+            self.states[DEALER] = replace(self.states[DEALER], dealing=dealing)
+            effect = s.SendShares(dealing, portions)
+        if isinstance(effect, s.SendShares | s.SendKeys):
+            self.kept = {**getattr(self, "kept", {}), who: self.states[who].seeds}
+        super().act(who, effect)
+
+
+class Without(Asking):
+    """The second attempt, over four, with these proofs; whoever else is in it signs whatever survives."""
+
+    def __init__(self, world, first, proofs):
+        self.proofs = proofs
+        notes = tuple(first.state.notes.values())
+        super().__init__(world, "job", attempt=1, cohort=FOUR, notes=notes, lenient=True)
+
+
+def genuine(first):
+    return first.state.proofs[DEALER]
+
+
+def against_an_honest_dealer(first):
+    """The victim shows the true key with which an honest dealer's portion opens, and the coordinator brings it."""
+    state, ctx = first.state, first.spec.context()
+    dealt = state.bundles[HONEST], state.dealings[HONEST], state.portions[HONEST]
+    key = receiving_seed(first.kept[VICTIM].receiving, ctx, VICTIM, HONEST)
+    return Misdealing(first.spec.payload(), *dealt, Unopened(VICTIM, key))
+
+
+def of_another_job(first):
+    """The same dealer in the job beside this one."""
+    document = first.spec.model_copy(update={"job": "other", "job_digest": first.world.jobs["other"].digest}).payload()
+    return replace(genuine(first), document=document)
+
+
+def of_another_attempt(first):
+    return replace(genuine(first), document=first.spec.model_copy(update={"attempt": 7}).payload())
+
+
+@pytest.mark.parametrize(
+    ("made", "code"),
+    [
+        pytest.param(None, "POLICY", id="no evidence"),
+        pytest.param(against_an_honest_dealer, "MISDEALT", id="against an honest dealer"),
+        pytest.param(of_another_job, "MISDEALT", id="of another job"),
+        pytest.param(of_another_attempt, "MISDEALT", id="of another attempt"),
+        pytest.param(against_an_honest_dealer, "", id="the check left out", marks=pytest.mark.control),
+    ],
+)
+def test_no_sum_lacks_a_silo_against_which_there_is_no_evidence(world, tmp_path, monkeypatch, made, code):
+    if not code:
+        monkeypatch.setattr(signed_sets, "proven", lambda *_: frozenset({DEALER}))
+    hostile, second = played(world, tmp_path, lambda first: () if made is None else (made(first),))
+    kinds = [kind for _, ctx, kind in hostile.given if ctx == second.spec.context()]
+    ended = [(each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"]
+    if code:
+        assert (kinds, second.opened) == (["end"], None)
+        assert (code, "coordinator") in ended
+    else:
+        assert second.opened is not None
+
+
+def test_a_sum_lacks_a_dealer_that_is_proven_to_have_sealed_rubbish(world, tmp_path):
+    _, second = played(world, tmp_path, lambda first: (genuine(first),))
+    assert second.state.u3 == FOUR
+    assert [each["survivors"] for each in records(tmp_path) if each["type"] == "secagg.sum"] == [list(FOUR)]
+
+
+def played(world, tmp_path, proofs):
+    """A round of two attempts, the second without the dealer."""
+    first = Rubbish(world)
+    second = Later(first, lambda first: Without(world, first, proofs(first)))
+    hostile = Blind(world, [offer(world, "job"), round_of(world, 0, "job", cohort=FIVE)], {0: [first, second]})
+    hostile.script["fetch"] = [lambda: delivery(world, "job", 0)]
+    play(hostile, tmp_path)
+    assert first.state.proofs.keys() == {DEALER}
+    assert SILO in first.state.notes
+    return hostile, second
