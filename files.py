@@ -280,6 +280,8 @@ def unwritable(error: OSError) -> str:
         fix = "make room"
     elif error.errno == errno.EROFS:
         fix = "mount it writable, or name a folder on another file system"
+    elif error.errno == errno.EIO:
+        fix = "check the disk"
     return f"{error.strerror or error}; {fix}"
 
 
