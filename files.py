@@ -258,7 +258,8 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a disk that has turned read-only keeps it
+            temporary.unlink(missing_ok=True)
         raise UnwritableError(f"{path}: cannot write it: {unwritable(error)}") from error
 
 
@@ -271,6 +272,14 @@ def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise LocalError(f"{path}: exists already; move it away or choose another folder") from error
     except OSError as error:
         raise UnwritableError(f"{path}: cannot create it: {unwritable(error)}") from error
+
+
+def remove(path: Path) -> None:
+    """Remove a file if it is there; UnwritableError where the disk does not let it go."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UnwritableError(f"{path}: cannot remove it: {unwritable(error)}") from error
 
 
 def unwritable(error: OSError) -> str:
@@ -294,7 +303,8 @@ def _write_exclusive(path: Path, data: bytes, mode: int) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
         raise
 
 

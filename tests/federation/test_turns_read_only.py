@@ -3,18 +3,25 @@
 The state of one daemon lies on a file system of its own, in a mount namespace of its own.
 """
 
+import asyncio
 import shutil
 import subprocess
 
+import grpc
 import pytest
 from federation.test_kill import free_port
+from raw_silo import SECONDS, Caller
 
 from staddle.commands import local_federation
 from staddle.commands.processes import launched
 from staddle.errors import AbortedError
+from staddle.proto import operations_pb2 as pb
+from staddle.proto.operations_pb2_grpc import OperationsStub
+from staddle.security import roster as rosters
+from staddle.security.identity import load_keys
 from staddle.security.ledger_audit import LEDGER, verify
 
-BEATS = {"coordinator": 1, "north": 10}  # soon missed where silos wait, late where one is away
+TIMING = {"admission_seconds": 60, "beat_seconds": 10, "hold_seconds": 1}
 SILOS = ("north", "east")
 MEGABYTES = {"coordinator": 320, "north": 16}  # a coordinator keeps 256 MiB free
 
@@ -49,13 +56,22 @@ def mounts():
     made.close()
 
 
+async def asked_to_stop_a_job(running, job):
+    """An operator asks for what is not acknowledged, since it cannot be kept."""
+    folder = running.federation.folder
+    caller = Caller(running.address, load_keys(folder / "operator"), rosters.load(folder / "roster.json"), job)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await OperationsStub(caller.channel).Stop(pb.JobRequest(job=job.name), timeout=SECONDS)
+    assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)  # it ends, or has ended
+    await caller.channel.close()
+
+
 @pytest.mark.parametrize("who", ["coordinator", "north"])
 def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(tmp_path, start, mounts, document, who):
     running = start(*SILOS)
     job = running.job(document("job", SILOS, rounds=12))
-    timing = {"admission_seconds": 60, "beat_seconds": BEATS[who], "hold_seconds": 1}
     running.address = f"127.0.0.1:{free_port()}"
-    local_federation.write_coordinator(running.federation, [job.name], timing, running.address)
+    local_federation.write_coordinator(running.federation, [job.name], TIMING, running.address)
     state = running.federation.state(who)
     state.mkdir(exist_ok=True)
     image = tmp_path / "image"
@@ -82,6 +98,8 @@ def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(tmp_
     failing = running.daemons[who]
     failing.wait_for("round.closed" if who == "coordinator" else "round.given", 100)
     assert mounts.run("mount", "-o", "remount,abort", str(state)).returncode == 0
+    if who == "coordinator":
+        asyncio.run(asked_to_stop_a_job(running, job))
     with pytest.raises(AbortedError, match="ended with code 1"):
         failing.wait_for("job.ended" if who == "coordinator" else "job.finished", 100)
     said = [line for line in failing.log.read_text().splitlines() if not line.startswith("{")]

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from faults import Calls, failing, killed, short
+from faults.disk import Calls, failing, killed, short
 from ledgers import open_log, public
 
 from staddle.errors import LocalError
