@@ -29,7 +29,7 @@ def falling(monkeypatch):
         if draw.random() < 0.5:
             raise LocalError("it fell")
 
-    made = table.Row("odd", "edges", "a coin", "heads", make, 1)
+    made = table.Row("odd", "edges", "a coin", "heads", make, (0,))
     monkeypatch.setattr(table, "ROWS", {**table.rows(), "odd": made})
 
 

@@ -93,7 +93,7 @@ def bit_of_a_budget(folder, draw):
     refused(lambda: Budget.open(path, "cxr", FEDERATION, "a", KEY, known=True).close(), path, LocalError, made)
 
 
-@row("one bit of a silo's ledger", "the agent does not start with it")
+@row("one bit of a silo's ledger", "the agent does not start with it", fell=(642541467, 4122710408))
 def bit_of_a_silos_ledger(folder, draw):
     path = folder / "ledger"
     with open_ledger(path) as ledger:

@@ -74,7 +74,11 @@ def disk_of_a_silos_ledger(folder, draw):
     assert [record["type"] for record in stored(path) if record["type"] in ("start", "stop")][: len(kept)] == kept
 
 
-@row("a disk takes nothing from any change on, under a job's folder", "the last round that was kept is there again", 6)
+@row(
+    "a disk takes nothing from any change on, under a job's folder",
+    "the last round that was kept is there again",
+    fell=(1001, 1010),
+)
 def disk_of_a_silos_job(folder, draw):
     job = JobFolder(folder / "jobs" / "j")
 
@@ -94,7 +98,11 @@ def disk_of_a_silos_job(folder, draw):
     assert job.rounds_done == 4
 
 
-@row("a disk takes nothing from any change on, under a privacy budget", "nothing that was reserved is forgotten")
+@row(
+    "a disk takes nothing from any change on, under a privacy budget",
+    "nothing that was reserved is forgotten",
+    fell=(1324028985,),
+)
 def disk_of_a_budget(folder, draw):
     path = folder / "privacy"
     steps = Steps(sigma="1.1", q="0.02", steps=100)
@@ -117,7 +125,11 @@ def disk_of_a_budget(folder, draw):
     assert 90 * (len(kept) - 1) <= spent <= 300
 
 
-@row("a disk takes nothing from any change on, while a file is replaced", "the old file or the new one is there")
+@row(
+    "a disk takes nothing from any change on, while a file is replaced",
+    "the old file or the new one is there",
+    fell=(1000,),
+)
 def disk_of_a_file(folder, draw):
     path, old, new = folder / "file", b"old" * draw.randrange(1, 9999), b"new" * draw.randrange(1, 9999)
     write_atomic(path, old)

@@ -27,7 +27,7 @@ class Row:
     fault: str
     holds: str
     make: Callable[[Path, random.Random], None]
-    seeds: int
+    seeds: tuple[int, ...]
 
     def run(self, folder: Path, seed: int) -> None:
         """Make the fault in an empty folder; an exception says that the rule does not hold."""
@@ -38,13 +38,18 @@ class Row:
 ROWS: dict[str, Row] = {}
 
 
-def row(fault: str, holds: str, seeds: int = 3) -> Callable[[Callable[[Path, random.Random], None]], Callable]:
-    """Put a function into the table, under its own name and its module's area; CI runs it with so many seeds."""
+def row(
+    fault: str, holds: str, seeds: int = 3, fell: tuple[int, ...] = ()
+) -> Callable[[Callable[[Path, random.Random], None]], Callable]:
+    """Put a function into the table, under its own name and its module's area.
+
+    CI runs it with so many seeds, and with those that ``fell`` once, in benchmarks/soak.py or by hand.
+    """
 
     def put(make: Callable[[Path, random.Random], None]) -> Callable[[Path, random.Random], None]:
         name, area = make.__name__, make.__module__.rpartition(".")[2]
         assert name not in ROWS, f"two rows are called {name}"
-        ROWS[name] = Row(name, area, fault, holds, make, seeds)
+        ROWS[name] = Row(name, area, fault, holds, make, (*range(seeds), *fell))
         return make
 
     return put
