@@ -9,7 +9,8 @@ from faults.table import row
 from ledgers import FEDERATION, KEY, open_ledger, open_log, stored
 
 from staddle.algorithms.method import SiloState
-from staddle.errors import LocalError
+from staddle.coordinator.store import Spool
+from staddle.errors import LocalError, RefusedError
 from staddle.files import read_bytes, write_atomic
 from staddle.security import appendlog
 from staddle.security.budget import Budget
@@ -140,3 +141,18 @@ def disk_of_a_file(folder, draw):
 
     kept = interrupted(draw, path, 8, work)
     assert read_bytes(path) in ((new,) if kept else (old, new))
+
+
+@row(
+    "a disk takes nothing from any change on, under an upload", "it is refused with STORAGE, and nothing else is raised"
+)
+def disk_of_an_upload(folder, draw):
+    spool = Spool(folder / "north.part", "north")
+    with pytest.MonkeyPatch.context() as patch:
+        Turned(patch, nth := draw.randrange(1, 3), draw.choice(NUMBERS))  # the sync, or the removal
+        try:
+            spool.write(memoryview(b"x" * draw.randrange(1, 9999)))
+            spool.finished()
+        except RefusedError as error:
+            assert (error.code, nth) == ("STORAGE", 1)  # noqa: PT017 - only where the sync fails
+        spool.discard()
