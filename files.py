@@ -258,7 +258,8 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a disk that has turned read-only keeps it
+            temporary.unlink(missing_ok=True)
         raise UnwritableError(f"{path}: cannot write it: {unwritable(error)}") from error
 
 
@@ -273,6 +274,14 @@ def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise UnwritableError(f"{path}: cannot create it: {unwritable(error)}") from error
 
 
+def remove(path: Path) -> None:
+    """Remove a file if it is there; UnwritableError where the disk does not let it go."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UnwritableError(f"{path}: cannot remove it: {unwritable(error)}") from error
+
+
 def unwritable(error: OSError) -> str:
     """Why something could not be written, and what to do."""
     fix = "check the folder and its owner"
@@ -280,6 +289,8 @@ def unwritable(error: OSError) -> str:
         fix = "make room"
     elif error.errno == errno.EROFS:
         fix = "mount it writable, or name a folder on another file system"
+    elif error.errno == errno.EIO:
+        fix = "check the disk"
     return f"{error.strerror or error}; {fix}"
 
 
@@ -292,7 +303,8 @@ def _write_exclusive(path: Path, data: bytes, mode: int) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
         raise
 
 

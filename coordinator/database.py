@@ -269,7 +269,8 @@ class Database:
             yield
         except sqlite3.Error as error:
             raise LocalError(
-                f"{self._path}: {error}; make room on the disk or restore the file, and start the coordinator again"
+                f"{self._path}: {error}; make room on the disk, mount it writable, or restore the file, and start the "
+                "coordinator again"
             ) from error
 
     def close(self) -> None:

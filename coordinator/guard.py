@@ -8,7 +8,7 @@ the service: silos have Federation, operators Operations, both the health servic
 import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import grpc
@@ -105,18 +105,22 @@ class Guard(grpc.aio.ServerInterceptor):
         continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]",
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":  # in quotes: generic in its type stubs only
-        """Wrap the handler of one call."""
+        """Wrap the handler of one call.
+
+        Handlers are wrapped as those of streams of requests, which gRPC runs before a message has come. One of a single
+        request it runs after it only, and not at all for a call that is opened and reset, which would never be counted.
+        """
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
         method = handler_call_details.method
         reads, writes = self._codecs.get(method, (handler.request_deserializer, handler.response_serializer))
-        codec = (_readable(reads), writes)
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), *codec)
-        if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(self._unary(method, handler.stream_unary), *codec)
-        return grpc.unary_stream_rpc_method_handler(self._stream(method, handler.unary_stream), *codec)
+        given = _read_stream if handler.request_streaming else _read_one
+        if handler.response_streaming:
+            guarded = self._guarded(method, given, handler.unary_stream)
+            return grpc.stream_stream_rpc_method_handler(guarded, _readable(reads), writes)
+        guarded = self._guarded(method, given, handler.stream_unary or handler.unary_unary)
+        return grpc.stream_unary_rpc_method_handler(guarded, _readable(reads), writes)
 
     @contextmanager
     def _admitted(self, method: str, context: Context) -> Any:
@@ -132,25 +136,18 @@ class Guard(grpc.aio.ServerInterceptor):
         finally:
             self.limits.leave(entry.id, rpc)
 
-    def _unary(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def guarded(request: Any, context: Context) -> Any:
+    def _guarded(
+        self,
+        method: str,
+        given: Callable[[Context], Awaitable[Any]],
+        behaviour: Callable[[Any, Context], Awaitable[Any]],
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        """The handler of one method. Those that answer with a stream write to the context, as the health service's."""
+
+        async def guarded(_: Any, context: Context) -> Any:
             try:
                 with self._admitted(method, context):
-                    return await behaviour(_read(request, context), context)
-            except RefusedError as error:
-                await refuse(context, method, error)
-            except StaddleError as error:
-                await fail(context, method, error)
-
-        return guarded
-
-    def _stream(self, method: str, behaviour: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        """For handlers that write to the context, as ours and the health service's do."""
-
-        async def guarded(request: Any, context: Context) -> None:
-            try:
-                with self._admitted(method, context):
-                    await behaviour(_read(request, context), context)
+                    return await behaviour(await given(context), context)
             except RefusedError as error:
                 await refuse(context, method, error)
             except StaddleError as error:
@@ -172,14 +169,27 @@ def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _read(request: Any, context: Context) -> Any:
-    """A request, or a stream of them; RefusedError MANIFEST where (5) fails."""
+    """A request; RefusedError MANIFEST where (5) fails."""
     if isinstance(request, DecodeError | ValueError):
         raise RefusedError(context.peer(), "MANIFEST", f"sent bytes that are no message of this protocol: {request}")
-    return _all_read(request, context) if isinstance(request, AsyncIterator) else request
+    return request
 
 
-async def _all_read(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-    async for request in requests:
+async def _read_one(context: Context) -> Any:
+    """The one request of a call; RefusedError MANIFEST where the call ended without."""
+    request = await context.read()
+    if request is grpc.aio.EOF:
+        raise RefusedError(context.peer(), "MANIFEST", "ended the call before its request came")
+    return _read(request, context)
+
+
+async def _read_stream(context: Context) -> AsyncIterator[Any]:
+    """The requests of a call, as they come."""
+    return _each(context)
+
+
+async def _each(context: Context) -> AsyncIterator[Any]:
+    while (request := await context.read()) is not grpc.aio.EOF:
         yield _read(request, context)
 
 
@@ -196,9 +206,7 @@ async def refuse(context: Context, method: str, error: RefusedError) -> None:
         log.event("late", peer=error.peer, method=method, why=why)
     else:
         log.problem("refused", peer=error.peer, method=method, code=error.code, why=why)
-    try:
+    # No status can follow where the peer has reset the call, or where a message that it does not read is still on its
+    # way. The call is over for us; the peer's own deadline ends it there.
+    with suppress(grpc.aio.InternalError):
         await context.abort(STATUS[error.code], why, trailing_metadata=((ERROR_METADATA, error.code),))
-    except grpc.aio.InternalError:
-        # A message that the peer does not read is still on its way, so no status can follow it. The call is over for
-        # us; the peer's own deadline ends it there.
-        log.problem("call.stuck", peer=error.peer, method=method)

@@ -29,6 +29,7 @@ Files appear under their name complete: written aside, fsynced, renamed. Tensors
 fold holds one tensor of one silo at a time. A published part may not be named like a silo's upload: the suffix differs.
 """
 
+import contextlib
 import errno
 import json
 import mmap
@@ -48,7 +49,7 @@ from ..algorithms.aggregation import SILOS
 from ..algorithms.exchange import REGION, WEIGHT, Part, Read, all_finite, bounds_fault
 from ..algorithms.method import CoordinatorState, Post
 from ..errors import LocalError, RefusedError
-from ..files import sync_directory, unwritable
+from ..files import remove, sync_directory, unwritable
 from ..proto.channel import CHUNK_BYTES
 from ..proto.stream import Digester
 from ..proto.wire import Item, given_items, tensor_bytes, tensor_from
@@ -104,9 +105,10 @@ class Spool:
         return self._path
 
     def discard(self) -> None:
-        """Close, and remove what is still there under the temporary name."""
+        """Close, and remove what is still there under the temporary name; the next upload writes over it else."""
         self._file.close()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
 
 class Upload:
@@ -246,7 +248,7 @@ class JobStore:
 
     def discard(self, round_: int, silo: str) -> None:
         """Remove the masked words of a silo."""
-        self.masked(round_, silo).unlink(missing_ok=True)
+        remove(self.masked(round_, silo))
 
     def sum_file(self, round_: int) -> Path:
         """Where the open sum of a round lies."""
@@ -359,14 +361,14 @@ class JobStore:
         kinds = (*(f"{round_}.*{kind}" for kind in (*SUFFIXES[:4], WORDS)), opened_sum(round_))
         uploads = {path.name for kind in kinds for path in self._folder.glob(kind)} - wanted
         for name in self._rubbish | uploads:
-            (self._folder / name).unlink(missing_ok=True)
+            remove(self._folder / name)
         self._rubbish = before - wanted
 
     def discard_hidden(self, round_: int) -> None:
         """Remove the padded words and rotated vectors of a round that was not folded."""
         for kind in ("padded", "rotated"):
             for path in self._folder.glob(f"{round_}.*.{kind}"):
-                path.unlink()
+                remove(path)
 
     def expire(self) -> None:
         """Remove versions and mail of a job that is over, and which the database does not have any more."""
@@ -375,7 +377,7 @@ class JobStore:
         for kind in (".padded", ".rotated", ROWS):
             over += self._folder.glob(f"*{kind}")
         for path in over:
-            path.unlink(missing_ok=True)
+            remove(path)
         self._mixed, self._rubbish = (), set()
         sync_directory(self._folder)
 
@@ -388,7 +390,7 @@ class JobStore:
         wanted = {RESULT, *self._files.values(), *uploads, *mixed}
         for path in self._folder.iterdir():
             if path.name not in wanted and path.suffix in (*SUFFIXES, ".tmp"):
-                path.unlink()
+                remove(path)
 
     def write_aside(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file of rows or words and make it durable; OSError where the disk does not take it."""

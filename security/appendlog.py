@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..errors import LocalError, UnwritableError
-from ..files import canonical_json, sync_directory, write_atomic
+from ..files import canonical_json, sync_directory, unwritable, write_atomic
 from .chain import FIRST_PREV, FRAME, MAX_LINE, Form, Line, leaf_hash, nonce_of
 from .checkpoint import Checkpoint
 from .consistency import Consistency
@@ -171,7 +171,7 @@ class AppendLog:
                 self._rotate()
             self._write(line, durable=durable)
         except OSError as error:
-            raise self._fail(error.strerror or str(error)) from error
+            raise self._fail(unwritable(error)) from error
         self._day = self._day if self._size else now[:10]
         self._size += len(line)
         self._head = leaf_hash(line[:-1])
@@ -186,7 +186,7 @@ class AppendLog:
             raise UnwritableError(f"{self.folder}: takes no more records: {self._failed}")
 
     def _fail(self, why: str) -> UnwritableError:
-        self._failed = f"a write failed ({why}); make room, then restart"
+        self._failed = f"a write failed: {why}, then restart"
         return UnwritableError(f"{self.folder}: takes no more records: {self._failed}")
 
     def _release(self) -> None:
@@ -249,7 +249,7 @@ class AppendLog:
                 os.fdatasync(self._file)
             write_atomic(self.folder / CHECKPOINT, bytes(note))
         except OSError as error:
-            raise self._fail(error.strerror or str(error)) from error
+            raise self._fail(unwritable(error)) from error
         except LocalError as error:
             raise self._fail(str(error)) from error
         self._signed = size, note

@@ -112,8 +112,12 @@ class Budget:
 
         origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
         budget._log = AppendLog.open(folder, Signer(origin, key), visit)
-        if budget._opened is None:
-            budget._append(Opened(silo=silo, dataset=dataset, unit="record"))
+        try:
+            if budget._opened is None:
+                budget._append(Opened(silo=silo, dataset=dataset, unit="record"))
+        except BaseException:
+            budget.close()
+            raise
         return budget
 
     # What its owner lets be spent.

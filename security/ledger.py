@@ -98,9 +98,13 @@ class Ledger:
         ledger = cls(silo)
 
         def visit(line: Line) -> None:
-            record = checked(line)
+            evidence = "keep it as evidence, move it away, begin anew"
+            try:
+                record = checked(line)
+            except LocalError as error:
+                raise LocalError(f"{folder}: {error}; {evidence}") from error
             if problem := ledger._rules.check(record) or _foreign(record, silo):
-                raise LocalError(f"{folder}: seq {line.seq}: {problem}; keep it as evidence, move it away, begin anew")
+                raise LocalError(f"{folder}: seq {line.seq}: {problem}; {evidence}")
             ledger._rules.accept(line.seq, record)
             ledger._note(line)
 

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from ..algorithms.job import Job
 from ..errors import LocalError, UnwritableError
-from ..files import read_bytes, sync_directory, unwritable, write_atomic
+from ..files import read_bytes, remove, sync_directory, unwritable, write_atomic
 from ..security.group_key import Contribution, Epoch, JobKeys, Relayed, contribute, make_key, parts_of
 from ..security.identity import Keys
 from ..security.pairwise import KEY_BYTES
@@ -196,8 +196,8 @@ class GroupKeys:
     def _erase(self, path: Path) -> None:
         if not path.exists():
             return
+        remove(path)
         try:
-            path.unlink()
             sync_directory(path.parent)
         except OSError as error:
             raise UnwritableError(f"{path}: cannot remove it: {unwritable(error)}") from error

@@ -32,7 +32,7 @@ from typing import Any
 from ..algorithms.local_round import Report, state_from_bytes, state_to_bytes
 from ..algorithms.method import SiloState
 from ..errors import LocalError, UnwritableError
-from ..files import parse_json, read_bytes, unwritable, write_atomic, write_new
+from ..files import parse_json, read_bytes, remove, unwritable, write_atomic, write_new
 from . import bundle
 from .bundle import Bundle
 
@@ -64,7 +64,7 @@ class JobFolder:
         except OSError as error:
             raise UnwritableError(f"{self.path}: cannot make it: {unwritable(error)}") from error
         write_atomic(self.path / "job.json", signed)
-        (self.path / "failed").unlink(missing_ok=True)
+        remove(self.path / "failed")
 
     @property
     def rounds_done(self) -> int:
@@ -101,7 +101,7 @@ class JobFolder:
         write_atomic(kept, state_to_bytes(state))
         for path in (*self.path.glob("outbox-*.safetensors"), *self.path.glob("state-*.safetensors")):
             if path not in (outbox, kept, self._state(counted)):
-                path.unlink()
+                remove(path)
 
     def save_model(self, state: SiloState) -> None:
         """Keep the model that the job ends with."""

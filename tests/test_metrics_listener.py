@@ -7,13 +7,10 @@ import socket
 import threading
 
 import pytest
+from faults.listener import GET, SECONDS, connected, received, scraped
 
 from staddle import metrics_listener
 from staddle.metrics import Gauge, MetricsConfig, log, served
-
-IDLE = 400
-SECONDS = 20  # that a test waits for an answer before it fails
-GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 
 
 @pytest.fixture
@@ -27,40 +24,6 @@ def address():
     ):
         host, _, port = heard[-1].rpartition(":")
         yield host, int(port)
-
-
-def connected(address):
-    return socket.create_connection(address, timeout=SECONDS)
-
-
-def received(connection):
-    """All until the other side closes."""
-    pieces = []
-    with contextlib.suppress(ConnectionResetError):
-        while piece := connection.recv(2**16):
-            pieces.append(piece)
-    return b"".join(pieces)
-
-
-def scraped(address, more=b""):
-    with connected(address) as scraper:
-        scraper.sendall(GET + more + b"\r\n")
-        return received(scraper)
-
-
-def test_idle_connections_take_no_threads_and_scrapes_are_answered(address):
-    before = threading.active_count()
-    with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(connected(address)) for _ in range(IDLE)]
-        for number, connection in enumerate(idle):
-            with contextlib.suppress(ConnectionError):  # those closed as the oldest
-                connection.sendall(GET if number % 2 else b"G")
-        answer = scraped(address)
-        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert b'staddle_silo_near{silo="0"} 1.0' in answer
-        assert threading.active_count() == before
-        for connection in idle[: IDLE - metrics_listener.MOST_CONNECTIONS]:  # the oldest are closed for younger ones
-            assert received(connection) == b""
 
 
 @pytest.mark.parametrize("sent", [b"", b"G", GET])

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import errno
+import ssl
+import struct
 import threading
 from types import SimpleNamespace
 
@@ -18,8 +20,9 @@ from staddle.algorithms.exchange import WEIGHT
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
-from staddle.coordinator import jobrun, server, service
+from staddle.coordinator import guard, jobrun, limits, server, service
 from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.channel import SECURE_NEXT
 from staddle.proto.frames import Chunk
 from staddle.proto.wire import tensor_from
 from staddle.security import roster as rosters
@@ -53,6 +56,7 @@ def world(request, tmp_path_factory):
     timing = {"admission_seconds": 20, "beat_seconds": 1, "hold_seconds": 1}
     local_federation.write_coordinator(federation, ["job"], timing)
     return SimpleNamespace(
+        folder=federation.folder,
         job=job,
         roster=rosters.load(federation.folder / "roster.json"),
         keys={silo: load_keys(federation.folder / silo / "keys") for silo in SILOS},
@@ -71,6 +75,8 @@ def serving(world, tmp_path, monkeypatch):
             made.append(self)
 
     monkeypatch.setattr(server, "Daemon", Noted)
+    guards, addresses = [], []
+    monkeypatch.setattr(server, "Guard", lambda roster: guards.append(guard.Guard(roster)) or guards[-1])
     complaints = []
 
     @contextlib.asynccontextmanager
@@ -78,6 +84,7 @@ def serving(world, tmp_path, monkeypatch):
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         config = world.config.model_copy(update={"directory": tmp_path / "state"})
         async with server.running(config) as address:
+            addresses.append(address)
             callers = [Caller(address, world.keys[silo], world.roster, world.job) for silo in SILOS]
             for caller in callers:
                 await caller.accept()
@@ -88,6 +95,8 @@ def serving(world, tmp_path, monkeypatch):
 
     begin.run = lambda: made[-1].runs[0]
     begin.state = lambda: made[-1].runs[0].state
+    begin.address = lambda: addresses[-1]
+    begin.limits = lambda: guards[-1].limits
     begin.folder = tmp_path / "state"
     return begin
 
@@ -281,6 +290,72 @@ def test_odd_numbers_in_messages_are_refused_or_change_nothing(serving, world):
             for silo in (east, south):
                 await silo.give()
             assert (await east.told("round")).round == 1
+
+    asyncio.run(scenario())
+
+
+# Floods.
+
+
+def frame(kind, flags, stream, body=b""):
+    """RFC 9113, section 4.1."""
+    return struct.pack(">I", len(body))[1:] + struct.pack(">BBI", kind, flags, stream) + body
+
+
+def fields(path):
+    """The header of a call, as literals that nobody need remember (RFC 7541, section 6.2.2)."""
+    pairs = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "x", "te": "trailers"}
+    pairs["content-type"] = "application/grpc"
+    return b"".join(b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in pair) for pair in pairs.items())
+
+
+def test_calls_that_are_opened_and_reset_count_as_calls(serving, world, monkeypatch):
+    """Before: none of them counted, whatever their number, since none had brought a request."""
+    monkeypatch.setattr(limits, "CALLS_PER_SECOND", 0)  # a bucket holds what it holds at first
+    begun, real = asyncio.Queue(), guard.Guard.intercept_service
+
+    async def noted(self, continuation, details):
+        handler = await real(self, continuation, details)
+        begun.put_nowait(details.method)
+        return handler
+
+    async def flood():
+        tls = ssl.create_default_context(cadata=world.roster.coordinator.certificate)
+        tls.load_cert_chain(world.folder / "north/keys/tls.crt", world.folder / "north/keys/tls.key")
+        tls.set_alpn_protocols(["h2"])
+        host, _, port = serving.address().rpartition(":")
+        reader, writer = await asyncio.open_connection(host, port, ssl=tls, server_hostname="coordinator.staddle")
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
+        await reader.readexactly(9)
+        writer.write(frame(4, 1, 0))  # their settings are taken
+        for stream in range(1, 2 * int(limits.BURST), 2):
+            writer.write(frame(1, 4, stream, fields(SECURE_NEXT)))
+            async with asyncio.timeout(SECONDS):
+                assert await begun.get() == SECURE_NEXT
+            writer.write(frame(3, 0, stream, struct.pack(">I", 8)))  # RST_STREAM, CANCEL
+        writer.close()
+
+    async def scenario():
+        async with serving() as (north, east, south):
+            with monkeypatch.context() as patch:
+                patch.setattr(guard.Guard, "intercept_service", noted)
+                await flood()
+            await refused(north.poll(), "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "calls a second")
+            for silo in (east, south):
+                await silo.give()
+            async with asyncio.timeout(SECONDS):
+                while serving.limits().running:  # noqa: ASYNC110 a plain counter has no event
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_ends_without_its_request_is_refused(serving):
+    async def scenario():
+        async with serving() as (north, *_):
+            call = north.channel.stream_unary(SECURE_NEXT)(timeout=SECONDS)
+            await call.done_writing()
+            await refused(call, "MANIFEST", INVALID, "ended the call before its request came")
 
     asyncio.run(scenario())
 

@@ -119,9 +119,13 @@ def test_2_no_changed_certificate_raises_anything_but_a_refusal(entries, roster)
 class Context:
     """What gRPC tells a handler, and what the handler told gRPC."""
 
-    def __init__(self, entry, version=TLS13):
+    def __init__(self, entry, version=TLS13, requests=("request",)):
         self._auth = auth(entry, version)
+        self._requests = iter(requests)
         self.aborted = None
+
+    async def read(self):
+        return next(self._requests, grpc.aio.EOF)
 
     def auth_context(self):
         return self._auth
@@ -141,7 +145,8 @@ async def wrapped(warden, method, behaviour, kind="unary_unary"):
         return handler
 
     made = await warden.intercept_service(continuation, SimpleNamespace(method=method))
-    return getattr(made, kind)
+    guarded = made.stream_stream if made.response_streaming else made.stream_unary
+    return lambda context: guarded(None, context)
 
 
 def called(warden, context, method=f"{SERVICE}Poll", error=None):
@@ -153,7 +158,7 @@ def called(warden, context, method=f"{SERVICE}Poll", error=None):
         return "reply"
 
     async def one():
-        return await (await wrapped(warden, method, behaviour))("request", context)
+        return await (await wrapped(warden, method, behaviour))(context)
 
     return asyncio.run(one())
 
@@ -189,15 +194,15 @@ def test_4_a_member_over_its_limits_is_refused_and_let_in_again(entries, roster)
             return "reply"
 
         handler = await wrapped(warden, f"{SERVICE}Upload", behaviour)
-        first = asyncio.create_task(handler("r", Context(entries["silo-a"])))
+        first = asyncio.create_task(handler(Context(entries["silo-a"])))
         await asyncio.sleep(0)
         context = Context(entries["silo-a"])
         with pytest.raises(grpc.aio.AbortError):
-            await handler("r", context)
+            await handler(context)
         assert context.aborted == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT")
         gate.set()
         assert await first == "reply"
-        assert await handler("r", Context(entries["silo-a"])) == "reply"
+        assert await handler(Context(entries["silo-a"])) == "reply"
 
     asyncio.run(scenario())
 
@@ -214,7 +219,7 @@ def test_4_a_call_that_fails_or_is_cancelled_is_counted_out(entries, roster):
 
         handler = await wrapped(warden, f"{SERVICE}Upload", behaviour)
         for _ in range(3):
-            task = asyncio.create_task(handler("r", Context(entries["silo-a"])))
+            task = asyncio.create_task(handler(Context(entries["silo-a"])))
             await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -236,15 +241,15 @@ def test_4_a_stream_counts_until_it_is_closed(entries, roster):
             return request
 
         handler = await wrapped(warden, f"{SERVICE}Fetch", behaviour, "unary_stream")
-        half = asyncio.create_task(handler("r", Context(entries["silo-a"])))
+        half = asyncio.create_task(handler(Context(entries["silo-a"])))
         await begun.wait()
         context = Context(entries["silo-a"])
         with pytest.raises(grpc.aio.AbortError):
-            await handler("r", context)
+            await handler(context)
         assert context.aborted[1] == "LIMIT"
         go_on.set()
         await half
-        await handler("r", Context(entries["silo-a"]))  # its place is free again
+        await handler(Context(entries["silo-a"]))  # its place is free again
 
     asyncio.run(scenario())
 

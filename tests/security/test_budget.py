@@ -8,7 +8,7 @@ import uuid
 from decimal import Decimal
 
 import pytest
-from faults import Calls, failing, killed, short
+from faults.disk import Calls, failing, killed, short
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledgers import KEY, OTHER_KEY

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from faults import Calls, failing, killed, short
+from faults.disk import Calls, failing, killed, short
 from ledgers import open_log, public
 
 from staddle.errors import LocalError
@@ -76,7 +76,7 @@ def test_after_a_fault_nothing_is_taken_even_when_the_disk_is_well_again(folder,
     log = open_log(folder)
     with monkeypatch.context() as patch:
         Calls(patch, 1, failing(errno.ENOSPC))
-        with pytest.raises(LocalError, match=r"a write failed \(No space left on device\); make room, then restart"):
+        with pytest.raises(LocalError, match="a write failed: No space left on device; make room, then restart"):
             log.append({"type": "note", "n": 0})
     for call in (lambda: log.append({"type": "note", "n": 0}), log.checkpoint):
         with pytest.raises(LocalError, match="takes no more records"):
@@ -89,7 +89,7 @@ def test_a_checkpoint_that_cannot_be_written_closes_the_log(folder, monkeypatch)
     log.append({"type": "note", "n": 0})
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: failing(errno.EIO)("replace", None, (), {}))
-        with pytest.raises(LocalError, match=r"a write failed .*Input/output error"):
+        with pytest.raises(LocalError, match=r"a write failed: .*Input/output error; check the disk, then restart"):
             log.checkpoint()
     with pytest.raises(LocalError, match="takes no more records"):
         log.append({"type": "note", "n": 1})

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from faults import Calls, killed
+from faults.disk import Calls, killed
 from private_jobs import opened, policy_for, private_job, steps_of
 from recording_gate import World, records
 

@@ -364,7 +364,7 @@ def test_keys_that_the_disk_does_not_give_up_are_told(silos, monkeypatch):
         silos.at[SILOS[0]].end(silos.job.name)
 
 
-def refusing(*_):
+def refusing(*_, **options):
     raise PermissionError(1, "not permitted")
 
 

@@ -2,10 +2,10 @@
 
 import errno
 
-import faults
 import pytest
 import torch
-from faults import Calls, failing, killed, short
+from faults import disk
+from faults.disk import Calls, failing, killed, short
 from snapshots import after, begun, story, told
 
 from staddle.algorithms.method import SiloState
@@ -192,7 +192,7 @@ def test_what_no_index_names_goes_at_the_next_start_and_other_peoples_files_stay
 @pytest.fixture
 def calls(monkeypatch, quick):
     """All that the module does to a disk, unlinking included."""
-    monkeypatch.setattr(faults, "CALLS", (*faults.CALLS, "unlink"))
+    monkeypatch.setattr(disk, "CALLS", (*disk.CALLS, "unlink"))
 
 
 def scenario(folder, promise):

@@ -2,7 +2,7 @@ import errno
 import hashlib
 
 import pytest
-from faults import Calls, failing, short
+from faults.disk import Calls, failing, short
 
 from staddle.errors import LocalError, UnwritableError
 from staddle.simulator.history import Measured

@@ -5,10 +5,10 @@ import re
 import shutil
 from dataclasses import replace
 
-import faults
 import pytest
 import torch
-from faults import Calls, failing, killed
+from faults import disk
+from faults.disk import Calls, failing, killed
 from simulated import SCHEDULE, conduct, make_population, make_run, results
 from snapshots import story, told
 
@@ -213,7 +213,7 @@ def live(out, promise):
 def test_a_kill_at_any_call_of_a_run_changes_no_result(tmp_path, quick, monkeypatch):
     live(tmp_path / "whole", lambda _: None)
     whole = results(folder_of(tmp_path / "whole", LIFE))
-    monkeypatch.setattr(faults, "CALLS", (*faults.CALLS, "unlink"))
+    monkeypatch.setattr(disk, "CALLS", (*disk.CALLS, "unlink"))
     nth, promised = 1, 0
     while promised is not None:
         out, seen = tmp_path / str(nth), []
@@ -229,7 +229,7 @@ def test_a_kill_at_any_call_of_a_run_changes_no_result(tmp_path, quick, monkeypa
 def test_a_full_disk_at_any_call_of_a_run_is_told_and_changes_no_result(tmp_path, quick, monkeypatch):
     live(tmp_path / "whole", lambda _: None)
     whole = results(folder_of(tmp_path / "whole", LIFE))
-    monkeypatch.setattr(faults, "CALLS", (*faults.CALLS, "unlink"))
+    monkeypatch.setattr(disk, "CALLS", (*disk.CALLS, "unlink"))
     nth, failed = 1, True
     while failed:
         out, promised, failed = tmp_path / str(nth), [0], False

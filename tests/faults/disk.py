@@ -66,3 +66,23 @@ def killed(place, nth, how, run):
         promised = pipe.read()
     _, status = os.waitpid(child, 0)
     return max(promised, default=0) if os.WIFSIGNALED(status) else None
+
+
+class Turned:
+    """A disk that takes nothing from the n-th change on, as one that is full or has turned read-only."""
+
+    def __init__(self, monkeypatch, nth, number):
+        self.made = 0
+        for name in (*CALLS, "unlink", "mkdir"):
+            monkeypatch.setattr(os, name, self._watched(name, getattr(os, name), nth, number))
+
+    def _watched(self, name, real, nth, number):
+        def call(*args, **options):
+            if name == "open" and not args[1] & (os.O_WRONLY | os.O_RDWR):
+                return real(*args, **options)
+            self.made += 1
+            if self.made >= nth:
+                raise OSError(number, os.strerror(number))
+            return real(*args, **options)
+
+        return call

@@ -1,0 +1,71 @@
+"""Processes that are killed at any change of what they keep."""
+
+import pytest
+from faults.disk import killed
+from faults.table import row
+from ledgers import open_log, stored
+
+from staddle.security import appendlog
+from staddle.security.checkpoint import Checkpoint
+from staddle.silo.state import JobFolder
+
+HOW = ("before", "torn", "after")
+
+
+@row("kill -9 at any change of a ledger", "every record and checkpoint that was promised is there again", 6)
+def death_of_a_log_writer(folder, draw):
+    path, count = folder / "ledger", draw.randrange(1, 12)
+    ends = draw.randrange(count)
+
+    def work(place, promise):
+        with open_log(place) as log:
+            for number in range(count):
+                promise(log.append({"type": "note", "n": number}).seq + 1)
+                if number == ends:
+                    promise(Checkpoint.parse(log.checkpoint().text).size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(appendlog, "EVERY", draw.randrange(1, 5))
+        patch.setattr(appendlog, "SEGMENT_BYTES", draw.randrange(300, 2000))
+        promised = killed(path, draw.randrange(1, 80), draw.choice(HOW), work)
+        with open_log(path) as log:
+            log.append({"type": "after"})
+    notes = [record["n"] for record in stored(path) if record["type"] == "note"]
+    assert notes == list(range(len(notes)))
+    assert len(notes) >= (count if promised is None else promised)
+    assert not list(path.glob(".*.tmp"))
+
+
+@row("kill -9 while a torn tail is repaired", "some record says what was cut, and its bytes are kept")
+def death_of_a_repair(folder, draw):
+    path = folder / "ledger"
+    with open_log(path) as log:
+        for number in range(draw.randrange(1, 4)):
+            log.append({"type": "note", "n": number})
+    torn = b'{"half' + b"x" * draw.randrange(200)
+    with (path / "seg-00000001.jsonl").open("ab") as file:
+        file.write(torn)
+    for _ in range(draw.randrange(1, 4)):  # again and again
+        killed(path, draw.randrange(1, 14), draw.choice(HOW), lambda place, _: open_log(place).close())
+    open_log(path).close()
+    dropped = [record["dropped_bytes"] for record in stored(path) if record["type"] == "recovery"]
+    assert sum(dropped) >= len(torn)
+    assert torn in (path / "seg-00000001.torn").read_bytes()
+
+
+@row("kill -9 at any change of a job's folder", "the job is there as it was accepted, or not at all")
+def death_of_a_silos_job(folder, draw):
+    job = JobFolder(folder / "jobs" / "j")
+
+    def work(place, promise):
+        JobFolder(place).accept(b'{"signed":1}')
+        promise(1)
+        JobFolder(place).fail()
+        promise(2)
+
+    promised = killed(job.path, draw.randrange(1, 20), draw.choice(HOW), work)
+    kept = 2 if promised is None else promised
+    assert job.signed() in ((b'{"signed":1}',) if kept else (None, b'{"signed":1}'))
+    assert job.failed or kept < 2
+    work(job.path, lambda _: None)
+    assert job.failed

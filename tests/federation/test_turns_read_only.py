@@ -1,0 +1,119 @@
+"""A disk that turns read-only while a daemon runs, as ext4 does with one that has errors. Real processes and mounts.
+
+The state of one daemon lies on a file system of its own, in a mount namespace of its own.
+"""
+
+import asyncio
+import shutil
+import subprocess
+
+import grpc
+import pytest
+from federation.test_kill import free_port
+from raw_silo import SECONDS, Caller
+
+from staddle.commands import local_federation
+from staddle.commands.processes import launched
+from staddle.errors import AbortedError
+from staddle.proto import operations_pb2 as pb
+from staddle.proto.operations_pb2_grpc import OperationsStub
+from staddle.security import roster as rosters
+from staddle.security.identity import load_keys
+from staddle.security.ledger_audit import LEDGER, verify
+
+TIMING = {"admission_seconds": 60, "beat_seconds": 10, "hold_seconds": 1}
+SILOS = ("north", "east")
+MEGABYTES = {"coordinator": 320, "north": 16}  # a coordinator keeps 256 MiB free
+
+
+class Mounts:
+    """A mount namespace, whose processes start with ``launch``."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", "echo; read -r _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.usable = bool(self._process.stdout.readline())
+        self._inside = ("nsenter", f"--mount=/proc/{self._process.pid}/ns/mnt")
+
+    def launch(self, command):
+        return launched([*self._inside, *command])
+
+    def run(self, *command):
+        return subprocess.run([*self._inside, *command], check=False, capture_output=True, text=True, timeout=60)
+
+    def close(self):
+        self._process.communicate(b"\n")
+
+
+@pytest.fixture
+def mounts():
+    needed = ("unshare", "nsenter", "mkfs.ext4", "mount")
+    if not all(map(shutil.which, needed)):
+        pytest.skip(f"needs {', '.join(needed)}")
+    made = Mounts()
+    yield made
+    made.close()
+
+
+async def asked_to_stop_a_job(running, job):
+    """An operator asks for what is not acknowledged, since it cannot be kept."""
+    folder = running.federation.folder
+    caller = Caller(running.address, load_keys(folder / "operator"), rosters.load(folder / "roster.json"), job)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await OperationsStub(caller.channel).Stop(pb.JobRequest(job=job.name), timeout=SECONDS)
+    assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)  # it ends, or has ended
+    await caller.channel.close()
+
+
+@pytest.mark.parametrize("who", ["coordinator", "north"])
+def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(tmp_path, start, mounts, document, who):
+    running = start(*SILOS)
+    job = running.job(document("job", SILOS, rounds=12))
+    running.address = f"127.0.0.1:{free_port()}"
+    local_federation.write_coordinator(running.federation, [job.name], TIMING, running.address)
+    state = running.federation.state(who)
+    state.mkdir(exist_ok=True)
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(MEGABYTES[who] * 2**20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    mount = ("mount", "-o", "loop", str(image), str(state))
+    if not mounts.usable or mounts.run(*mount).returncode:
+        pytest.skip("this user may not mount file systems")
+
+    def begin(name):
+        if name == who:
+            shipped, running._launch = running._launch, mounts.launch
+            try:
+                return running.restart_coordinator() if name == "coordinator" else running.start_silo(name)
+            finally:
+                running._launch = shipped
+        return running.restart_coordinator() if name == "coordinator" else running.start_impatient(name)
+
+    begin("coordinator")
+    for silo in SILOS:
+        running.write_silo(silo)
+        begin(silo)
+    failing = running.daemons[who]
+    failing.wait_for("round.closed" if who == "coordinator" else "round.given", 100)
+    assert mounts.run("mount", "-o", "remount,abort", str(state)).returncode == 0
+    if who == "coordinator":
+        asyncio.run(asked_to_stop_a_job(running, job))
+    with pytest.raises(AbortedError, match="ended with code 1"):
+        failing.wait_for("job.ended" if who == "coordinator" else "job.finished", 100)
+    said = [line for line in failing.log.read_text().splitlines() if not line.startswith("{")]
+    assert len(said) == 1, said
+    assert said[0].startswith(f"staddle: {state}/")
+    assert any(why in said[0] for why in ("Read-only file system; mount it", "Input/output error; check the disk"))
+
+    assert mounts.run("umount", str(state)).returncode == 0
+    assert mounts.run(*mount).returncode == 0
+    begin(who)
+    ended = running.daemons["coordinator"].wait_for("job.ended", 100)
+    assert ended["outcome"] == "completed", ended
+    running.stop()
+    copy = tmp_path / "copy"
+    assert mounts.run("cp", "-a", f"{state}/.", str(copy)).returncode == 0
+    assert mounts.run("umount", str(state)).returncode == 0
+    assert verify(copy / LEDGER).ok
