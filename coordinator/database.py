@@ -2,9 +2,9 @@
 
 Jobs with their state and their method's state, rounds with their members and metrics, submissions with their receipts,
 what happened in the secure sum of an open round, what silos gave to the keys that they share, and which tensor file
-holds what. Tensor files are written under names
-of their own before the transaction that names them, and removed after the one that no longer does; so whatever instant
-the process dies at, rows and files agree.
+holds what. Tensor files are written under names of their own before the transaction that names them, and removed after
+the one that no longer does; so whatever instant the process dies at, rows and files agree. What a disk changes in rows
+is found when the file is opened (table_seals.py).
 
 One connection, used from the event loop's thread alone.
 """
@@ -24,6 +24,7 @@ from ..algorithms import tensor_file
 from ..errors import LocalError
 from ..files import canonical_json, parse_canonical
 from ..security.mix_row import RowMemory
+from . import table_seals
 from .round import JobState
 from .secure_rows import Row
 
@@ -197,7 +198,7 @@ class Database:
     """The rows; ``transaction`` around what belongs together."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Open or create; LocalError where the file is not ours or cannot be read.
+        """Open or create; LocalError where the file is not ours, cannot be read, or was changed by the disk.
 
         ``read_only`` neither creates nor changes anything, beside a running coordinator or without one.
         """
@@ -208,7 +209,8 @@ class Database:
             with self._explained():
                 if read_only:
                     self._connection.execute("BEGIN")  # one state of the file in all that is read
-                    self._check_version()
+                    if self._check_version() == VERSION:
+                        table_seals.check(self._connection, path)
                 else:
                     self._prepare()
         except sqlite3.Error as error:
@@ -225,16 +227,22 @@ class Database:
             with self.transaction():
                 for statement in ";\n".join((*scripts, *(PARTS if found else ()))).split(";\n"):
                     run(statement)
+                table_seals.begin(self._connection)
                 run(f"PRAGMA user_version = {VERSION}")
         else:
             self._check_version()
+            if not table_seals.check(self._connection, self._path):
+                with self.transaction():
+                    table_seals.begin(self._connection)
+        table_seals.keep(self._connection)
 
-    def _check_version(self) -> None:
+    def _check_version(self) -> int:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
         if found not in (*BEFORE, VERSION):  # to be read, older ones are the same
             raise LocalError(
                 f"{self._path}: is of version {found}, this release reads {VERSION}; use the one that made it"
             )
+        return int(found)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -253,7 +261,7 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: names in a damaged schema
             raise LocalError(
                 f"{self._path}: {error}; make room on the disk or restore the file, and start the coordinator again"
             ) from error
