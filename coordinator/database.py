@@ -161,6 +161,7 @@ class StoredJob:
     files: Files
     hidden: tuple[StoredHidden, ...] = ()
     memories: Mapping[tuple[str, str], RowMemory] = field(default_factory=dict)  # (part, silo) → of its rows
+    given: Mapping[str, str] = field(default_factory=dict)  # digests of the files of versions, by name
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,10 @@ class Database:
         hidden, memories = self._hidden(name) if read.blind else ((), {})
         origin = f"{self._path}: what the method of job {name!r} knows (jobs.method)"
         tensors, _ = tensor_file.from_bytes(method, origin)
-        return StoredJob(signed, read, tensors, self.files(name), hidden, memories)
+        rows = self._connection.execute(
+            "SELECT file, sha256 FROM submissions JOIN files USING (job, file) WHERE job = ? AND room = 'version'", (name,)
+        )
+        return StoredJob(signed, read, tensors, self.files(name), hidden, memories, dict(rows.fetchall()))
 
     def files(self, job: str) -> dict[Place, str]:
         """What lies where since the last round of a job that was folded."""
@@ -322,6 +326,11 @@ class Database:
         how = "INSERT OR REPLACE" if again else "INSERT"
         row = (job, *fields[:2], given.part, *fields[2:], *proof)
         self._connection.execute(f"{how} INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def drop_submissions(self, job: str, round_: int, silos: Iterable[str]) -> None:
+        """Forget accepted uploads of a round: their silos are asked for them again."""
+        rows = [(job, round_, silo) for silo in silos]
+        self._connection.executemany("DELETE FROM submissions WHERE job = ? AND round = ? AND silo = ?", rows)
 
     def heads(self) -> dict[str, StoredHead]:
         """What is held of each silo's ledger."""

@@ -113,6 +113,23 @@ def test_a_receipt_is_found_again(database, path):
     assert database.submission("j", 0, "a") is None
 
 
+def test_the_digests_of_versions_come_back_and_what_is_given_again_takes_its_place(database, path):
+    add(database, job())
+    with database.transaction():
+        database.add_submission("j", GIVEN)
+        database.add_submission("j", replace(GIVEN, silo="b", file="1.b.upload"))
+        files = {("version", "theta", "a"): GIVEN.file, ("result", "m", ""): "1.m.safetensors"}
+        database.close_round("j", 1, ("a", "b"), {}, {}, files)
+    database = again(database, path)
+    assert database.jobs()[0].given == {GIVEN.file: GIVEN.sha256}
+    with database.transaction():
+        database.drop_submissions("j", 1, ("a",))
+    assert database.submission("j", 1, "a") is None
+    assert database.submission("j", 1, "b") is not None
+    with database.transaction():
+        database.add_submission("j", GIVEN)
+
+
 def test_a_submission_counts_once(database):
     add(database, job())
     with database.transaction():

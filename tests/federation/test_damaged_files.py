@@ -22,7 +22,6 @@ def flip(path):
 @pytest.mark.parametrize(
     ("step", "file"),
     [
-        ("folding 0", "0.north.upload"),
         ("drawing 1", "0.model.safetensors"),
         ("finishing 2", "1.model.safetensors"),
     ],
