@@ -297,7 +297,8 @@ class Database:
         origin = f"{self._path}: what the method of job {name!r} knows (jobs.method)"
         tensors, _ = tensor_file.from_bytes(method, origin)
         rows = self._connection.execute(
-            "SELECT file, sha256 FROM submissions JOIN files USING (job, file) WHERE job = ? AND room = 'version'", (name,)
+            "SELECT file, sha256 FROM submissions JOIN files USING (job, file) WHERE job = ? AND room = 'version'",
+            (name,),
         )
         return StoredJob(signed, read, tensors, self.files(name), hidden, memories, dict(rows.fetchall()))
 

@@ -173,10 +173,8 @@ def advance(state: JobState, event: Event) -> Step:
                 return _then(replace(state, round=state.rounds), (told,), _complete)
             state = replace(_emptied(state), round=round_ + 1)
             return _then(state, (told,), _stop if state.stopping else _open_round)
-        case Damaged(round_, silos) if state.stage == "folding" and round_ == state.round and {*silos} <= {*state.given}:
-            return _ask_again(state, event)
-        case FoldFailed(round_, reason) if state.stage == "folding" and round_ == state.round:
-            return _finish(state, "failed", reason)
+        case FoldFailed(round_) | Damaged(round_) if state.stage == "folding" and round_ == state.round:
+            return _unfolded(state, event)
         case Done(silo) if state.stage in ("finishing", "ended") and silo in state.admitted:
             return _then(replace(state, done=state.done | {silo}), (), _end_if_complete)
         case Deadline(stage, round_) if stage == state.stage and round_ == state.round:
@@ -396,10 +394,12 @@ def _close(state: JobState) -> Step:
     return replace(state, stage="folding"), (Fold(state.round, members),)
 
 
-def _ask_again(state: JobState, event: Damaged) -> Step:
+def _unfolded(state: JobState, event: FoldFailed | Damaged) -> Step:
     """The round is open again for silos whose uploads the disk changed; not for one whose second is changed, too."""
-    if state.again.intersection(event.silos):
+    if isinstance(event, FoldFailed) or state.again.intersection(event.silos):
         return _finish(state, "failed", event.reason)
+    if not state.given.keys() >= set(event.silos):
+        return state, ()
     told = Report("upload.damaged", {"round": event.round, "silos": event.silos, "why": event.reason})
     given = {silo: digest for silo, digest in state.given.items() if silo not in event.silos}
     state = replace(state, stage="round", given=given, again=state.again.union(event.silos))

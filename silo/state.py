@@ -142,7 +142,10 @@ class JobFolder:
                 f"{path}: gone; the coordinator says that our last round to count is {counted - 1}, and it had counted "
                 "a later one before; ask its operator, or have the job signed under a new name"
             )
-        return state_from_bytes(path.read_bytes(), str(path))
+        try:
+            return state_from_bytes(path.read_bytes(), str(path))
+        except OSError as error:
+            raise LocalError(f"{path}: cannot read it: {error.strerror or error}; restore it from a backup") from error
 
     def outbox(self, round_: int) -> Bundle | None:
         """What this round gives, if it is the one that was trained last."""
@@ -150,6 +153,11 @@ class JobFolder:
         if not (path.exists() and self._state(round_ + 1).exists()):
             return None
         return bundle.read(path)
+
+    def forget(self, round_: int) -> None:
+        """Let the round be trained again from the state before it; nothing of it has left."""
+        self._state(round_ + 1).unlink(missing_ok=True)  # first: an outbox counts beside its state alone
+        self._outbox(round_ + 1).unlink(missing_ok=True)
 
     def _confirmed(self) -> int:
         """The most rounds that the coordinator ever said to count."""

@@ -418,7 +418,11 @@ def test_a_failed_fold_ends_the_job():
 
 def test_who_gave_what_the_disk_changed_gives_again_and_the_others_do_not():
     state, effects = run(job(), *GAVE, Damaged(0, ("a",), "changed 0.a.upload"))
-    assert (state.stage, state.given, without_reports(effects)) == ("round", {"b": "db", "c": "dc"}, (Watch("round", 0),))
+    assert (state.stage, state.given, without_reports(effects)) == (
+        "round",
+        {"b": "db", "c": "dc"},
+        (Watch("round", 0),),
+    )
     assert reports(effects) == [("upload.damaged", {"round": 0, "silos": ("a",), "why": "changed 0.a.upload"})]
     assert [task_for(state, silo) for silo in SILOS] == [None, RoundTask(0, SILOS, 0), None]
     assert resumed(state) == (Watch("round", 0),)
