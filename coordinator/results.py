@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..algorithms import tensor_file
 from ..errors import LocalError
 from ..files import write_atomic
 from . import table_seals
@@ -65,7 +66,10 @@ def read(directory: Path, job: str) -> Kept:
 
 
 def write(out: Path, kept: Kept) -> list[Path]:
-    """Write what there is into a folder; the files. Existing ones of the same name are replaced."""
+    """Write what there is into a folder; the files. Existing ones of the same name are replaced.
+
+    LocalError for tensors that the disk changed.
+    """
     out.mkdir(parents=True, exist_ok=True)
     made = [out / "rounds.csv", out / "job.json"]
     write_atomic(made[0], to_csv(kept.rounds).encode(), 0o644)
@@ -79,6 +83,11 @@ def write(out: Path, kept: Kept) -> list[Path]:
             raise LocalError(
                 f"{target}: cannot write it: {error.strerror or error}; a round may just have closed"
             ) from error
+        try:
+            tensor_file.check(target)
+        except LocalError as error:
+            target.unlink()
+            raise LocalError(f"a copy of {path} is refused: {error}") from error
         made.append(target)
     return made
 
