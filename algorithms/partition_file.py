@@ -4,13 +4,15 @@ JSON, because every language reads it and a person can look; 60,000 indices take
 ``files.read_bytes`` takes. One line a silo::
 
     {"format": "staddle-partition/1", "data": "cifar10", "records": 60000, "labels_sha256": "5e1f…", "seed": 1,
-     "how": {"kind": "dirichlet", "alpha": 0.1, "minimum": 10}, "clients": [
+     "how": {"kind": "dirichlet", "alpha": 0.1, "minimum": 10}, "file_sha256": "77ab…", "clients": [
     {"name": "0", "train": [3, 17], "validation": [], "test": [5]},
     …
     ]}
 
 Indices count from 0, the official training records first, then the official test records. ``labels_sha256`` is that of
 all labels in this order, as 8 bytes each, little-endian: whoever reads the file can check the order of the records.
+``file_sha256`` is that of the document without it, as JSON with sorted keys and Python's separators: it shows what a
+disk changed, and other programs may leave it out.
 """
 
 import hashlib
@@ -58,6 +60,7 @@ class PartitionFile(Strict):
     labels_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     seed: Annotated[int, Field(strict=True, ge=0)] | None
     how: dict[str, Any]
+    file_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     clients: Annotated[tuple[Client, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -110,7 +113,8 @@ def partition_file(
 
 def save(path: Path, partition: PartitionFile) -> None:
     """Write the file so that ``read`` reads it back."""
-    head = json.dumps(partition.model_dump(exclude={"clients"}), allow_nan=False)
+    sealed = partition.model_copy(update={"file_sha256": _digest(partition)})
+    head = json.dumps(sealed.model_dump(exclude={"clients"}), allow_nan=False)
     rows = ",\n".join(json.dumps(client.model_dump()) for client in partition.clients)
     content = f'{head[:-1]}, "clients": [\n{rows}\n]}}\n'.encode()
     if len(content) > MAX_FILE_BYTES:
@@ -122,8 +126,20 @@ def save(path: Path, partition: PartitionFile) -> None:
 
 
 def read(path: Path) -> PartitionFile:
-    """Read a file of this format."""
-    return validate(parse_json(read_bytes(path), str(path)), PartitionFile, str(path))
+    """Read a file of this format; LocalError where it is not as it was saved. Other programs' have no digest."""
+    found = validate(parse_json(read_bytes(path), str(path)), PartitionFile, str(path))
+    if found.file_sha256 is not None and found.file_sha256 != _digest(found):
+        raise LocalError(
+            f"{path}: is not as it was saved: the disk or somebody changed it; make it again, or restore it. Whoever "
+            "edited it on purpose takes file_sha256 out of it"
+        )
+    return found.model_copy(update={"file_sha256": None})
+
+
+def _digest(partition: PartitionFile) -> str:
+    """Of all but the digest itself."""
+    document = partition.model_dump(mode="json", exclude={"file_sha256"})
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def read_ppfl(path: Path, labels: Indices, data: str) -> PartitionFile:

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save, save_file
@@ -74,13 +75,24 @@ def check(path: Path) -> bytes:
     """LocalError unless a file is as it was written; its header."""
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(head := file.read(8), "little")
-            if length < path.stat().st_size:
-                head += file.read(length)
+            head = _head(file, path.stat().st_size)
             _check(head, iter(lambda: file.read(_PIECE), b""), str(path))
     except OSError as error:
         raise _unreadable(str(path), error.strerror or str(error)) from error
     return head
+
+
+def check_ours(path: Path) -> None:
+    """LocalError where the disk changed a file that Staddle wrote; anybody else's is not looked at."""
+    with path.open("rb") as file:
+        ours = is_ours(_head(file, path.stat().st_size))
+    if ours:
+        check(path)
+
+
+def is_ours(head: bytes) -> bool:
+    """Whether a safetensors file, of which ``head`` is the header or more, has a digest: anybody else's has none."""
+    return _MARK in head[: 8 + int.from_bytes(head[:8], "little")]
 
 
 def metadata_of(data: bytes) -> dict[str, str]:
@@ -103,6 +115,13 @@ def _ordered(data: bytearray) -> int:
         raise LocalError(f"a header of {length} bytes has {len(text)} in order; this is a bug in Staddle")
     data[8 : 8 + length] = text
     return data.index(_MARK, 0, 8 + length) + len(_MARK)
+
+
+def _head(file: BinaryIO, size: int) -> bytes:
+    """The header with its length; the length alone where it is beyond the file."""
+    head = file.read(8)
+    length = int.from_bytes(head, "little")
+    return head + file.read(length) if length < size else head
 
 
 def _check(head: bytes, rest: Iterable[bytes | memoryview], origin: str) -> None:

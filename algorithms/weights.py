@@ -13,6 +13,7 @@ from torch import nn
 
 from ..errors import LocalError
 from ..files import read_bytes
+from . import tensor_file
 from .data_bounds import check_regular
 from .exchange import Tensors, all_finite
 from .method import Method
@@ -23,8 +24,8 @@ HEADER_BYTES = 1 << 20  # names and metadata beside the tensors: no part has mor
 def load_weights(path: Path, method: Method, silo: str, part: str, digest: str | None = None) -> tuple[Tensors, str]:
     """The tensors of a safetensors file for a private part of a silo's model, and the file's SHA-256 in hex.
 
-    LocalError unless the method lets the part be loaded, the file has the given SHA-256 where one is given, and it
-    holds exactly the part's tensors by name, dtype and shape, all finite.
+    LocalError unless the method lets the part be loaded, the file has the given SHA-256 where one is given, and its own
+    where Staddle wrote it, and it holds exactly the part's tensors by name, dtype and shape, all finite.
     """
     if part not in method.loadable:
         able = f"it takes weights for {', '.join(method.loadable)}" if method.loadable else "it takes none"
@@ -41,7 +42,7 @@ def load_weights(path: Path, method: Method, silo: str, part: str, digest: str |
             f"{path}: its SHA-256 is {found}, expected {digest}; fetch the file again or correct the digest"
         )
     try:
-        tensors = load(data)
+        tensors = tensor_file.from_bytes(data, str(path))[0] if tensor_file.is_ours(data) else load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise LocalError(f"{path}: not a safetensors file: {error}") from error
     _check(path, part, tensors, module)

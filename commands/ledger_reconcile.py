@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from .. import checked_file
 from ..errors import LocalError, ProofError
-from ..files import parse_canonical, read_bytes
 from ..security import checkpoint as checkpoints
 from ..security import ledger_audit
 from ..security import note as notes
@@ -83,7 +83,7 @@ def _held(path: Path, coordinator: Path, roster: Roster | None) -> list[Checkpoi
     """Heads of the coordinator's ledger, under the key that it has now, which the silo keeps, if it keeps any."""
     if not path.exists():
         return []
-    kept = parse_canonical(read_bytes(path), Heads, str(path))
+    kept = checked_file.read_json(path, Heads)
     now = _checkpoint(coordinator)
     name, found = _owner(coordinator), []
     for text in (kept.heads.get(name), kept.forks.get(name)):

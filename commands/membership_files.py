@@ -9,7 +9,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from ..algorithms import heatmap
+from ..algorithms import heatmap, tensor_file
 from ..algorithms.aggregation import SILOS
 from ..errors import LocalError
 from ..files import parse_json
@@ -45,6 +45,7 @@ def _read(path: Path) -> Rows:
     """The rows of one file; no name where it is a silo's own."""
     try:
         with safetensors.safe_open(path, "pt") as file:
+            tensor_file.check_ours(path)
             silos, names = (file.metadata() or {}).get(SILOS), set(file.keys())
             wanted = names & ({OWN} if silos is None else {"memberships"})
             tensors = {name: file.get_tensor(name) for name in wanted}

@@ -32,6 +32,7 @@ from .database import Database, StoredHidden, StoredJob
 from .events import (
     Began,
     Broken,
+    Damaged,
     Deadline,
     DrawCohort,
     Drawn,
@@ -56,7 +57,7 @@ from .receiving import Receiving
 from .room import check_room
 from .round import JobState, advance, resumed
 from .rows import Planned
-from .store import Spool, check_folder
+from .store import DamagedError, Spool, check_folder
 from .tasks import SiloTask, awaited, concerned, task_for
 
 T = TypeVar("T")
@@ -338,7 +339,8 @@ class Daemon:
 
     def rows(self, run: JobRun, round_: int, silo: str) -> list[tuple[Planned, dict[str, bytes]]]:
         """The rows that go down to a silo, and the silos' words on what they are of; all that must be is durable."""
-        planned, memories = run.rows(round_, silo)
+        with self.reading(run, silo):
+            planned, memories = run.rows(round_, silo)
         if memories:
             with self.writing():
                 self._database.save_memories(run.job.name, memories)
@@ -507,6 +509,10 @@ class Daemon:
     def _folded(self, run: JobRun, effect: Fold, task: "asyncio.Task[FoldResult]", seconds: float) -> None:
         """Whatever ended the fold, the job hears of it."""
         if (error := task.exception()) is not None:
+            if isinstance(error, DamagedError):
+                forget = partial(self._database.drop_submissions, run.job.name, effect.round, error.silos)
+                self.apply(run, Damaged(effect.round, error.silos, f"round {effect.round}: {error}"), forget)
+                return
             why = f"{type(error).__name__}: {error}"
             log.problem("fold.failed", job=run.job.name, round=effect.round, why=why)
             self.apply(run, FoldFailed(effect.round, f"round {effect.round} could not be folded: {why}"))
@@ -522,6 +528,15 @@ class Daemon:
             self._database.drop_hidden(run.job.name, result.gone)
 
         self.apply(run, Folded(effect.round), record, lambda: run.commit(effect.round, result))
+
+    @contextmanager
+    def reading(self, run: JobRun, silo: str) -> Iterator[None]:
+        """Where what goes down to a silo is damaged the job ends; RefusedError ROUND_CLOSED for the silo."""
+        try:
+            yield
+        except LocalError as error:
+            self.broken(run, error)
+            raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r} cannot go on") from error
 
     def broken(self, run: JobRun, error: LocalError) -> None:
         """What the job needs is damaged, or gone: it ends, and says which file it was."""

@@ -4,7 +4,7 @@ Jobs with their state and their method's state, rounds with their members and me
 what happened in the secure sum of an open round, evidence against dealers in such sums, what silos gave to the keys
 that they share, and which tensor file holds what. Tensor files are written under names of their own before the
 transaction that names them, and removed after the one that no longer does; so whatever instant the process dies at,
-rows and files agree.
+rows and files agree. What a disk changes in rows is found when the file is opened (table_seals.py).
 
 One connection, used from the event loop's thread alone.
 """
@@ -27,6 +27,7 @@ from ..proto import secure_pb2 as pb
 from ..proto.secure_messages import misdealing_from_wire, misdealing_to_wire
 from ..security.evidence import Misdealing
 from ..security.mix_row import RowMemory
+from . import table_seals
 from .round import JobState
 from .secure_rows import Row
 
@@ -173,6 +174,7 @@ class StoredJob:
     files: Files
     hidden: tuple[StoredHidden, ...] = ()
     memories: Mapping[tuple[str, str], RowMemory] = field(default_factory=dict)  # (part, silo) → of its rows
+    given: Mapping[str, str] = field(default_factory=dict)  # digests of the files of versions, by name
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class Database:
     """The rows; ``transaction`` around what belongs together."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Open or create; LocalError where the file is not ours or cannot be read.
+        """Open or create; LocalError where the file is not ours, cannot be read, or was changed by the disk.
 
         ``read_only`` neither creates nor changes anything, beside a running coordinator or without one.
         """
@@ -221,7 +223,8 @@ class Database:
             with self._explained():
                 if read_only:
                     self._connection.execute("BEGIN")  # one state of the file in all that is read
-                    self._check_version()
+                    if self._check_version() == VERSION:
+                        table_seals.check(self._connection, path)
                 else:
                     self._prepare()
         except sqlite3.Error as error:
@@ -239,16 +242,22 @@ class Database:
             with self.transaction():
                 for statement in ";\n".join((*scripts, *(PARTS if found in BEFORE[:2] else ()))).split(";\n"):
                     run(statement)
+                table_seals.begin(self._connection)
                 run(f"PRAGMA user_version = {VERSION}")
         else:
             self._check_version()
+            if not table_seals.check(self._connection, self._path):
+                with self.transaction():
+                    table_seals.begin(self._connection)
+        table_seals.keep(self._connection)
 
-    def _check_version(self) -> None:
+    def _check_version(self) -> int:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
         if found not in (*BEFORE, VERSION):  # to be read, older ones are the same
             raise LocalError(
                 f"{self._path}: is of version {found}, this release reads {VERSION}; use the one that made it"
             )
+        return int(found)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -267,7 +276,7 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: names in a damaged schema
             raise LocalError(
                 f"{self._path}: {error}; make room on the disk, mount it writable, or restore the file, and start the "
                 "coordinator again"
@@ -313,7 +322,11 @@ class Database:
         hidden, memories = self._hidden(name) if read.blind else ((), {})
         origin = f"{self._path}: what the method of job {name!r} knows (jobs.method)"
         tensors, _ = tensor_file.from_bytes(method, origin)
-        return StoredJob(signed, read, tensors, self.files(name), hidden, memories)
+        rows = self._connection.execute(
+            "SELECT file, sha256 FROM submissions JOIN files USING (job, file) WHERE job = ? AND room = 'version'",
+            (name,),
+        )
+        return StoredJob(signed, read, tensors, self.files(name), hidden, memories, dict(rows.fetchall()))
 
     def files(self, job: str) -> dict[Place, str]:
         """What lies where since the last round of a job that was folded."""
@@ -340,6 +353,11 @@ class Database:
         how = "INSERT OR REPLACE" if again else "INSERT"
         row = (job, *fields[:2], given.part, *fields[2:], *proof)
         self._connection.execute(f"{how} INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def drop_submissions(self, job: str, round_: int, silos: Iterable[str]) -> None:
+        """Forget accepted uploads of a round: their silos are asked for them again."""
+        rows = [(job, round_, silo) for silo in silos]
+        self._connection.executemany("DELETE FROM submissions WHERE job = ? AND round = ? AND silo = ?", rows)
 
     def heads(self) -> dict[str, StoredHead]:
         """What is held of each silo's ledger."""

@@ -1,7 +1,7 @@
 r"""Rows of a directed Mix: groups of a round's open sum that one silo each can read, kept until it fetches them.
 
 The words of each lie in a file of their own from when the sum is opened (opening.py, kept_words.py). What a fold puts
-aside for a silo is a list of them, in the order of their rounds, canonical JSON::
+aside for a silo is a list of them, in the order of their rounds, canonical JSON with its digest::
 
     {"rows":[{"keep":"0.5","round":7},{"keep":"0.25","round":9}]}
 
@@ -19,7 +19,8 @@ from .. import log
 from ..algorithms.exchange import Part
 from ..algorithms.job import Job
 from ..algorithms.method import Delivery, Mail, Post
-from ..files import Strict, canonical_json, parse_canonical
+from ..checked_file import from_json, to_json
+from ..files import Strict, parse_canonical
 from ..proto.blind import bounds, directed
 from ..proto.mix_messages import Mixed
 from ..security.blind_sum import row_group, row_name
@@ -89,7 +90,7 @@ class Directed:
             if sum(len(each.claim.document) for each in kept) > MOST_DOCUMENTS:
                 log.problem("row.withheld", job=self._job.name, part=post.part, silo=post.silo, why="too many wait")
                 return None
-            return canonical_json(_Asides(rows=waiting).model_dump(mode="json"))
+            return to_json(_Asides(rows=waiting))
 
         return rows
 
@@ -106,7 +107,7 @@ class Directed:
     def _asides(self, part: str, silo: str, data: bytes | None) -> tuple[_Aside, ...]:
         if data is None:
             return ()
-        return parse_canonical(data, _Asides, f"job {self._job.name!r}: rows of {part!r} for {silo!r}").rows
+        return from_json(data, _Asides, f"job {self._job.name!r}: rows of {part!r} for {silo!r}").rows
 
     def _kept(self, part: str, silo: str, round_: int) -> KeptSum:
         own = row_group(self._parts[part], bounds(self._job), silo)

@@ -92,6 +92,15 @@ class FoldFailed:
 
 
 @dataclass(frozen=True)
+class Damaged:
+    """The disk changed what these silos gave in a round that is to be folded."""
+
+    round: int
+    silos: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Done:
     """A silo confirmed the end of the job."""
 
@@ -143,6 +152,7 @@ Event: TypeAlias = (
     | Lost
     | Folded
     | FoldFailed
+    | Damaged
     | Done
     | Deadline
     | Unkeyed

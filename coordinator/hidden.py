@@ -171,6 +171,10 @@ class Hidden:
         found = {place[2]: here.version for place, here in self._here.items() if place[:2] == (round_, name)}
         return {silo: version for silo, version in found.items() if version is not None}
 
+    def digests(self) -> dict[str, bytes]:
+        """SHA-256 of each upload that is here, by the name of its file."""
+        return {here.file: here.sha256 for here in self._here.values()}
+
     def files(self, round_: int | None = None) -> set[str]:
         """Files of a round, or of all."""
         return {here.file for place, here in self._here.items() if round_ in (None, place[0])}

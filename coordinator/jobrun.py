@@ -61,7 +61,7 @@ class JobRun:
         self.job = job
         self.signed = stored.signed
         self.state = stored.state
-        self.store = JobStore(folder, lambda round_: given_items(job.up(round_)), stored.files)
+        self.store = JobStore(folder, lambda round_: given_items(job.up(round_)), stored.files, stored.given)
         self.mixing = Mixing(job, roster, sign, stored, self.store) if job.keyed else None
         words = _words(job, stored.state.round) if stored.state.round < job.length else ()
         self.store.clean(_kept(stored, words), self.mixing.needed if self.mixing is not None else ())
@@ -199,6 +199,14 @@ class JobRun:
         deliveries = self._method.deliveries(self._method_state, round_, silo)
         return self.mixing.directed.rows(deliveries, self.job.down(round_), silo)
 
+    async def check_words(self, kept: Sequence[KeptSum], rows: Sequence[Planned]) -> None:
+        """LocalError where the disk changed words that are about to go down; each file is looked at once a round."""
+        async with self._reading:
+            for each in kept:
+                await asyncio.to_thread(self.store.check_once, each.path.name, each.check)
+            if self.mixing is not None:
+                await asyncio.to_thread(self.mixing.check_words, rows)
+
     def member_weights(self, silo: str) -> Mapping[str, float]:
         """Those by which the open round is mixed for one of its members, as the rounds so far have them."""
         return self._method.member_weights(self._method_state, silo)
@@ -245,9 +253,9 @@ class JobRun:
         if self.mixing is None:
             read, archive = self.store.reader(members, round_), self.store.folding(round_)
         else:
-            read = self.store.rotated(
-                members, round_, [part for part in uploaded(up) if isinstance(part.exchange, Gram)]
-            )
+            compared = [part for part in uploaded(up) if isinstance(part.exchange, Gram)]
+            self.mixing.check_rotated(round_, members, compared)
+            read = self.store.rotated(members, round_, compared)
             posting = self.mixing.posting(round_, memories)
             archive = self.store.folding(round_, posting, sums_published(self.job, round_))
         method, metrics = aggregation.close_round(

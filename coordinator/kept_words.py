@@ -2,7 +2,8 @@ r"""The words of an open sum that silos get as they are, in a file, with all tha
 
 ::
 
-    <words>{"document":"{\"attempt\":0,…}","sha256":"9f86…","signature":"9a0b…","survivors":["a","b","c"],"tag":"5c1f…"}
+    <words>{"document":"{\"attempt\":0,…}","file_sha256":"77ab…","sha256":"9f86…","signature":"9a0b…",
+    "survivors":["a","b","c"],"tag":"5c1f…"}
 
 The words are the integers of one group without its canaries, little-endian; how many there are the job says. They are
 written while they are read, so that no more than a piece of them is in memory (opening.py).
@@ -18,8 +19,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..errors import RefusedError
-from ..files import Strict, canonical_json, parse_canonical
+from ..checked_file import from_json, to_json
+from ..errors import LocalError, RefusedError
+from ..files import Strict
 from ..proto.channel import CHUNK_BYTES
 from ..security.fixedpoint import Words
 from ..security.identity import Hex32, Id
@@ -44,6 +46,19 @@ class KeptSum:
     nbytes: int
     path: Path
 
+    def check(self) -> None:
+        """LocalError where the disk changed the words, or they are gone."""
+        digest, left = hashlib.sha256(), self.nbytes
+        try:
+            with self.path.open("rb") as file:
+                while piece := file.read(min(left, CHUNK_BYTES)):
+                    digest.update(piece)
+                    left -= len(piece)
+        except OSError as error:
+            raise LocalError(f"{self.path}: cannot read it: {error.strerror or error}") from error
+        if digest.digest() != self.sha256:
+            raise LocalError(f"{self.path}: its words are not those of the open sum: the disk changed them")
+
     def words(self, silo: str) -> Iterator[memoryview]:
         """The words, piece by piece, each valid until the next; RefusedError ROUND_CLOSED where the file is gone."""
         buffer, left = bytearray(CHUNK_BYTES), self.nbytes
@@ -66,20 +81,23 @@ def kept_words(claim: Claim, numbers: Iterable[Words]) -> Iterator[bytes | memor
             hashing = beside.submit(digest.update, piece := words.data.cast("B"))
             yield piece
             hashing.result()
-    yield canonical_json(
-        {
-            "document": claim.document.decode(),
-            "sha256": digest.hexdigest(),
-            "signature": claim.signature.hex(),
-            "survivors": list(claim.survivors),
-            "tag": claim.tag.hex(),
-        }
+    yield to_json(
+        _Tail(
+            document=claim.document.decode(),
+            sha256=digest.hexdigest(),
+            signature=claim.signature.hex(),
+            survivors=claim.survivors,
+            tag=claim.tag.hex(),
+        )
     )
 
 
 def kept_sum(part: str, path: Path, nbytes: int) -> KeptSum:
     """Read what stands beside the words; LocalError for a file that something else wrote."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        tail = parse_canonical(data[nbytes:], _Tail, str(path))
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            tail = from_json(data[nbytes:], _Tail, str(path))
+    except (OSError, ValueError) as error:  # the latter: it is empty
+        raise LocalError(f"{path}: cannot read it: {error}") from error
     claim = Claim(tail.document.encode(), bytes.fromhex(tail.signature), tail.survivors, bytes.fromhex(tail.tag))
     return KeptSum(part, claim, bytes.fromhex(tail.sha256), nbytes, path)

@@ -73,6 +73,18 @@ class Mixing:
         """What recipients' rows were made of is in the database."""
         self._planning.memories.update(memories)
 
+    def check_words(self, planned: Sequence[Planned]) -> None:
+        """LocalError where the disk changed an upload that rows are of; each is looked at once a round."""
+        self._check({padded_words(v.round, v.silo, row.part) for row in planned for v in row.versions})
+
+    def check_rotated(self, round_: int, members: Collection[str], parts: Sequence[Part]) -> None:
+        """LocalError where the disk changed vectors that are about to be compared."""
+        self._check({rotated_vectors(round_, silo, part.name) for part in parts for silo in members})
+
+    def _check(self, files: Collection[str]) -> None:
+        digests = self.hidden.digests()
+        self._store.check_files({file: digests[file].hex() for file in sorted(files)})
+
     def nbytes(self, planned: Planned) -> int:
         """Length of a row's words."""
         return self.hidden.lines[planned.part].nbytes

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..algorithms import tensor_file
 from ..errors import LocalError
 from ..files import write_atomic
+from . import table_seals
 from .database import relayed
 from .store import RESULT
 
@@ -44,6 +46,8 @@ def read(directory: Path, job: str) -> Kept:
         raise LocalError(f"{path}: no such file; a coordinator with this configuration has not run yet")
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            connection.execute("BEGIN")  # one state of the file in all that is read
+            table_seals.check(connection, path)
             found = connection.execute("SELECT state FROM jobs WHERE name = ?", (job,)).fetchone()
             if found is None:
                 known = [name for (name,) in connection.execute("SELECT name FROM jobs ORDER BY position")]
@@ -52,7 +56,7 @@ def read(directory: Path, job: str) -> Kept:
             rounds: list[Round] = [{"round": n, "members": json.loads(m), "metrics": json.loads(s)} for n, m, s in rows]
             held = "SELECT room, part, file FROM files WHERE job = ? AND room IN ('result', 'words')"
             files = {(room, part, ""): file for room, part, file in connection.execute(held, (job,))}
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise LocalError(f"{path}: cannot read it: {error}") from error
     folder = directory / "jobs" / job
     published = {part: folder / file for (room, part, _), file in files.items() if room == "result"}
@@ -62,7 +66,10 @@ def read(directory: Path, job: str) -> Kept:
 
 
 def write(out: Path, kept: Kept) -> list[Path]:
-    """Write what there is into a folder; the files. Existing ones of the same name are replaced."""
+    """Write what there is into a folder; the files. Existing ones of the same name are replaced.
+
+    LocalError for tensors that the disk changed.
+    """
     out.mkdir(parents=True, exist_ok=True)
     made = [out / "rounds.csv", out / "job.json"]
     write_atomic(made[0], to_csv(kept.rounds).encode(), 0o644)
@@ -76,6 +83,11 @@ def write(out: Path, kept: Kept) -> list[Path]:
             raise LocalError(
                 f"{target}: cannot write it: {error.strerror or error}; a round may just have closed"
             ) from error
+        try:
+            tensor_file.check(target)
+        except LocalError as error:
+            target.unlink()
+            raise LocalError(f"a copy of {path} is refused: {error}") from error
         made.append(target)
     return made
 

@@ -14,6 +14,7 @@ Names and digests only: no tensor, no clock, no file. Time is an event (Deadline
     round      of a blind job: its sum is open                      folding;  finishing after too many attempts
     folding    the fold is done                                     drawing, or finishing after the last one
     folding    the fold failed                                      finishing
+    folding    the disk changed what silos gave (Damaged)           round: these give again, once; else finishing
     finishing  every admitted silo confirmed or was lost, or the    ended
                deadline; who comes back later is still told
     stopped    an operator resumes it (Resumed)                     queued
@@ -49,6 +50,7 @@ from .events import (
     Answered,
     Began,
     Broken,
+    Damaged,
     Deadline,
     Done,
     DrawCohort,
@@ -95,6 +97,7 @@ class JobState:
     cohort: tuple[str, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)  # silo → digest of its upload in this round; "" in a sum
     failed: Mapping[str, str] = field(default_factory=dict)  # silo → why it drops out of this round
+    again: frozenset[str] = frozenset()  # silos that gave in this round, and were asked again: the disk changed it
     excluded: Mapping[str, str] = field(default_factory=dict)  # silo → what it was shown to have done
     counted: Mapping[str, int] = field(default_factory=dict)  # silo → one more than the last round it gave to
     done: frozenset[str] = frozenset()
@@ -179,8 +182,8 @@ def advance(state: JobState, event: Event) -> Step:
                 return _then(replace(state, round=state.rounds), (told,), _complete)
             state = replace(_emptied(state), round=round_ + 1)
             return _then(state, (told,), _stop if state.stopping else _open_round)
-        case FoldFailed(round_, reason) if state.stage == "folding" and round_ == state.round:
-            return _finish(state, "failed", reason)
+        case FoldFailed(round_) | Damaged(round_) if state.stage == "folding" and round_ == state.round:
+            return _unfolded(state, event)
         case Done(silo) if state.stage in ("finishing", "ended") and silo in state.admitted:
             return _then(replace(state, done=state.done | {silo}), (), _end_if_complete)
         case Deadline(stage, round_) if stage == state.stage and round_ == state.round:
@@ -426,6 +429,20 @@ def _close(state: JobState) -> Step:
     return replace(state, stage="folding"), (Fold(state.round, members),)
 
 
+def _unfolded(state: JobState, event: FoldFailed | Damaged) -> Step:
+    """The round is open again for silos whose uploads the disk changed; not for one whose second is changed, too."""
+    if isinstance(event, FoldFailed) or state.again.intersection(event.silos):
+        return _finish(state, "failed", event.reason)
+    if not state.given.keys() >= set(event.silos):
+        return state, ()
+    told = Report("upload.damaged", {"round": event.round, "silos": event.silos, "why": event.reason})
+    given = {silo: digest for silo, digest in state.given.items() if silo not in event.silos}
+    state = replace(state, stage="round", given=given, again=state.again.union(event.silos))
+    if state.stopping:
+        return _then(replace(state, stopping=False), (told,), lambda state: advance(state, Stopped()))
+    return state, (told, Watch("round", event.round))
+
+
 def _complete(state: JobState) -> Step:
     return _finish(state, "completed", "")
 
@@ -441,7 +458,7 @@ def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: st
 def _emptied(state: JobState) -> JobState:
     """Without what was of a round that is over."""
     state = replace(state, cohort=(), given={}, failed={}, excluded=_guilty(state), lost=frozenset(), spoiled=())
-    return replace(state, attempt=0, fruitless=0, refused=0)
+    return replace(state, attempt=0, fruitless=0, refused=0, again=frozenset())
 
 
 def _end_if_complete(state: JobState) -> Step:

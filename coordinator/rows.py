@@ -11,9 +11,9 @@ a row is sent or put aside; the same row is made again whenever it is asked for.
     Row                    at each Fetch of the round           the last version of each silo
     Mail                   when it was posted, at a fold        that round's versions: in one file a recipient and part
 
-A file of rows that were put aside, canonical JSON, here broken and cut::
+A file of rows that were put aside, canonical JSON with its digest, here broken and cut::
 
-    {"rows":[{"document":"{\"line\":\"5c1f…\",…}","keep":"0.5","signature":"9a0b…"},…]}
+    {"file_sha256":"77ab…","rows":[{"document":"{\"line\":\"5c1f…\",…}","keep":"0.5","signature":"9a0b…"},…]}
 """
 
 import os
@@ -28,7 +28,8 @@ from pydantic import Field
 from .. import log
 from ..algorithms.exchange import integer_weights
 from ..algorithms.job import Job
-from ..files import Strict, canonical_json, parse_canonical
+from ..checked_file import from_json, to_json
+from ..files import Strict, parse_canonical
 from ..proto.blind import row_terms
 from ..proto.mix_messages import Mixed, Summand
 from ..security.masks import PIECE
@@ -126,12 +127,12 @@ def put_aside(before: Sequence[Planned], planned: Planned) -> bytes | None:
         {"document": each.row.payload().decode(), "keep": repr(each.keep), "signature": each.signature.hex()}
         for each in rows
     ]
-    return canonical_json({"rows": asides})
+    return to_json(_Asides.model_validate({"rows": asides}))
 
 
 def aside(part: str, data: bytes, origin: str) -> tuple[Planned, ...]:
     """The rows of a file that ``put_aside`` made; LocalError for one that something else did."""
-    read = parse_canonical(data, _Asides, origin)
+    read = from_json(data, _Asides, origin)
     return tuple(
         Planned(
             part,

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import log
-from ..errors import LocalError, RefusedError
+from ..errors import RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import secure_pb2 as secure
 from ..proto import tensor_pb2 as tensor
@@ -150,15 +150,13 @@ class Service:
         if found is None or found[0] is not run or _round(found[1]) != request.round:
             raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r}: round {request.round} is not open to it")
         self._daemon.receiving.check_delivery(run.job, silo, request.round)
-        sums, rows = run.sums(request.round, silo), self._daemon.rows(run, request.round, silo)
+        rows = self._daemon.rows(run, request.round, silo)
         prekeys = self._daemon.prekeys(run, request.round, silo)
-        directed = run.directed_rows(request.round, silo)
-        kept = [*sums, *(each.kept for each in directed)]  # a job has rows of the one kind or of the other
-        try:
+        with self._daemon.reading(run, silo):
+            sums, directed = run.sums(request.round, silo), run.directed_rows(request.round, silo)
+            kept = [*sums, *(each.kept for each in directed)]  # a job has rows of the one kind or of the other
+            await run.check_words(kept, [planned for planned, _ in rows])
             delivery = await run.delivery(request.round, silo)
-        except LocalError as error:
-            self._daemon.broken(run, error)
-            raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r} cannot go on") from error
         items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery.tensors])
         words = [*(each.nbytes for each in kept), *(run.keyed.nbytes(planned) for planned, _ in rows)]
         sizes = [*(item.spec.nbytes for item in items), *words]

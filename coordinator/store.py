@@ -31,6 +31,7 @@ fold holds one tensor of one silo at a time. A published part may not be named l
 
 import contextlib
 import errno
+import hashlib
 import json
 import mmap
 import os
@@ -38,8 +39,10 @@ import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -60,6 +63,14 @@ MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
 RESULT = "result.safetensors"
 ROWS, WORDS = ".rows", ".words"
 SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, WORDS, ".safetensors")  # of all that is kept
+
+
+class DamagedError(LocalError):
+    """The disk changed what these silos gave in the open round; they may be asked for it again."""
+
+    def __init__(self, why: str, silos: tuple[str, ...]) -> None:
+        super().__init__(why)
+        self.silos = silos
 
 
 class Spool:
@@ -180,11 +191,19 @@ class JobStore:
     a fold that did not come to its end, or still read by somebody: they go with the round after.
     """
 
-    def __init__(self, folder: Path, items: Callable[[int], Sequence[Item]], files: Files) -> None:
-        """``items`` are what a silo gives in a round, in wire order."""
+    def __init__(
+        self,
+        folder: Path,
+        items: Callable[[int], Sequence[Item]],
+        files: Files,
+        given: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``items`` are what a silo gives in a round, in wire order; ``given`` the digests of versions, by file."""
         self._folder = folder
         self._items = items
         self._files = dict(files)
+        self._given = dict(given)
+        self._sound: set[str] = set()  # files of the silos that were found unchanged since the last commit
         self._mixed: Collection[str] = ()  # padded words that rows are of which were put aside
         self._rubbish: set[str] = set()  # no longer referred to since the last commit
         self._loading = threading.Lock()
@@ -214,14 +233,29 @@ class JobStore:
         return name
 
     def check_given(self, given: Mapping[str, str], round_: int) -> None:
-        """LocalError for uploads of a round that are not what silos gave any more; ``given`` are digests by silo."""
+        """DamagedError for uploads of a round that are not what silos gave; ``given`` are digests by silo."""
         items = self._items(round_)
         uploads = {silo: Upload(self._folder / _upload(round_, silo), items) for silo in given}
         with ThreadPoolExecutor(READERS) as pool:
             found = dict(zip(uploads, pool.map(Upload.digest, uploads.values()), strict=True))
-        changed = [_upload(round_, silo) for silo, digest in given.items() if digest != found[silo]]
-        if changed:
-            raise LocalError(f"{self._folder}: the disk changed {', '.join(changed)}; have the job signed again")
+        if changed := tuple(silo for silo, digest in given.items() if digest != found[silo]):
+            raise DamagedError(_changed(self._folder, *(_upload(round_, silo) for silo in changed)), changed)
+        self._given |= {_upload(round_, silo): digest for silo, digest in given.items()}
+
+    def check_files(self, digests: Mapping[str, str]) -> None:
+        """LocalError where files are not as silos gave them, by their SHA-256 in hex; looked at once a round."""
+        for name, digest in digests.items():
+            self.check_once(name, partial(self._check, name, digest, partial(_sha256, self._folder / name)))
+
+    def check_once(self, name: str, check: Callable[[], None]) -> None:
+        """Run a check of a file unless it was found unchanged since the last commit."""
+        if name not in self._sound:
+            check()
+            self._sound.add(name)
+
+    def _check(self, name: str, digest: str, found: Callable[[], str]) -> None:
+        if digest != found():
+            raise LocalError(_changed(self._folder, name))
 
     def reader(self, members: Sequence[str], round_: int) -> Callable[[str, str, str], Tensor]:
         """``read(part, silo, name)`` over the uploads of these silos."""
@@ -295,10 +329,11 @@ class JobStore:
         return ("version", part, silo) in self._files
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
-        """One tensor of a silo's version; the others are not read."""
+        """One tensor of a silo's version; the others are not read, but for a check of all of it once a round."""
         file = self._files["version", part, silo]
-        round_ = int(file.partition(".")[0])
-        return Upload(self._folder / file, self._items(round_)).read(part, name)
+        upload = Upload(self._folder / file, self._items(int(file.partition(".")[0])))
+        self.check_once(file, partial(self._check, file, self._given.get(file, ""), upload.digest))
+        return upload.read(part, name)
 
     def file(self, part: str, silo: str) -> str | None:
         """Name of the file of a silo's version."""
@@ -357,6 +392,8 @@ class JobStore:
             self._digests |= digests
             before = {*self._files.values(), *self._mixed}
             self._files, self._mixed = self.after(changes), mixed
+            self._sound = set()
+            self._given = {name: digest for name, digest in self._given.items() if name in self._files.values()}
             wanted = {*self._files.values(), *mixed}
         kinds = (*(f"{round_}.*{kind}" for kind in (*SUFFIXES[:4], WORDS)), opened_sum(round_))
         uploads = {path.name for kind in kinds for path in self._folder.glob(kind)} - wanted
@@ -486,6 +523,18 @@ class Folding:
     def _write(self, place: Place, name: str, tensors: Mapping[str, Tensor]) -> None:
         self._store.write(name, tensors)
         self.changes[place] = name
+
+
+def _changed(folder: Path, *files: str) -> str:
+    return f"{folder}: the disk changed {', '.join(files)}; have the job signed again under a new name"
+
+
+def _sha256(path: Path) -> str:
+    """Of a file, in hex; empty where it is gone."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digests(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ Only the last segment may be empty or end in the middle of a line. Whoever has a
 a SHA-256; nothing else in the folder is needed to read.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,9 @@ class Reading:
             if not data.endswith(b"\n"):
                 if len(data) == MAX_LINE:
                     raise self._broken(f"is longer than {MAX_LINE} bytes")
+                # A crash cuts a record or leaves zeros behind it; any other byte in a newline's place is damage.
+                if _is_whole(data[:-1]) and data[-1:] != b"\0":
+                    raise self._broken(f"ends with {data[-1:]!r} and not with a newline: the disk changed it")
                 self.torn = data
                 return
             try:
@@ -125,3 +129,11 @@ class Reading:
         return LocalError(
             f"{self.last}: line {self.count - self._before + 1} (seq {self.count}, byte {self.size}) {why}; {EVIDENCE}"
         )
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether this is a record to its end."""
+    try:
+        return isinstance(json.loads(data), dict)
+    except (ValueError, RecursionError):
+        return False

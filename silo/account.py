@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 import torch
 
+from .. import checked_file
 from ..algorithms.account import Counts, Spending
 from ..algorithms.job import Job
 from ..algorithms.privacy import Spend, decimal
 from ..errors import LocalError
-from ..files import Strict, canonical_json, parse_canonical, read_bytes, write_atomic
+from ..files import Strict
 from ..security.budget import Ceiling, Steppers
 from ..security.budget_records import Count
 from .budgets import DatasetBudget
@@ -30,7 +31,7 @@ COUNTS = "counts.json"
 
 
 class KeptCounts(Strict):
-    """``counts.json``: ``{"counts":[12,0,31],"reservation":3}``."""
+    """``counts.json``: ``{"counts":[12,0,31],"reservation":3}``, with its digest (checked_file.py)."""
 
     counts: tuple[Count, ...]
     reservation: Count
@@ -68,7 +69,7 @@ class JobAccount:
         """The counts that were released before, after a restart too."""
         if not self._path.exists():
             return None
-        kept = parse_canonical(read_bytes(self._path), KeptCounts, str(self._path))
+        kept = checked_file.read_json(self._path, KeptCounts)
         if len(kept.counts) != self._job.model.classes or not self._budget.paid(kept.reservation, self._job.digest):
             raise LocalError(f"{self._path}: not the counts that this job released here; restore it from a backup")
         return Counts(torch.tensor(kept.counts, dtype=torch.int64), kept.reservation)
@@ -76,7 +77,7 @@ class JobAccount:
     def keep_counts(self, counts: Counts) -> None:
         """Durable before they are used."""
         kept = KeptCounts(counts=tuple(counts.counts.tolist()), reservation=counts.id)
-        write_atomic(self._path, canonical_json(kept.model_dump(mode="json")))
+        checked_file.write_json(self._path, kept)
 
     def reserve(self, round_: int, spends: Sequence[Spend]) -> OpenSpending:
         """Set steps aside; ExhaustedError where the job's target or what is left of the budget does not cover them."""

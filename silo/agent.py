@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from .. import log
 from ..algorithms.counted import HOLDERS
 from ..algorithms.fit import counts_by_class, withheld_classes
+from ..algorithms.job import Job
 from ..algorithms.traps import Caution, TrapError
 from ..errors import (
     CancelledError,
@@ -299,7 +300,7 @@ class Agent:
             await self._await_word(asked)
             return
         goes_on = self._blind.goes_on(job.digest, round_)
-        bundle: Bundle | None = None if goes_on else await asyncio.to_thread(folder.outbox, round_)
+        bundle = None if goes_on else await self._outbox(job, folder, round_)
         over = bundle is None and not goes_on and round_ < folder.rounds_done
         if folder.finished or round_ >= job.length or over:
             raise RefusedError(
@@ -325,6 +326,21 @@ class Agent:
             await asyncio.sleep(PAUSE_SECONDS)  # told again: we set the pace
         await self._gate.give(admitted.declared, round_, bundle, cohort)
         log.event("round.given", job=job.name, round=round_)
+
+    async def _outbox(self, job: Job, folder: JobFolder, round_: int) -> Bundle | None:
+        """What a round gives that was trained before; if the disk changed it and nothing left, it is trained again.
+
+        LocalError names a damaged one of which something left, and one of a private job: training it again would cost
+        privacy a second time.
+        """
+        try:
+            return await asyncio.to_thread(folder.outbox, round_)
+        except LocalError as error:
+            if job.privacy is not None or self._gate.left(job, round_):
+                raise
+            log.problem("outbox.damaged", job=job.name, round=round_, why=str(error))
+        await asyncio.to_thread(folder.forget, round_)
+        return None
 
     async def _await_word(self, asked: Asked) -> None:
         """A private round waits for another silo's word, which comes with a poll; then the round is told again."""

@@ -246,6 +246,10 @@ class Gate:
 
     # What a round gives.
 
+    def left(self, job: Job, round_: int) -> bool:
+        """Whether something of a round left, or may have, restarts included."""
+        return self._ledger.sent(job.digest, round_) > 0
+
     async def give(self, declared: Declared, round_: int, bundle: Bundle, cohort: Sequence[str]) -> None:
         """Let one round's bundle out; DeniedError, LocalError or PeerError say what held it back, or went wrong.
 

@@ -1,7 +1,7 @@
 """A silo's part in the key that all silos of a job share and the coordinator lacks: security/group_key.py.
 
 Files in the job's folder, 0600, for this silo's eyes alone; the first three begin with the context of their epoch (job
-and roster), 32 bytes, and the first two go on in pieces of 32::
+and roster), 32 bytes, the first two go on in pieces of 32, and all three end with their digest (checked_file.py)::
 
     group.secret    what it gave, the ephemeral key under which that was sealed, and the private half of its first
                     prekey; gone once the key is made
@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from .. import checked_file
 from ..algorithms.job import Job
 from ..errors import LocalError, UnwritableError
-from ..files import read_bytes, remove, sync_directory, unwritable, write_atomic
+from ..files import remove, sync_directory, unwritable, write_atomic
 from ..security.group_key import Contribution, Epoch, JobKeys, Relayed, contribute, make_key, parts_of
 from ..security.identity import Keys
 from ..security.pairwise import KEY_BYTES
@@ -143,7 +144,7 @@ class GroupKeys:
         if kept is None:
             kept = _Secrets(os.urandom(SECRET_BYTES), os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
             pieces = (epoch.context(), kept.secret, kept.ephemeral, kept.prekey)
-            write_atomic(self._jobs / job.name / SECRET, b"".join(pieces))
+            checked_file.write_bytes(self._jobs / job.name / SECRET, b"".join(pieces))
         return self._given(epoch, kept)
 
     def _given(self, epoch: Epoch, kept: _Secrets) -> tuple[Contribution, tuple[Sealed, ...]]:
@@ -164,7 +165,7 @@ class GroupKeys:
         others = {silo: prekeys[silo] for silo in sorted(prekeys)}
         folder = self._jobs / job.name
         PrekeyFiles(folder, epoch.context()).begin(kept.prekey, Known.first(others))
-        write_atomic(folder / KEY, b"".join((epoch.context(), key, parts, *others.values())))
+        checked_file.write_bytes(folder / KEY, b"".join((epoch.context(), key, parts, *others.values())))
         self._erase(folder / SECRET)
         return JobKeys(key, parts, others)
 
@@ -205,7 +206,7 @@ class GroupKeys:
 
 def _pieces(path: Path, number: int) -> tuple[bytes, ...]:
     """What a file holds; a LocalError tells its length alone."""
-    kept = read_bytes(path)
+    kept = checked_file.read_bytes(path)
     if len(kept) != number * PIECE:
         raise LocalError(f"{path}: {len(kept)} bytes, not {number * PIECE}; restore the silo's folder from a backup")
     return tuple(kept[at : at + PIECE] for at in range(0, len(kept), PIECE))

@@ -10,9 +10,9 @@
     gram-<part>.json            the vectors that it rotated last, and the last upload of them that was accepted
 
 Each is durable before what it is about leaves, or is opened, so that neither a crash nor a restart leads to a second
-one. None holds a secret: seeds are in no file. What is lost of uploads and vectors the ledger still has
-(hidden_uploads.py); of rows it has none, so their memory is begun before this silo gives to the job's key, and is there
-from then on.
+one. Each carries its digest (checked_file.py). None holds a secret: seeds are in no file. What is lost of uploads and
+vectors the ledger still has (hidden_uploads.py); of rows it has none, so their memory is begun before this silo gives
+to the job's key, and is there from then on.
 """
 
 from pathlib import Path
@@ -21,10 +21,11 @@ from typing import Annotated, TypeVar
 from google.protobuf.message import DecodeError
 from pydantic import Field
 
+from .. import checked_file
 from ..algorithms.exchange import Mix
 from ..algorithms.job import Job
 from ..errors import LocalError
-from ..files import Strict, canonical_json, parse_canonical, read_bytes, write_atomic
+from ..files import Strict
 from ..proto import secure_pb2 as pb
 from ..security.identity import Hex32
 from ..security.mix_row import Ordinal, RowMemory, VersionMemory
@@ -120,7 +121,7 @@ class MixMemory:
         if not path.exists():
             return None
         try:
-            return pb.PaddedGiven.FromString(read_bytes(path))
+            return pb.PaddedGiven.FromString(checked_file.read_bytes(path))
         except DecodeError as error:
             raise LocalError(f"{path}: no message that this silo kept; restore the folder from a backup") from error
 
@@ -130,7 +131,7 @@ class MixMemory:
 
     def save_signed(self, part: str, message: pb.PaddedGiven) -> None:
         """In place of the last one."""
-        write_atomic(self.word(part), message.SerializeToString(deterministic=True))
+        checked_file.write_bytes(self.word(part), message.SerializeToString(deterministic=True))
 
     def rotations(self, part: str) -> Rotations:
         """What was rotated of a part."""
@@ -142,10 +143,10 @@ class MixMemory:
 
     def _load(self, name: str, model: type[M]) -> M:
         path = self._folder / name
-        return parse_canonical(read_bytes(path), model, str(path)) if path.exists() else model()
+        return checked_file.read_json(path, model) if path.exists() else model()
 
     def _save(self, name: str, memory: Strict) -> None:
-        write_atomic(self._folder / name, canonical_json(memory.model_dump(mode="json")))
+        checked_file.write_json(self._folder / name, memory)
 
 
 def _rows(job: Job, part: str) -> str:

@@ -1,6 +1,6 @@
 """A silo's prekeys of one job on its disk, and what it knows of the others': security/prekeys.py.
 
-Two files in the job's folder, 0600::
+Two files in the job's folder, 0600, with their digests (checked_file.py)::
 
     group.prekeys    the context of the epoch of the job's key, 32 bytes; then by generation, ascending, 8 bytes that
                      say which, and the private half, 32 bytes. Gone when the job has ended
@@ -15,8 +15,8 @@ affair.
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import checked_file
 from ..errors import LocalError
-from ..files import canonical_json, parse_canonical, read_bytes, write_atomic
 from ..security.mix_line import Line, Version
 from ..security.pairwise import KEY_BYTES
 from ..security.prekeys import Known, Prekey, publish
@@ -47,16 +47,16 @@ class PrekeyFiles:
                 f"{path}: gone, and with it what this silo knows of the prekeys of the others; restore its folder, or "
                 "have the job signed under a new name"
             )
-        return parse_canonical(read_bytes(path), Known, str(path))
+        return checked_file.read_json(path, Known)
 
     def save(self, known: Known) -> None:
         """Before a seed is sealed to what is new in it, and before what it shows to be of no use is erased."""
-        write_atomic(self.folder / KNOWN, canonical_json(known.model_dump(mode="json")))
+        checked_file.write_json(self.folder / KNOWN, known)
 
     def own(self) -> dict[int, bytes]:
         """The private halves that are kept, by generation. A LocalError tells the file's length alone."""
         path = self.folder / OWN
-        kept = read_bytes(path)
+        kept = checked_file.read_bytes(path)
         if len(kept) < CONTEXT_BYTES + EACH or (len(kept) - CONTEXT_BYTES) % EACH:
             raise LocalError(
                 f"{path}: {len(kept)} bytes, not {CONTEXT_BYTES} and some times {EACH}; restore the silo's folder from "
@@ -83,4 +83,4 @@ class PrekeyFiles:
 
     def _write(self, own: dict[int, bytes]) -> None:
         entries = (generation.to_bytes(GENERATION_BYTES) + seed for generation, seed in sorted(own.items()))
-        write_atomic(self.folder / OWN, b"".join((self.context, *entries)))
+        checked_file.write_bytes(self.folder / OWN, b"".join((self.context, *entries)))

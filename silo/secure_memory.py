@@ -1,14 +1,14 @@
 """What this silo remembers of a job's secure sums, in its folder: ``secagg-<exchange>-<purpose>-<recipient>.json``.
 
 Durable before the message that it is about leaves, so that neither a crash nor a restart leads to a second answer
-(security/secagg_memory.py). It holds no secret.
+(security/secagg_memory.py). It carries its digest (checked_file.py), and holds no secret.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import checked_file
 from ..errors import LocalError
-from ..files import canonical_json, parse_canonical, read_bytes, write_atomic
 from ..security.secagg_memory import Memory
 
 
@@ -30,11 +30,11 @@ class MemoryFiles:
                     "folder, or have the job signed under a new name"
                 )
             return Memory()
-        return parse_canonical(read_bytes(path), Memory, str(path))
+        return checked_file.read_json(path, Memory)
 
     def save(self, instance: str, memory: Memory) -> None:
         """Durable before it returns."""
-        write_atomic(self._path(instance), canonical_json(memory.model_dump(mode="json")))
+        checked_file.write_json(self._path(instance), memory)
 
     def _path(self, instance: str) -> Path:
         """An instance is ``job/exchange/purpose/recipient``, each an id."""

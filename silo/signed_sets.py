@@ -9,12 +9,13 @@ from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
+from .. import checked_file
 from ..algorithms.batches import Batches, without
 from ..algorithms.exchange import Sum
 from ..algorithms.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError
-from ..files import canonical_json, parse_canonical, parse_json, read_bytes
+from ..files import canonical_json, parse_json, read_bytes
 from ..proto.blind import summed
 from ..proto.secure_given import Attempt
 from ..security.evidence import Misdealing, proven
@@ -168,7 +169,7 @@ def check_remembered(jobs: Path, ledger: Ledger) -> None:
     """
     for path in sorted(jobs.glob("*/secagg-*.json")):
         signed = path.parent / "job.json"
-        if not parse_canonical(read_bytes(path), Memory, str(path)).signed_ctx or not signed.exists():
+        if not checked_file.read_json(path, Memory).signed_ctx or not signed.exists():
             continue
         document = parse_json(read_bytes(signed), str(signed))["document"]
         if not ledger.summed(sha256(canonical_json(document)).hexdigest()):

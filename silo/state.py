@@ -16,7 +16,9 @@
                                                     group_keys.py
     <directory>/split.key                           secret of the train/test split
 
-Every file is replaced as a whole. The outbox is written before the state: a crash between the two costs a training.
+Every file is replaced as a whole, and shows whether a disk changed it: tensors by tensor_file.py, ``job.json`` by its
+operator's signature, all others by checked_file.py. The outbox is written before the state: a crash between the two
+costs a training.
 
 A round counts once the coordinator has folded what this silo gave. One that did not (the connection broke, the deadline
 passed) is as if the silo had been away: the next begins from the state before it, as in a simulation without the silo.
@@ -26,15 +28,25 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from pydantic import NonNegativeInt
+
+from .. import checked_file
 from ..algorithms.local_round import Report, state_from_bytes, state_to_bytes
 from ..algorithms.method import SiloState
 from ..errors import LocalError, UnwritableError
-from ..files import parse_json, read_bytes, remove, unwritable, write_atomic, write_new
+from ..files import Strict, parse_json, read_bytes, remove, unwritable, write_atomic, write_new
 from . import bundle
 from .bundle import Bundle
+
+
+class Counted(Strict):
+    """The file ``counted``."""
+
+    counted: NonNegativeInt
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,7 @@ class JobFolder:
         """Keep what a round trained and gives, and the state that it began from; all other states go."""
         outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
         if counted > self._confirmed():  # before older states go
-            write_atomic(self.path / "counted", str(counted).encode())
+            checked_file.write_json(self.path / "counted", Counted(counted=counted))
         write_atomic(outbox, bundle.to_bytes(given))
         write_atomic(kept, state_to_bytes(state))
         for path in (*self.path.glob("outbox-*.safetensors"), *self.path.glob("state-*.safetensors")):
@@ -130,7 +142,10 @@ class JobFolder:
                 f"{path}: gone; the coordinator says that our last round to count is {counted - 1}, and it had counted "
                 "a later one before; ask its operator, or have the job signed under a new name"
             )
-        return state_from_bytes(path.read_bytes(), str(path))
+        try:
+            return state_from_bytes(path.read_bytes(), str(path))
+        except OSError as error:
+            raise LocalError(f"{path}: cannot read it: {error.strerror or error}; restore it from a backup") from error
 
     def outbox(self, round_: int) -> Bundle | None:
         """What this round gives, if it is the one that was trained last."""
@@ -139,13 +154,15 @@ class JobFolder:
             return None
         return bundle.read(path)
 
+    def forget(self, round_: int) -> None:
+        """Let the round be trained again from the state before it; nothing of it has left."""
+        self._state(round_ + 1).unlink(missing_ok=True)  # first: an outbox counts beside its state alone
+        self._outbox(round_ + 1).unlink(missing_ok=True)
+
     def _confirmed(self) -> int:
         """The most rounds that the coordinator ever said to count."""
         path = self.path / "counted"
-        text = read_bytes(path).decode("ascii", "replace") if path.exists() else "0"
-        if not text.isdecimal():
-            raise LocalError(f"{path}: not a number of rounds; restore it from a backup")
-        return int(text)
+        return checked_file.read_json(path, Counted).counted if path.exists() else 0
 
     def _state(self, rounds: int) -> Path:
         return self.path / f"state-{rounds}.safetensors"
@@ -161,6 +178,9 @@ class JobFolder:
         if not path.exists():
             return {"rounds": [], "final": None}
         document = parse_json(read_bytes(path), str(path))
+        said = document.pop(checked_file.DIGEST, "") if isinstance(document, dict) else ""
+        if said and said != _digest(document):
+            raise LocalError(f"{path}: is not as the silo wrote it: the disk changed it; restore it, or move it away")
         rounds = document.get("rounds") if isinstance(document, dict) else None
         if not isinstance(rounds, list) or not all(isinstance(entry, dict) and "round" in entry for entry in rounds):
             raise LocalError(f"{path}: not a report as the silo writes it; move it away")
@@ -177,15 +197,21 @@ class JobFolder:
         self._write({**self.report(), **facts, "final": asdict(report)})
 
     def _write(self, document: Mapping[str, Any]) -> None:
-        write_atomic(self.path / "report.json", (json.dumps(document, indent=1) + "\n").encode())
+        sealed = {**document, checked_file.DIGEST: _digest(document)}
+        write_atomic(self.path / "report.json", (json.dumps(sealed, indent=1) + "\n").encode())
+
+
+def _digest(report: Mapping[str, Any]) -> str:
+    """Of a report without its digest; its numbers are no integers, so it is no canonical JSON."""
+    return sha256(json.dumps(report).encode()).hexdigest()
 
 
 def split_key(directory: Path) -> bytes:
     """The secret that assigns records to training and test; made once, never sent."""
     path = directory / "split.key"
     if not path.exists():
-        write_new(path, secrets.token_bytes(32))
-    key = read_bytes(path)
-    if len(key) != 32:
-        raise LocalError(f"{path}: {len(key)} bytes, not 32; restore it, or remove it to draw a new split")
-    return key
+        write_new(path, checked_file.to_bytes(secrets.token_bytes(32)))
+    kept = read_bytes(path)
+    if len(kept) not in (32, 64):  # an earlier release wrote no digest behind it
+        raise LocalError(f"{path}: {len(kept)} bytes, not 64; restore it, or remove it to draw a new split")
+    return kept if len(kept) == 32 else checked_file.read_bytes(path)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from .. import log
+from .. import checked_file, log
 from ..errors import LocalError, PeerError, ProofError
-from ..files import Strict, canonical_json, parse_canonical, read_bytes, write_atomic
+from ..files import Strict
 from ..proto import federation_pb2 as pb
 from ..security import checkpoint as checkpoints
 from ..security import consistency
@@ -57,7 +57,7 @@ class Witness:
         self._roster = roster
         self._keys = keys
         self._path = path
-        self._heads = parse_canonical(read_bytes(path), Heads, str(path)) if path.exists() else Heads()
+        self._heads = checked_file.read_json(path, Heads) if path.exists() else Heads()
         self._kept = self._heads  # as it lies on the disk
         for member in self._heads.heads:
             if member in roster:
@@ -250,7 +250,7 @@ class Witness:
     async def _keep(self, heads: dict[str, str] | None = None, forks: dict[str, str] | None = None) -> None:
         self._heads = Heads(heads=self._heads.heads | (heads or {}), forks=self._heads.forks | (forks or {}))
         kept = self._heads
-        await asyncio.to_thread(write_atomic, self._path, canonical_json(kept.model_dump(mode="json")))
+        await asyncio.to_thread(checked_file.write_json, self._path, kept)
         self._kept = kept
 
 

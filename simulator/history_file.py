@@ -90,6 +90,11 @@ class HistoryFile:
         os.close(self._descriptor)
 
 
+def check(path: Path, kept: Prefix) -> None:
+    """LocalError unless a history begins as ``kept`` describes."""
+    _checked(path, kept)
+
+
 def read(path: Path, kept: Prefix | None = None) -> tuple[Measured, ...]:
     """The measures of a history that ``kept`` describes; without it, those of all whole lines."""
     data = _read(path) if kept is None else _checked(path, kept)

@@ -1,12 +1,11 @@
 """The runs that an output folder holds, read back: for summaries, pictures and people's own programs."""
 
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
-from safetensors import SafetensorError
-from safetensors.torch import load
-
+from ..algorithms import tensor_file
 from ..algorithms.catalog import method_class
 from ..algorithms.exchange import Tensors
 from ..algorithms.local_round import state_from_bytes
@@ -15,6 +14,7 @@ from ..errors import LocalError
 from . import history_file, identity
 from .checkpoint import read_index
 from .history import Measured
+from .history_file import BEGIN_ANEW
 from .identity import RUN, Identity, SiloRecords
 from .results import COORDINATOR, model_file
 from .run_folder import HISTORY
@@ -53,10 +53,7 @@ class Recorded:
         path = self.folder / COORDINATOR
         if self.finished and not path.exists():
             return {}
-        try:
-            return dict(load(_read(path)))
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise LocalError(f"{path}: not a safetensors file: {error}; remove it and run the same again") from error
+        return tensor_file.from_bytes(_read(path), str(path))[0]
 
 
 def load_runs(out: Path) -> tuple[Recorded, ...]:
@@ -69,7 +66,11 @@ def _recorded(folder: Path) -> Recorded:
     found, index = identity.read(folder), read_index(folder)
     over = index.finished if index else None
     path = folder / HISTORY
-    history = history_file.read(path, over.history if over else None) if path.exists() or over else ()
+    if index is not None and sha256(found.to_bytes()).hexdigest() != index.run:
+        raise LocalError(f"{folder / RUN}: is not what the checkpoint beside it was written for; {BEGIN_ANEW}")
+    if index is not None:
+        history_file.check(path, index.history)
+    history = history_file.read(path, over.history if over else None) if path.exists() else ()
     return Recorded(
         folder,
         found.label,

@@ -17,8 +17,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from safetensors.torch import save
-
+from ..algorithms import tensor_file
 from ..algorithms.aggregation import SILOS as AXIS
 from ..algorithms.local_round import state_to_bytes
 from ..algorithms.method import CoordinatorState, SiloState
@@ -42,7 +41,7 @@ def write(
     files = {ROUNDS: rounds_csv(history).encode(), SILOS: silos_csv(silos, history).encode()}
     if coordinator:
         own = {name: tensor.detach().clone().contiguous() for name, tensor in coordinator.items()}
-        files[COORDINATOR] = save(own, {AXIS: json.dumps([silo.name for silo in silos])})
+        files[COORDINATOR] = tensor_file.to_bytes(own, {AXIS: json.dumps([silo.name for silo in silos])})
     try:
         (folder / MODELS).mkdir(exist_ok=True)
     except OSError as error:

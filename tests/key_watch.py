@@ -5,6 +5,7 @@ import threading
 from collections import defaultdict
 from contextlib import contextmanager
 
+from staddle.checked_file import DIGEST_BYTES
 from staddle.silo.group_keys import KEY
 
 POLL_SECONDS = 0.005
@@ -12,7 +13,7 @@ POLL_SECONDS = 0.005
 
 @contextmanager
 def keys_watched(federation, silos, name=KEY):
-    """All contents that a file was seen to have, by job and silo."""
+    """All contents that a file was seen to have, by job and silo, without their digests."""
     seen, stop = defaultdict(set), threading.Event()
 
     def watch():
@@ -20,7 +21,7 @@ def keys_watched(federation, silos, name=KEY):
             for silo in silos:
                 for path in federation.state(silo).glob(f"jobs/*/{name}"):
                     with contextlib.suppress(FileNotFoundError):  # erased just now
-                        seen[path.parent.name, silo].add(path.read_bytes())
+                        seen[path.parent.name, silo].add(path.read_bytes()[:-DIGEST_BYTES])
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

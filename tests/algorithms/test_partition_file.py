@@ -40,10 +40,32 @@ def test_a_file_is_read_back_and_any_json_reader_finds_the_indices(tmp_path):
         "labels_sha256": digest,
         "seed": 1,
         "how": HOW,
+        "file_sha256": plain["file_sha256"],
     }
     assert [client["name"] for client in plain["clients"]] == list(sides)
     assert plain["clients"][1]["test"] == sides["klinik-ö1"].test.tolist()
     assert len((tmp_path / "p.json").read_text().splitlines()) == 5  # one line a silo
+
+
+def test_one_bit_of_a_file_is_found(tmp_path):
+    path = tmp_path / "p.json"
+    save(path, partition_file(made(), LABELS, "digits", 1, HOW))
+    data = path.read_bytes()
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        try:
+            found = read(path)
+        except LocalError:
+            continue
+        assert found == partition_file(made(), LABELS, "digits", 1, HOW), data[at : at + 1]  # another space
+    plain = json.loads(data)
+    plain["clients"][0], plain["clients"][1] = plain["clients"][1], plain["clients"][0]
+    path.write_text(json.dumps(plain))
+    with pytest.raises(LocalError, match=r"p\.json: is not as it was saved"):
+        read(path)
+    del plain["file_sha256"]  # of another program, or edited on purpose
+    path.write_text(json.dumps(plain))
+    assert list(read(path).sides()) != list(made())
 
 
 def test_a_file_that_could_not_be_read_back_is_not_written(tmp_path, monkeypatch):

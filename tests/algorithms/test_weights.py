@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from staddle.algorithms import tensor_file
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.simulation import simulate
 from staddle.algorithms.weights import load_weights
@@ -62,6 +63,15 @@ def test_weights_are_loaded_by_digest(tmp_path, job, trained):
         load_weights(path, job.method(), "a", "supervisor")
     with pytest.raises(LocalError, match="cannot read"):
         load_weights(tmp_path / "absent", job.method(), "a", "supervisor")
+
+
+def test_weights_that_staddle_wrote_carry_their_own_digest(tmp_path, job, trained):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(data := tensor_file.to_bytes(trained))
+    assert load_weights(path, job.method(), "a", "supervisor")[0].keys() == trained.keys()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(LocalError, match=r"w\.safetensors: is not as it was written: the disk changed it"):
+        load_weights(path, job.method(), "a", "supervisor")
 
 
 def test_weights_from_a_fifo_are_refused_and_not_waited_for(tmp_path, job):

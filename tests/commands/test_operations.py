@@ -17,6 +17,7 @@ from coordinating import coordinator
 from raw_silo import Caller
 from typer.testing import CliRunner
 
+from staddle.algorithms import tensor_file
 from staddle.commands import local_federation, operations
 from staddle.commands.main import app
 from staddle.coordinator import config as configs
@@ -409,3 +410,14 @@ def test_rounds_as_csv_leave_a_sum_empty_that_a_round_has_not(tmp_path):
     with pytest.raises(LocalError, match="cannot write it: No such file or directory; a round may just have closed"):
         results.write(tmp_path / "out", results.Kept({}, rounds, {"model": tmp_path / "gone.safetensors"}))
     assert (tmp_path / "out" / "rounds.csv").read_text() == results.to_csv(rounds)
+
+
+def test_tensors_that_the_disk_changed_are_no_results(tmp_path):
+    path = tmp_path / "1.model.safetensors"
+    path.write_bytes(data := tensor_file.to_bytes({"w": torch.ones(2)}))
+    kept = results.Kept({}, [], {"model": path})
+    assert (tmp_path / "out" / "model.safetensors") in results.write(tmp_path / "out", kept)
+    path.write_bytes(data[:-1] + b"\0")
+    with pytest.raises(LocalError, match=r"1\.model\.safetensors is refused: .*the disk changed it"):
+        results.write(tmp_path / "out", kept)
+    assert not (tmp_path / "out" / "model.safetensors").exists()

@@ -2,13 +2,24 @@ import json
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from secure_wire import longest_evidence, names
 
-from staddle.coordinator.database import SUBMISSIONS, VERSION, Database, StoredContribution, StoredHidden, Submission
+from staddle.coordinator.database import (
+    SUBMISSIONS,
+    VERSION,
+    Database,
+    StoredContribution,
+    StoredHead,
+    StoredHidden,
+    Submission,
+)
 from staddle.coordinator.events import Answered, Began, Drawn, Folded, Given
 from staddle.coordinator.round import JobState, advance
 from staddle.coordinator.secure_rows import Row
@@ -102,6 +113,23 @@ def test_a_receipt_is_found_again(database, path):
     assert database.submission("j", 1, "a") == GIVEN
     assert database.submission("j", 1, "b") is None
     assert database.submission("j", 0, "a") is None
+
+
+def test_the_digests_of_versions_come_back_and_what_is_given_again_takes_its_place(database, path):
+    add(database, job())
+    with database.transaction():
+        database.add_submission("j", GIVEN)
+        database.add_submission("j", replace(GIVEN, silo="b", file="1.b.upload"))
+        files = {("version", "theta", "a"): GIVEN.file, ("result", "m", ""): "1.m.safetensors"}
+        database.close_round("j", 1, ("a", "b"), {}, {}, files)
+    database = again(database, path)
+    assert database.jobs()[0].given == {GIVEN.file: GIVEN.sha256}
+    with database.transaction():
+        database.drop_submissions("j", 1, ("a",))
+    assert database.submission("j", 1, "a") is None
+    assert database.submission("j", 1, "b") is not None
+    with database.transaction():
+        database.add_submission("j", GIVEN)
 
 
 def test_a_submission_counts_once(database):
@@ -398,3 +426,94 @@ def test_a_damaged_state_of_a_method_is_named_with_its_job(database, path, damag
     where = f"{path}: what the method of job 'bad' knows (jobs.method)"
     assert str(caught.value).startswith(f"{where}: not a file of tensors")
     assert str(caught.value).endswith("; restore it from a backup")
+
+
+# What a disk changes at rest.
+
+
+def filled(path):
+    """A database with rows in all of its tables."""
+    database = Database(path)
+    add(database, replace(job(), blind=True), job("other"), method={"w": torch.ones(3)})
+    words = StoredHidden(1, "extractor", "a", b"\1" * 32, "1.a.extractor.padded", 2**40, b"\2" * 32, b"word")
+    with database.transaction():
+        for number in (1, 2):
+            database.add_submission("j", replace(GIVEN, round=number))
+        database.add_submission("j", replace(GIVEN, size=7), again=True)
+        database.save_head("a", StoredHead("07" * 32, b"note"))
+        database.save_head("a", StoredHead("08" * 32, b"a later note"))
+        database.add_secure("j", 1, Row(0, "failed", "", b'{"code":"x","silo":"a"}'))
+        database.add_contribution("j", "a", "09" * 32, b"contributed")
+        database.add_hidden("j", words)
+        database.save_memories("j", {("extractor", "b"): RowMemory(last="9f" * 32, newest={"a": 4})})
+        database.close_round("j", 0, ("a",), {"tested": 5}, {"w": torch.ones(2)}, {("result", "m", ""): "0.m"})
+        database.save_state(replace(job(), blind=True, stage="round", round=1))
+    database.close()
+
+
+TABLES = ("jobs", "rounds", "submissions", "heads", "files", "secure", "contributions", "hidden", "mixed")
+
+
+def changes():
+    """A change of each column of each table, and of how many rows there are."""
+    with tempfile.TemporaryDirectory() as folder:
+        filled(Path(folder) / "x")
+        with sqlite3.connect(Path(folder) / "x") as made:
+            for table in TABLES:
+                yield table, f"DELETE FROM {table} WHERE rowid = (SELECT max(rowid) FROM {table})"
+                for _, name, kind, *_ in made.execute(f"PRAGMA table_info({table})"):
+                    other = {"INTEGER": f"{name} + 10", "TEXT": f"{name} || ' '", "BLOB": "x'00'"}[kind]
+                    yield table, f"UPDATE {table} SET {name} = {other} WHERE rowid = (SELECT min(rowid) FROM {table})"
+
+
+@pytest.mark.parametrize(("table", "change"), [pytest.param(*each, id=each[1]) for each in changes()])
+def test_what_a_disk_changed_in_a_row_is_found_and_its_table_named(path, table, change):
+    filled(path)
+    Database(path).close()  # as it was written it is taken
+    with sqlite3.connect(path) as disk:
+        assert disk.execute(change).rowcount == 1
+    disk.close()
+    if "method" in change:  # it has a digest of its own
+        with pytest.raises(LocalError, match=r"\(jobs\.method\)"):
+            Database(path).jobs()
+        return
+    for how in ({}, {"read_only": True}):
+        with pytest.raises(LocalError, match=f"coordinator.sqlite: table {table} is not as it was written: the disk"):
+            Database(path, **how)
+
+
+def test_one_bit_anywhere_in_the_file_of_a_database_changes_nothing_in_silence(path):
+    """A flipped bit is found, or lies where nothing is."""
+    filled(path)
+    whole = [database_dump(path)]
+    data = path.read_bytes()
+    found = 0
+    for at in range(0, len(data), 211):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        try:
+            with closing(Database(path)) as database:
+                database.jobs()
+        except LocalError:
+            found += 1
+            continue
+        assert database_dump(path) in whole
+    assert found > 20
+    path.write_bytes(data[:-4096])
+    with pytest.raises(LocalError, match=r"coordinator\.sqlite"):
+        Database(path)
+
+
+def database_dump(path):
+    with closing(sqlite3.connect(path)) as connection:
+        return [connection.execute(f"SELECT * FROM {table}").fetchall() for table in TABLES]
+
+
+def test_a_database_of_a_release_without_seals_is_sealed(path):
+    filled(path)
+    with sqlite3.connect(path) as old:
+        old.execute("DROP TABLE seals")
+    Database(path).close()
+    with sqlite3.connect(path) as disk:
+        disk.execute("UPDATE rounds SET round = 7")
+    with pytest.raises(LocalError, match="table rounds"):
+        Database(path)

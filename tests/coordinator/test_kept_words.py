@@ -39,6 +39,39 @@ def test_a_file_that_something_else_wrote_is_none(file, change):
         kept_sum("model", file, len(WORDS))
 
 
+@pytest.mark.parametrize("at", range(len(WORDS)))
+def test_words_that_the_disk_changed_do_not_go_down(file, at):
+    kept_sum("model", file, len(WORDS)).check()
+    file.write_bytes(flipped(file.read_bytes(), at))
+    with pytest.raises(LocalError, match=r"0\.model\.words: its words are not those of the open sum: the disk changed"):
+        kept_sum("model", file, len(WORDS)).check()
+
+
+def test_one_bit_of_what_stands_beside_the_words_is_found(file):
+    data = file.read_bytes()
+    for at in range(len(WORDS), len(data)):
+        file.write_bytes(flipped(data, at))
+        with pytest.raises(LocalError, match=r"0\.model\.words: "):
+            kept_sum("model", file, len(WORDS))
+
+
+def test_words_that_are_cut_or_gone_are_named(file):
+    found = kept_sum("model", file, len(WORDS))
+    for data in (file.read_bytes()[: len(WORDS) - 1], b""):
+        file.write_bytes(data)
+        with pytest.raises(LocalError, match=r"0\.model\.words: "):
+            kept_sum("model", file, len(WORDS))
+        with pytest.raises(LocalError, match=r"0\.model\.words: "):
+            found.check()
+    file.unlink()
+    with pytest.raises(LocalError, match=r"0\.model\.words: cannot read it"):
+        found.check()
+
+
+def flipped(data, at):
+    return data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
+
+
 def test_whose_round_is_over_gets_no_words(file):
     found = kept_sum("model", file, len(WORDS))
     file.unlink()

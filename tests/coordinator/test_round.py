@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from staddle.coordinator.events import (
     Answered,
     Began,
+    Damaged,
     Deadline,
     Done,
     DrawCohort,
@@ -47,6 +48,7 @@ STEPS = {  # the table, read by hand
     ("round", "finishing"),
     ("folding", "drawing"),
     ("folding", "finishing"),
+    ("folding", "round"),  # the disk changed what a silo gave
     ("finishing", "ended"),
     *((stage, "stopped") for stage in ("queued", "admitting", "drawing", "round", "folding")),
     ("stopped", "queued"),
@@ -433,6 +435,43 @@ def test_a_failed_fold_ends_the_job():
     assert without_reports(effects) == (Watch("finishing", 0),)
 
 
+def test_who_gave_what_the_disk_changed_gives_again_and_the_others_do_not():
+    state, effects = run(job(), *GAVE, Damaged(0, ("a",), "changed 0.a.upload"))
+    assert (state.stage, state.given, without_reports(effects)) == (
+        "round",
+        {"b": "db", "c": "dc"},
+        (Watch("round", 0),),
+    )
+    assert reports(effects) == [("upload.damaged", {"round": 0, "silos": ("a",), "why": "changed 0.a.upload"})]
+    assert [task_for(state, silo) for silo in SILOS] == [None, RoundTask(0, SILOS, 0), None]
+    assert resumed(state) == (Watch("round", 0),)
+    again, effects = run(state, Given("a", 0, "da"))
+    assert (again.stage, without_reports(effects)) == ("folding", (Fold(0, SILOS),))
+    assert run(state, Lost("a"))[1][-1] == Fold(0, ("b", "c"))  # a silo that is gone meanwhile drops out, as any
+    assert run(again, Folded(0))[0].again == frozenset()
+
+
+def test_what_the_disk_changes_twice_ends_the_job_with_the_name_of_the_file():
+    state, _ = run(job(), *GAVE, Damaged(0, ("a",), "x"), Given("a", 0, "da"), Damaged(0, ("b",), "y"))
+    assert (state.stage, state.open) == ("round", ("b",))  # another one's is its first
+    state, effects = run(state, Given("b", 0, "db"), Damaged(0, ("a", "b"), "changed 0.a.upload"))
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "changed 0.a.upload")
+    assert without_reports(effects) == (Watch("finishing", 0),)
+
+
+def test_a_job_that_is_to_stop_does_so_before_a_silo_gives_again():
+    state, effects = run(job(), *GAVE, Stopped(), Damaged(0, ("a",), "x"))
+    assert (state.stage, state.stopping, state.open, without_reports(effects)) == ("stopped", False, ("a",), ())
+    state, effects = run(state, Resumed(), Began())
+    assert (state.stage, without_reports(effects)) == ("round", (Watch("round", 0),))
+
+
+@pytest.mark.parametrize("event", [Damaged(1, ("a",), "x"), Damaged(0, ("stranger",), "x")])
+def test_what_nobody_gave_is_not_asked_for_again(event):
+    state, _ = run(job(), *GAVE)
+    assert run(state, event) == (state, ())
+
+
 def test_a_fold_counts_once():
     state, _ = run(job(), *GAVE, Folded(0))
     for event in (Folded(0), Folded(1), FoldFailed(0, "x")):
@@ -698,6 +737,7 @@ MOVES = {  # (stage, event): where to; what is not here changes nothing
     ("round", "Deadline"): "finishing",
     ("folding", "Folded"): "drawing",
     ("folding", "FoldFailed"): "finishing",
+    ("folding", "Damaged"): "round",
     ("finishing", "Done"): "finishing",
     ("finishing", "Lost"): "finishing",
     ("finishing", "Deadline"): "ended",
@@ -718,6 +758,7 @@ def fitting(state):
         "Lost": Lost("a"),
         "Folded": Folded(state.round),
         "FoldFailed": FoldFailed(state.round, "disk"),
+        "Damaged": Damaged(state.round, ("a",), "disk"),
         "Done": Done("a"),
         "Deadline": Deadline(state.stage, state.round),
         "Stopped": Stopped(),
@@ -806,7 +847,7 @@ class World:
                 assert silo not in {**before.given, **before.failed}
             case Drawn(number, _, _):
                 assert (before.stage, before.round) == ("drawing", number)
-            case Folded(number) | FoldFailed(number, _):
+            case Folded(number) | FoldFailed(number, _) | Damaged(number):
                 assert (before.stage, before.round) == ("folding", number)
             case Deadline(stage, number):
                 assert (before.stage, before.round) == (stage, number)
@@ -898,6 +939,7 @@ def any_event(draw, state):
         Lost(silo),
         Folded(number),
         FoldFailed(number, "disk"),
+        Damaged(number, (silo,), "disk"),
         Done(silo),
         *(Deadline(stage, number) for stage in STAGES if stage != state.stage),
         Deadline(state.stage, number),

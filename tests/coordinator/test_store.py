@@ -15,7 +15,7 @@ from staddle.algorithms import tensor_file
 from staddle.algorithms.exchange import Gram, Kind, Mix, Part, TensorSpec
 from staddle.algorithms.method import Post
 from staddle.coordinator import store
-from staddle.coordinator.store import MARGIN_BYTES, JobStore, Spool, Upload, check_folder
+from staddle.coordinator.store import MARGIN_BYTES, DamagedError, JobStore, Spool, Upload, check_folder
 from staddle.errors import LocalError, RefusedError
 from staddle.proto.stream import chunks
 from staddle.proto.wire import Item, tensor_bytes
@@ -219,12 +219,14 @@ class Rounds:
     """A job's store, and the places that a database would have committed."""
 
     def __init__(self, folder):
-        self.folder, self.places = folder, {}
+        self.folder, self.places, self.given = folder, {}, {}
         self.store = JobStore(folder, lambda _: ITEMS, {})
 
     def give(self, tmp_path, round_, silo, seed=0):
         spool = spooled(tmp_path / f"{silo}.part", values(seed))
-        return self.store.keep(silo, round_, spool.finished())
+        name = self.store.keep(silo, round_, spool.finished())
+        self.given[name] = digest_of(values(seed))
+        return name
 
     def folded(self, round_, act=nothing):
         fold = self.store.folding(round_)
@@ -235,6 +237,8 @@ class Rounds:
         return self.folded(round_, act).changes
 
     def close(self, round_, act=nothing):
+        given = {name.split(".")[1]: digest for name, digest in self.given.items() if name.startswith(f"{round_}.")}
+        self.store.check_given(given, round_)
         fold = self.folded(round_, act)
         self.places = {k: v for k, v in {**self.places, **fold.changes}.items() if v is not None}
         self.store.commit(round_, fold.changes, fold.digests)
@@ -243,7 +247,7 @@ class Rounds:
         self.close(round_, lambda fold: fold.publish(part, {"w": torch.full((2,), float(value))}))
 
     def restart(self, uploads=()):
-        self.store = JobStore(self.folder, lambda _: ITEMS, self.places)
+        self.store = JobStore(self.folder, lambda _: ITEMS, self.places, self.given)
         self.store.clean(uploads)
 
     @property
@@ -251,9 +255,77 @@ class Rounds:
         return sorted(path.name for path in self.folder.iterdir())
 
 
+def digest_of(tensors):
+    """Of an upload, as a receipt has it."""
+    return sha256(b"".join(sha256(bits(tensor)).digest() for tensor in tensors)).hexdigest()
+
+
 @pytest.fixture
 def job(folder):
     return Rounds(folder)
+
+
+def flip(path):
+    """The last bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+DAMAGE = pytest.mark.parametrize("damage", [flip, cut, emptied, lambda path: path.unlink()])
+
+
+@DAMAGE
+def test_what_a_silo_gave_in_the_open_round_is_checked_and_its_silo_named(tmp_path, job, damage):
+    for seed, silo in enumerate("abc"):
+        job.give(tmp_path, 0, silo, seed)
+    damage(job.folder / "0.b.upload")
+    with pytest.raises(DamagedError, match=r"the disk changed 0\.b\.upload") as caught:
+        job.close(0)
+    assert caught.value.silos == ("b",)
+
+
+@DAMAGE
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_version_that_the_disk_changed_is_not_mixed(tmp_path, job, damage, restarted):
+    job.give(tmp_path, 0, "a")
+    job.close(0, lambda fold: store_version(fold, "model", "a"))
+    damage(job.folder / "0.a.upload")
+    if restarted:
+        job.restart()
+    for archive in (job.store, job.store.folding(1)):
+        with pytest.raises(LocalError, match=r"the disk changed 0\.a\.upload"):
+            archive.version("model", "a", "w")
+
+
+def test_a_version_is_looked_at_once_a_round(tmp_path, job):
+    job.give(tmp_path, 0, "a")
+    job.close(0, lambda fold: store_version(fold, "model", "a"))
+    job.store.version("model", "a", "w")
+    flip(job.folder / "0.a.upload")
+    job.store.version("model", "a", "w")
+    job.close(1)
+    with pytest.raises(LocalError, match=r"the disk changed 0\.a\.upload"):
+        job.store.version("model", "a", "w")
+
+
+@DAMAGE
+def test_a_file_is_compared_with_the_digest_that_is_known_of_it(tmp_path, job, damage):
+    (tmp_path / "part").write_bytes(bytes(range(64)))
+    digests = {job.store.keep_as("0.a.theta.padded", tmp_path / "part"): sha256(bytes(range(64))).hexdigest()}
+    job.store.check_files(digests)
+    job.close(0, lambda fold: fold.changes.update({("version", "theta", "a"): "0.a.theta.padded"}))
+    damage(job.folder / "0.a.theta.padded")
+    with pytest.raises(LocalError, match=r"the disk changed 0\.a\.theta\.padded"):
+        job.store.check_files(digests)
 
 
 def test_checked_uploads_are_read_by_silo_part_and_name(tmp_path, job):

@@ -16,6 +16,7 @@ from staddle.algorithms.method import KEEP, METRICS
 from staddle.algorithms.plain import PLAIN
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
+from staddle.coordinator import table_seals
 from staddle.coordinator.events import Deadline, Unkeyed
 from staddle.files import parse_canonical
 from staddle.proto.blind import simulated, uploaded
@@ -201,6 +202,7 @@ def test_extractors_are_mixed_and_classifiers_compared_as_in_the_oracle(world):
     name = f"{world.job.length - 1}.north.extractor.padded"
     (world.folder / name).write_bytes(bytes(8))
     with sqlite3.connect(world.config.directory / "coordinator.sqlite") as database:
+        table_seals.keep(database)
         fields = ("job", world.job.length - 1, "extractor", "north", b"\1" * 32, name, 8, "02" * 32, b"")
         database.execute("INSERT INTO hidden VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", fields)
         database.execute("INSERT INTO files VALUES ('job', 'version', 'extractor', 'north', ?)", (name,))

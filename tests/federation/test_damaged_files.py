@@ -1,12 +1,18 @@
-"""One bit that a disk changes in a file of tensors: the job ends, and says in which. Real processes.
+"""One bit that a disk changes in a file of tensors: it is made or asked for again, or the job ends and names it.
 
-The coordinator dies where files wait for what comes next, and silos wait for it; a bit changes meanwhile.
+Real processes. One of them dies where files wait for what comes next, and the others wait for it; a bit changes
+meanwhile.
 """
 
 import pytest
-from federation.keyed import configure
+import torch
+from federation.keyed import configure, events, finished, job_folder, shards
 
+from staddle.algorithms.local_round import state_from_bytes
+from staddle.algorithms.simulation import simulate
+from staddle.commands.ledger_reconcile import compare
 from staddle.errors import AbortedError
+from staddle.security import roster as rosters
 
 SILOS = ("north", "east")
 
@@ -19,10 +25,41 @@ def flip(path):
 
 
 @pytest.mark.timeout(200)
+def test_what_a_silo_can_give_again_is_asked_for_again_and_the_result_is_the_same(start, document):
+    """An upload that waits to be folded is given again; an outbox of which nothing left is trained again."""
+    running = start(*SILOS)
+    job = running.job(document("job", SILOS, rounds=2, round_timeout=60))
+    configure(running, SILOS)
+    running.start_impatient("coordinator", f"once:after COMMIT of {job.name} folding 0")
+    running.start_impatient("east")
+    running.start_impatient("north", "once:remove outbox")  # that of round 0, once that of round 1 is there
+    with pytest.raises(AbortedError, match="coordinator ended with code"):
+        running.daemons["coordinator"].wait_for("job.ended", 100)
+    flip(running.federation.state("coordinator") / "jobs" / job.name / "0.north.upload")
+    running.start_impatient("coordinator")
+    with pytest.raises(AbortedError, match="north ended with code"):
+        running.daemons["north"].wait_for("job.finished", 100)
+    flip(running.federation.state("north") / "jobs" / job.name / "outbox-2.safetensors")
+    running.start_impatient("north")
+    finished(running, SILOS, job.name)
+    (trained,) = [event for event in events(running, "north") if event["event"] == "outbox.damaged"]
+    assert "outbox-2.safetensors: is not as it was written: the disk changed it" in trained["why"]
+    (asked,) = [event for event in events(running, "coordinator") if event["event"] == "upload.damaged"]
+    assert (asked["silos"], "the disk changed 0.north.upload" in asked["why"]) == (["north"], True)
+    torch.set_num_threads(1)
+    expected = simulate(job, shards(running, SILOS))
+    roster, state = rosters.load(running.federation.folder / "roster.json"), running.federation.state
+    for silo in SILOS:
+        found = state_from_bytes((job_folder(running, job, silo) / "model.safetensors").read_bytes())
+        for part, tensors in expected.states[silo].parts.items():
+            assert all(torch.equal(found.parts[part][name], value) for name, value in tensors.items())
+        assert compare(state(silo) / "ledger", state("coordinator") / "ledger", roster).differences == ()
+
+
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("step", "file"),
     [
-        ("folding 0", "0.north.upload"),
         ("drawing 1", "0.model.safetensors"),
         ("finishing 2", "1.model.safetensors"),
     ],

@@ -13,7 +13,7 @@ from coordinating import coordinator
 from ledgers import stored
 from raw_silo import SECONDS, Caller, refused
 
-from staddle import log
+from staddle import checked_file, log
 from staddle.commands import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator.events import Stopped
@@ -427,12 +427,13 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
     with log.followed(lambda event, fields: events.append(repr((event, fields)))), coordinator(world.config) as here:
         secrets, made, printed = asyncio.run(scenario())
         assert here.broken == []
-    files = {name: (world.folder / "silos" / name / "jobs" / "job" / KEY).read_bytes() for name in SILOS}
+    kept = {name: world.folder / "silos" / name / "jobs" / "job" for name in SILOS}
+    files = {name: checked_file.read_bytes(folder / KEY) for name, folder in kept.items()}
     for name, file in files.items():
         own = made[name]
         assert file == b"".join((world.epoch.context(), own.key, own.parts, *own.others.values()))
         assert own.others == {other: public_key(secrets[other][96:128]) for other in sorted(SILOS) if other != name}
-        prekeys = (world.folder / "silos" / name / "jobs" / "job" / OWN).read_bytes()
+        prekeys = checked_file.read_bytes(kept[name] / OWN)
         assert prekeys == b"".join((world.epoch.context(), bytes(8), secrets[name][96:128]))
     assert len({(own.key, own.parts) for own in made.values()}) == 1
     crossed = b"".join(client.bytes for client in clients.values())

@@ -20,6 +20,7 @@ from keyed_jobs import (
 )
 from ledgers import stored
 
+from staddle import checked_file
 from staddle.algorithms.exchange import integer_weights
 from staddle.algorithms.method import KEEP, METRICS
 from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT
@@ -302,7 +303,7 @@ def test_rows_for_another_silo_do_not_open(recipient, keyed, twice, tmp_path):
 def test_memory_that_is_gone_is_no_memory_of_nothing(recipient, keyed, twice):
     job, first = keyed.jobs["directed"], twice[1][0]
     path = recipient.folder / "job" / "mix-theta.directed.json"
-    assert path.read_bytes() == b'{"delivered":[],"newest":-1}'
+    assert checked_file.read_json(path, OpenedDirected) == OpenedDirected()
     recipient.sharing.memory.check_begun(job, contributed=True)
     path.unlink()
     for attempt in (

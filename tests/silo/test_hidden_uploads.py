@@ -9,6 +9,7 @@ import pytest
 import torch
 from keyed_jobs import KEY, SILOS, keys_of, make_keyed, sharing_of
 
+from staddle import checked_file
 from staddle.algorithms.exchange import Mix
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import secure_pb2 as pb
@@ -16,7 +17,6 @@ from staddle.proto.mix_messages import padded_from_wire
 from staddle.security.mix_line import Version
 from staddle.security.one_upload import check_upload, open_seed
 from staddle.security.sealing import letters
-from staddle.silo import mix_memory, prekeys
 from staddle.silo.bundle import Bundle
 from staddle.silo.client import TurnedAwayError, UnreachableError
 from staddle.silo.declared import Declared, Records
@@ -214,14 +214,14 @@ def killed(world, at):
                 if steps[0] == at:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-            real = mix_memory.write_atomic
+            real = checked_file.write_atomic
 
             def write(path, data, mode=0o600):
                 step()
                 real(path, data, mode)
                 step()
 
-            mix_memory.write_atomic = prekeys.write_atomic = write
+            checked_file.write_atomic = write
             world.give(world.begin(Door(world.desk, step=step)))
             status = 0
         finally:

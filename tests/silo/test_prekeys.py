@@ -6,12 +6,11 @@ import pytest
 from blind_mixes import line
 from secure_sums import names, signer, signers
 
-from staddle import files
+from staddle import checked_file, files
 from staddle.errors import LocalError
 from staddle.security.mix_line import Version
 from staddle.security.pairwise import public_key
 from staddle.security.prekeys import Known
-from staddle.silo import prekeys
 from staddle.silo.prekeys import KNOWN, OWN, PrekeyFiles
 
 CONTEXT = bytes(range(32))
@@ -109,18 +108,18 @@ def test_known_prekeys_that_are_gone_are_not_begun_anew(kept, tmp_path):
 def test_a_file_of_another_length_or_job_is_told_without_what_it_holds(kept, tmp_path, cut):
     path = tmp_path / OWN
     path.write_bytes(path.read_bytes()[:-1] + cut)
-    with pytest.raises(LocalError, match=r"group\.prekeys: \d+ bytes, not 32 and some times 40") as caught:
+    with pytest.raises(LocalError, match=r"group\.prekeys: is not as it was written: the disk changed it") as caught:
         kept.own()
     assert "secret" not in str(caught.value)
-    path.write_bytes(CONTEXT)
-    with pytest.raises(LocalError, match="32 bytes, not"):
+    checked_file.write_bytes(path, CONTEXT)
+    with pytest.raises(LocalError, match=r"group\.prekeys: 32 bytes, not 32 and some times 40"):
         kept.own()
-    path.write_bytes(bytes(72))
+    checked_file.write_bytes(path, bytes(72))
     with pytest.raises(LocalError, match="of another roster or job"):
         kept.own()
 
 
 def test_nothing_is_written_where_nothing_is_erased(kept, monkeypatch):
     publish(kept, 1)
-    monkeypatch.setattr(prekeys, "write_atomic", lambda *_: pytest.fail("wrote"))
+    monkeypatch.setattr(checked_file, "write_atomic", lambda *_: pytest.fail("wrote"))
     kept.erase_before(0)

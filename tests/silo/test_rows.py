@@ -7,6 +7,7 @@ import torch
 from keyed_jobs import KEY, SILOS, WHOLE, Coordinator, even, keys_of, make_keyed, sharing_of
 from ledgers import stored
 
+from staddle import checked_file
 from staddle.algorithms.method import KEEP
 from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.proto import stream
@@ -17,13 +18,14 @@ from staddle.security.ledger import Ledger
 from staddle.security.records import Peer
 from staddle.security.round_spec import Terms
 from staddle.security.secagg_fault import COORDINATOR_OR_SILO
-from staddle.silo import delivery, mix_memory, rows
+from staddle.silo import delivery, rows
+from staddle.silo.mix_memory import OpenedRows
 from staddle.silo.outgoing_hidden import flat
 
 ME, OTHERS = SILOS[0], SILOS[1:]
 TERMS = Terms(min_cohort=3, min_honest=2, colluders=1)
 OWN = 1 << 30
-BEGUN = b'{"delivered":[],"memory":{"last":"","newest":{}}}'
+BEGUN = checked_file.to_json(OpenedRows())
 
 
 @pytest.fixture(scope="module")
@@ -529,7 +531,7 @@ def test_nothing_is_opened_that_cannot_be_remembered(recipient, monkeypatch):
 
     frames = made.delivery(1, [made.row(ME, even(versions(0)))])
     with monkeypatch.context() as patched:
-        patched.setattr(mix_memory, "write_atomic", full)
+        patched.setattr(checked_file, "write_atomic", full)
         with pytest.raises(UnwritableError):
             recipient.take(frames)
     assert opened == []

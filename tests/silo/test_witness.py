@@ -1,13 +1,13 @@
 """What a silo holds of others' ledgers and they of its own: rollbacks stop it, forgeries do not."""
 
 import asyncio
-import json
 
 import pytest
 from ledgers import copied, put_back, stored
 from private_jobs import private_job
 from recording_gate import RECORDS, SILO, SILOS, World
 
+from staddle import checked_file
 from staddle.errors import LocalError, PeerError
 from staddle.proto import federation_pb2 as pb
 from staddle.security import note as notes
@@ -24,7 +24,7 @@ from staddle.silo.agent import Agent
 from staddle.silo.config import SiloConfig
 from staddle.silo.declared import Declared
 from staddle.silo.session import Asked
-from staddle.silo.witness import Witness
+from staddle.silo.witness import Heads, Witness
 
 OTHER = "silo-b"
 
@@ -40,7 +40,7 @@ def run(work):
 
 def heads_file(world):
     path = world.path.parent / "heads.json"
-    return json.loads(path.read_bytes()) if path.exists() else {"heads": {}, "forks": {}}
+    return checked_file.read_json(path, Heads).model_dump() if path.exists() else {"heads": {}, "forks": {}}
 
 
 def keys_of(world, member):

@@ -82,8 +82,37 @@ def test_the_coordinators_tensors_come_back(tmp_path, quick):
     (phi,) = (tensor for tensor in run.coordinator().values() if tensor.shape == (4, 4))
     assert torch.equal(phi, phi.T)
     (run.folder / "coordinator.safetensors").write_bytes(b"broken")
-    with pytest.raises(LocalError, match=r"coordinator\.safetensors: not a safetensors file"):
+    with pytest.raises(LocalError, match=r"coordinator\.safetensors: not a file of tensors"):
         run.coordinator()
+
+
+def one_bit(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_one_bit_of_what_a_run_left_is_found_where_it_is_read(tmp_path, quick):
+    """Of a finished run the last and a middle byte of each file; of another what its last checkpoint is about."""
+    reads = {
+        "run.json": lambda: load_runs(tmp_path),
+        "history.jsonl": lambda: load_runs(tmp_path),
+        "checkpoint.json": lambda: load_runs(tmp_path),
+        "coordinator.safetensors": lambda: dict(load_runs(tmp_path)[0].coordinator()),
+        "models/a.safetensors": lambda: load_runs(tmp_path)[0].model("a"),
+    }
+    for until in (None, 3):
+        folder = conduct(tmp_path, make_run("pfedsim", rounds=4), POPULATION, until).path
+        for name in reads if until is None else list(reads)[:3]:
+            whole = (folder / name).read_bytes()
+            for at in (len(whole) - 2, len(whole) // 2) if until is None else (5, len(whole) // 4):
+                one_bit(folder / name, at)
+                with pytest.raises(LocalError, match=name.replace(".", r"\.")):
+                    reads[name]()
+                (folder / name).write_bytes(whole)
+            reads[name]()
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
 
 
 def test_a_history_that_was_altered_is_refused(tmp_path, quick):
