@@ -156,11 +156,11 @@ def test_a_transcript_with_fixed_seeds_is_known():
         "context": "f32628e06fca57d42d1a45e8d6404063671948979b473d11486c96611a2e803b",
         "keys": "af0e5c2019f612e0ee24c050200e02a1025e121a34dd32432da8a1407a91bb1a",
         "receiving keys": "6b9af13d91abc974ef5bdafba25497fdd7788fd001485a82b45a3d1314feef59",
-        "shares": "f72eaa7d1e1c1b198cdad7332dd4e1823b14ae53eaa668093a0fa19cd4e2616a",
-        "portions": "15d38a9935863568556006fc4aa5f0bfd6c9d49415dd327077d5bde1c431d66a",
-        "upload": "a96c81f3a42347d7474a8a91600d3725699fdb29b2ecec4906c412b4e8f5a967",
-        "headers": "61da64fe47de9e4c7981db77aa7fdef172be3dbb08af6f5370929f527313f190",
-        "reveal": "0ed108a5eb6ac5a75e2ce7556453f6908e54ec8810a83e3dc09c0f9515344464",
+        "shares": "b27709461ef1050a757c3010fe71b2f62ba1634bcf9915b596296aa6b9d8c9eb",
+        "portions": "2031189a819be9e6a870f3733d8ad83dae8d0129afa38af1d3fa85b8476ac8ff",
+        "upload": "cfb768a255fb065ab7e527d85b921020a95be7556e901d7d783408807c072196",
+        "headers": "3af3658f2c68902357b35883d297986e914d6facf6cbc73f9adde588a392d460",
+        "reveal": "59c91905ba765f753745cd26197b3a52fe5a03ba5483c36b5e2260bc143fa1fd",
     }
     assert run.opened[0].total.tolist() == [10 / 16] * 20
 
