@@ -8,6 +8,7 @@ from ..algorithms.batches import Batches
 from ..security.gram_pieces import SealedShare
 from ..security.round_spec import RoundSpec, Terms
 from ..security.secagg_coordinator_events import Open
+from ..security.secagg_messages import Abandon, SurvivorsShown
 from ..security.signers import Sign, Signers
 from .secure_rows import Entry
 
@@ -63,3 +64,5 @@ class Setting:
     terms: Terms
     sign: Sign = field(repr=False)
     together: Batches = ()  # who is in an attempt together or not at all (``Job.together``)
+    notes: tuple[Abandon, ...] = ()  # of earlier rounds, and their survivors (settled.py)
+    shown: tuple[SurvivorsShown, ...] = ()

@@ -10,7 +10,7 @@ from staddle.security.evidence import Complaint, Misdealing, ShownShare
 from staddle.security.gram_pieces import SealedShare
 from staddle.security.receiving_keys import KeyDelivery, ReceivingKey
 from staddle.security.secagg_fault import Code
-from staddle.security.secagg_messages import Abandon, Header, Reveal, Revealed, Survival
+from staddle.security.secagg_messages import Abandon, Header, Reveal, Revealed, Survival, SurvivorsShown
 
 HASH, SIGNATURE, SESSION = b"\xff" * 32, b"\xff" * 64, b"\xff" * 64
 ATTEMPT = Attempt("j" * 64, HASH, 2**32 - 1, 2**32 - 1, HASH)
@@ -54,15 +54,17 @@ def longest_evidence(n):
     return Misdealing(bundle, Dealing(silos[0], HASH, HASH, HASH, SIGNATURE), dealt, PAIR, shares)
 
 
-def longest_told(n, groups=0, document=b"", noted=None, share=0):
+def longest_told(n, groups=0, document=b"", noted=None, share=0, rounds=0):
     """By the name of its body, the longest message that the first of n silos is told."""
     silos, tags = names(n), b"\xff" * 8 * groups
     notes = tuple(Abandon(silo, SIGNATURE) for silo in names(n if noted is None else noted))
     deliveries = [(Dealing(silo, HASH, HASH, HASH, SIGNATURE), portion(silo, silos[0])) for silo in silos]
     sealed = tuple(SealedShare(silo, b"\xff" * share) for silo in silos[1:]) if share else ()
     headers = tuple(Header(silo, HASH, 2**64 - 1, HASH, tags, SIGNATURE) for silo in silos)
+    signed = tuple(Survival(silo, SIGNATURE) for silo in silos[: 2 * n // 3 + 1])
+    earlier = tuple(SurvivorsShown(bytes([at]) * 32, HASH, HASH, headers, signed) for at in range(rounds))
     bodies = {
-        "spec": SignedSpec(document, SIGNATURE, notes, longest_evidence(n)),
+        "spec": SignedSpec(document, SIGNATURE, notes, longest_evidence(n), earlier),
         "keys": s.KeysTold(
             tuple(KeyBundle(silo, HASH, HASH, HASH, SIGNATURE) for silo in silos),
             tuple(
@@ -95,6 +97,14 @@ dealings = st.builds(Dealing, ids, hashes, hashes, hashes, signatures)
 headers = st.builds(Header, ids, hashes, st.integers(0, 2**64 - 1), hashes, tags, signatures)
 survivals = st.builds(Survival, ids, signatures)
 notes = st.builds(Abandon, ids, signatures)
+shown = st.builds(
+    SurvivorsShown,
+    hashes,
+    hashes,
+    hashes,
+    st.deferred(lambda: some(headers, lambda each: each.silo)),
+    st.deferred(lambda: some(survivals, lambda each: each.silo)),
+)
 held = st.builds(HeldShare, st.binary(min_size=33, max_size=33), st.binary(min_size=32, max_size=32))
 revealed = st.builds(Revealed, ids, st.sampled_from([SELF, PAIR]), held)
 
@@ -146,6 +156,7 @@ told_bodies = (
         signatures,
         some(notes, lambda n: (n.silo, n.signature)),
         st.none() | misdealings,
+        some(shown, lambda each: each.ctx),
     )
     | st.builds(
         s.KeysTold,

@@ -152,7 +152,7 @@ class World:
         self.had[silo] += 1
         match told.body:
             case SignedSpec(document, signature, notes, evidence):
-                party = machine.Party(silo, self.setting.signers, TERMS, signer(silo), self.draws[silo])
+                party = machine.Party(silo, self.setting.signers, self.setting.terms, signer(silo), self.draws[silo])
                 memory = self.memories.get(silo, Memory())
                 state, effects = machine.begin(party, FRAME, document, signature, memory, notes, evidence)
                 self.spec_of[silo] = told.attempt
@@ -422,7 +422,26 @@ def test_masked_words_are_awaited_from_members_of_the_attempt_that_goes_on(world
     assert [world.summing.awaits(silo, ctx) for silo in world.silos] == [False, True, True, True]
     assert not world.summing.awaits(others[0], b"\1" * 32)
     world.summing.drop(others[0], "lost")
-    assert [world.summing.awaits(silo, ctx) for silo in others] == [False, True, True]
+    assert not any(world.summing.awaits(silo, ctx) for silo in others)  # two of four cannot open it
+
+
+def test_an_attempt_that_lost_too_many_waits_for_nobody(tmp_path):
+    """In any stage before survivors sign; while enough are left it goes on with them."""
+    for number, stage in enumerate(("SendKeys", "SendShares", "Upload")):
+        (tmp_path / stage).mkdir()
+        world = World(tmp_path / stage, n=7)
+        first, second, third, *_ = world.silos
+        world.hear = stops_at(getattr(s, stage), *world.silos[:4])(world)
+        world.begin().run()
+        assert world.summing.stage == ("keys", "shares", "masked")[number]
+        for silo in (first, second):
+            world.summing.drop(silo, "STOPPED")
+            assert world.summing.goes_on  # five of seven are enough
+        world.summing.drop(third, "STOPPED")
+        assert world.summing.stage == "ended"
+        assert world.replayed().stage == "ended"
+        assert world.gone == dict.fromkeys((first, second, third), "STOPPED")
+        world.database.close()
 
 
 # Another attempt.
