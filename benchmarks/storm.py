@@ -48,7 +48,7 @@ class Report:
     rounds: int  # closed
     deaths: Mapping[str, int]  # by process
     seconds: float  # from the first round on
-    attempts: int  # at blind sums
+    attempts: int  # at blind sums, that ended without one
     ended: Mapping[str, int]  # why attempts ended without a sum
     dropped: Mapping[str, int]  # codes by which silos dropped out
     blamed: Mapping[str, int]  # why silos blamed somebody
@@ -65,7 +65,7 @@ class Report:
         if self.reason:
             yield f"  reason: {self.reason}"
         yield f"  deaths: {sum(self.deaths.values())} ({died})"
-        yield f"  attempts at blind sums: {self.attempts}"
+        yield f"  attempts at blind sums that ended without one: {self.attempts}"
         for title, counted in (("ended", self.ended), ("dropped out", self.dropped), ("BLAMED", self.blamed)):
             for why, number in Counter(counted).most_common():
                 yield f"  {title} {number} ×: {why}"
