@@ -191,9 +191,13 @@ class Summing:
         return silo in self._spooled
 
     def drop(self, silo: str, code: str) -> None:
-        """A silo cannot take part any more; an attempt that cannot succeed without it ends at once."""
+        """A silo cannot take part any more. Where it began anew, an attempt that has lost too many ends at once.
+
+        Others that refuse, or are away, would count against the next attempt, of which there are not so many.
+        """
         self._drop(silo, code)
-        self._close_hopeless()
+        if code == Code.STOPPED:
+            self._close_hopeless()
 
     def _close_hopeless(self) -> None:
         """Wait for nobody in an attempt that has lost too many."""
@@ -244,7 +248,8 @@ class Summing:
         if state.stage == "opening" and self._opening is not None:
             self._shell.open(self.attempt, state.spec, self._opening)
         self._conclude()
-        self._close_hopeless()
+        if Code.STOPPED in state.failed.values():
+            self._close_hopeless()
 
     # How it takes effect.
 
