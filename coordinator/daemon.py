@@ -25,6 +25,7 @@ from ..security.evidence import Misdealing
 from ..security.identity import Keys
 from ..security.public_weights import weights_fault
 from ..security.receiving_ledger import ReceivingLedger
+from . import settled
 from .attesting import Attesting
 from .config import CoordinatorConfig
 from .contributions import Contributions
@@ -402,7 +403,7 @@ class Daemon:
             over = run.state.blind and bool(run.state.cohort) and not state.cohort
             unfolded = run.mixing if over and not isinstance(event, Folded) else None
             if over:
-                self._database.drop_secure(state.job)
+                self._settle(run, state)
             if unfolded is not None:
                 self._database.drop_hidden(state.job, unfolded.hidden.files(run.state.round))
             if expired := run.mixing is not None and state.expired and not run.state.expired:
@@ -435,6 +436,16 @@ class Daemon:
         except LocalError as error:
             asyncio.get_running_loop().call_exception_handler({"message": "the disk failed", "exception": error})
             raise
+
+    def _settle(self, run: JobRun, state: JobState) -> None:
+        """Forget the sum of a round that is over, but for what silos are brought that were away (settled.py)."""
+        job, rounds = state.job, {}
+        if state.outcome == "running":
+            rounds = {round_: settled.loaded(row) for round_, row in self._database.settled_rows(job)}
+            if (found := self._gathering(run).summing.settled) is not None:
+                self._database.add_secure(job, run.state.round, settled.dumped(found))
+                rounds[run.state.round] = found
+        self._database.drop_secure(job, (n for n, each in rounds.items() if each.is_needed(state.counted, n)))
 
     def _run(self, run: JobRun, effects: tuple[Effect, ...]) -> None:
         for effect in effects:

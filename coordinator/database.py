@@ -29,7 +29,7 @@ from ..security.evidence import Misdealing
 from ..security.mix_row import RowMemory
 from . import table_seals
 from .round import JobState
-from .secure_rows import Row
+from .secure_rows import SETTLED, Row
 
 Room: TypeAlias = Literal["result", "version", "mail", "words"]
 Place: TypeAlias = tuple[Room, str, str]  # room, part, silo ("" for a result)
@@ -411,9 +411,23 @@ class Database:
             ).fetchall()
         return tuple(misdealing_from_wire(dealer, pb.Misdealing.FromString(body)) for dealer, body in rows)
 
-    def drop_secure(self, job: str) -> None:
-        """Forget the sum of a round that is over."""
-        self._connection.execute("DELETE FROM secure WHERE job = ?", (job,))
+    def drop_secure(self, job: str, kept: Iterable[int] = ()) -> None:
+        """Forget the sum of a round that is over, and what is settled of all rounds but those ``kept``."""
+        rounds = list(kept)
+        marks = ", ".join("?" * len(rounds))
+        self._connection.execute(
+            f"DELETE FROM secure WHERE job = ? AND NOT (kind = ? AND round IN ({marks}))",  # noqa: S608 marks alone
+            (job, SETTLED, *rounds),
+        )
+
+    def settled_rows(self, job: str) -> list[tuple[int, Row]]:
+        """What silos that were away are brought of earlier rounds, by round, ascending."""
+        with self._explained():
+            rows = self._connection.execute(
+                "SELECT round, attempt, kind, silo, body FROM secure WHERE job = ? AND kind = ? ORDER BY round",
+                (job, SETTLED),
+            ).fetchall()
+        return [(round_, Row(*row)) for round_, *row in rows]
 
     # Uploads of a Mix and of a Gram.
 

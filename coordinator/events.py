@@ -193,7 +193,7 @@ class Gather:
     round: int
     cohort: tuple[str, ...]
     attempt: int
-    fruitless: int  # attempts before it that ended without a sum: the more, the longer it waits
+    fruitless: int  # attempts before it that ended for silos which may be away still: the more, the longer it waits
 
 
 @dataclass(frozen=True)

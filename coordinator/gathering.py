@@ -21,6 +21,7 @@ from ..security.labels import SECAGG_SPEC
 from ..security.round_spec import RoundSpec, Terms, specify
 from ..security.secagg_coordinator_events import Open
 from ..security.signers import Signers
+from . import settled
 from .config import Timing
 from .contributions import Contributions
 from .database import Database
@@ -31,7 +32,7 @@ from .secure_rows import Entry, dumped
 from .summing import Summing
 from .summing_shell import Setting
 
-PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds before an attempt, after so many without a sum
+PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds before an attempt, after so many in vain
 WHOLE_ROUND = ("keys", "masked")  # stages that last while silos train and send
 
 Hashed = dict[tuple[str, str], tuple[Tensor, bytes]]  # what was hashed last, by part and name
@@ -73,6 +74,7 @@ class Gathering:
     def __init__(self, host: Host, means: Means, run: JobRun) -> None:
         job = run.job
         self.round = run.state.round
+        notes, shown = settled.brought([settled.loaded(row) for _, row in means.database.settled_rows(job.name)])
         self._host, self._means, self._run = host, means, run
         setting = Setting(
             job=job.name,
@@ -84,6 +86,8 @@ class Gathering:
             sign=means.keys.sign,
             together=job.together,
             proofs=tuple(each for each in means.database.misdealings(job.name) if each.spec.round < self.round),
+            notes=notes,
+            shown=shown,
         )
         self.summing = Summing(setting, self, means.database.secure_rows(job.name, self.round))
 

@@ -79,7 +79,9 @@ from .events import (
 # Attempts at the sum of a blind round; those that an operator stopped do not count.
 MOST_ATTEMPTS = 30  # a host may be away for twenty minutes (gathering.py pauses between them), a process die in a loop
 MOST_REFUSED = 3  # of them, that failed for more than silos which were away: what a silo refuses, it refuses again
-AWAY = ("lost", "deadline", "STOPPED")  # why a silo drops out that may well take part in the next
+MOST_RESTARTED = 100  # attempts beside them, that failed for silos alone which began anew, and are there again
+RESTARTED = "STOPPED"  # why a silo drops out whose process began anew
+AWAY = ("lost", "deadline", RESTARTED)  # why a silo drops out that may well take part in the next
 
 
 @dataclass(frozen=True)
@@ -247,11 +249,14 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
                 return state, (told, _gather(state))
             others = [code for silo, code in state.failed.items() if silo not in exhausted]
             away = bool(others) and all(code in AWAY for code in others)
-            state = replace(state, fruitless=state.fruitless + 1, refused=state.refused + (not away))
-            if final or state.fruitless == MOST_ATTEMPTS or state.refused == MOST_REFUSED:
+            back = bool(others) and all(code == RESTARTED for code in others)  # nobody is waited for
+            state = replace(state, fruitless=state.fruitless + (not back), refused=state.refused + (not away))
+            restarted = state.attempt + 1 - state.fruitless
+            many = state.fruitless == MOST_ATTEMPTS or state.refused == MOST_REFUSED or restarted >= MOST_RESTARTED
+            if final or many:
                 return _then(state, (told,), lambda state: _finish(state, "failed", f"round {round_}: {reason}"))
             state = _without_lost(state)
-            return state, (told, _gather(state))
+            return state, (told, _gather(state, 0 if back else state.fruitless))
         case SumFailed() if state.stage in ("stopped", "queued"):
             return _without_lost(state), ()
         case _:
@@ -321,8 +326,8 @@ def _whole(state: JobState, silos: Sequence[str]) -> tuple[str, ...]:
     return unbroken(state.batches, silos, state.proven, state.least)
 
 
-def _gather(state: JobState) -> Gather:
-    return Gather(state.round, _asked(state), state.attempt, state.fruitless)
+def _gather(state: JobState, waited_for: int = 0) -> Gather:
+    return Gather(state.round, _asked(state), state.attempt, waited_for)
 
 
 def _begin(state: JobState) -> Step:

@@ -10,6 +10,8 @@
     deadline  {"stage":"keys"}
     opened    {"sha256":"e3b0…"}
     unopened  {"spoiled":true,"why":"canaries of chunk 0 …"}
+
+Of closed rounds there may be a row of kind "settled": settled.py.
 """
 
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from ..proto.secure_given import Given, given_from_wire, given_to_wire
 from ..security.round_spec import RoundSpec
 from ..security.secagg_coordinator_events import Deadline, Failed, Opened, OpenFailed
 
+SETTLED = "settled"  # the kind of a row that outlives its round
 NO_SESSION = b"-"  # in place of one: what is kept holds none
 
 

@@ -15,9 +15,9 @@ all else to the shell. A silo asks for the n-th entry of its list; replayed, the
 Silos that signed survivors take part in no other attempt of the round: where too few others are left, it was the last.
 Where evidence shows why nothing could be opened (security/evidence.py), the very survivors repeat the sum without the
 dealers at fault, and it takes all of them. With each attempt silos are shown all evidence of the job: they take part in
-sums that lack the dealers it is against. In a job of several batches (algorithms/batches.py) whoever signed may sign
-again, for other whole batches: then a sum that is none of values, and one that could not be opened, are repeated over
-some of them.
+sums that lack the dealers it is against. In a job of whole batches (algorithms/batches.py) whoever signed may sign
+again, for whole batches: a sum that could not be opened is made again, and one that is none of values is made over some
+of them. Such an attempt is followed at once, without abandon notes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,6 +40,7 @@ from ..security.secagg_messages import Abandon
 from .codes import GUILTY, in_words
 from .secure_events import Happened, event_of, taken, unneeded
 from .secure_rows import Begun, Entry, Row, Spooled, loaded, said
+from .settled import Settled, settled
 from .summing_shell import Setting, Shell, nothing
 
 NOTES = "notes"  # beside the machine's stages: an attempt has ended, and abandon notes are awaited
@@ -60,7 +61,7 @@ class Summing:
         self._why = ""  # the last attempt ended
         self._over = self._waiting = False  # the shell has heard of its end; is to tell when notes are overdue
         self._table: dict[type[c.Effect], Callable[[Any], None]] = {
-            c.Ask: lambda e: self._tell(e.silos, SignedSpec(e.document, e.signature, self._notes(), self._proofs)),
+            c.Ask: self._ask,
             c.TellKeys: lambda e: self._tell((e.silo,), s.KeysTold(e.bundles, e.keys)),
             c.TellShares: lambda e: self._tell((e.silo,), s.SharesTold(e.deliveries)),
             c.TellSurvivors: lambda e: self._tell(e.silos, s.SurvivorsTold(e.headers)),
@@ -190,7 +191,20 @@ class Summing:
         return silo in self._spooled
 
     def drop(self, silo: str, code: str) -> None:
-        """A silo cannot take part any more."""
+        """A silo cannot take part any more. Where it began anew, an attempt that has lost too many ends at once.
+
+        Others that refuse, or are away, would count against the next attempt, of which there are not so many.
+        """
+        self._drop(silo, code)
+        if code == Code.STOPPED:
+            self._close_hopeless()
+
+    def _close_hopeless(self) -> None:
+        """Wait for nobody in an attempt that has lost too many."""
+        if self.goes_on and machine.hopeless(self._states[-1]):
+            self._take(self.attempt, c.Deadline(self._states[-1].stage))
+
+    def _drop(self, silo: str, code: str) -> None:
         if self.goes_on and silo in self.spec.cohort and silo not in self._states[-1].failed:
             self._take(self.attempt, c.Failed(silo, str(code)))
 
@@ -198,7 +212,7 @@ class Summing:
         """End the attempt, unless survivors may have signed already."""
         for silo in self.spec.cohort if self._states else ():
             if self.stage in UP_TO_UPLOADS:
-                self.drop(silo, "stopped")
+                self._drop(silo, "stopped")
 
     def deadline(self, attempt: int, stage: str) -> None:
         """Time is up; for any but the present stage of the last attempt it is stale and changes nothing."""
@@ -209,7 +223,7 @@ class Summing:
         elif stage == self.stage and stage in UP_TO_UPLOADS:
             late = [silo for silo in self.spec.cohort if self._awaited(silo)]
             for silo in late:  # the last of them closes the stage
-                self.drop(silo, "deadline")
+                self._drop(silo, "deadline")
         elif stage == self.stage:
             self._take(attempt, c.Deadline(stage))
 
@@ -234,6 +248,8 @@ class Summing:
         if state.stage == "opening" and self._opening is not None:
             self._shell.open(self.attempt, state.spec, self._opening)
         self._conclude()
+        if Code.STOPPED in state.failed.values():
+            self._close_hopeless()
 
     # How it takes effect.
 
@@ -311,9 +327,14 @@ class Summing:
         of = self._setting
         return Attempt(of.job, of.job_digest, of.round, number, self._states[number].ctx)
 
+    def _ask(self, effect: c.Ask) -> None:
+        brought = self._notes(), self._proofs, self._setting.shown
+        self._tell(effect.silos, SignedSpec(effect.document, effect.signature, *brought))
+
     def _notes(self) -> tuple[Abandon, ...]:
-        """Of all attempts before the last."""
-        given = [note for state in self._states[:-1] for note in state.notes.values()]
+        """Of all attempts before the last, unless nobody asks for them, and of earlier rounds."""
+        earlier = () if self._regroups else self._states[:-1]
+        given = [*self._setting.notes, *(note for state in earlier for note in state.notes.values())]
         return tuple(sorted(given, key=lambda note: (note.silo, note.signature)))
 
     @property
@@ -328,6 +349,11 @@ class Summing:
     def _terms(self) -> Terms:
         """By which silos take part in the next attempt."""
         return replace(self._setting.terms, excused=frozenset(proof.dealer for proof in self._proofs))
+
+    @property
+    def settled(self) -> Settled | None:
+        """What silos that were away since are brought in later rounds; None for nothing, or while no sum is open."""
+        return settled(self._states) if self.stage == "done" else None
 
     @property
     def _regroups(self) -> bool:
@@ -410,7 +436,8 @@ class Summing:
         if self._regroups:  # who signed may sign for other batches
             asked = [silo for silo in self._states[0].spec.cohort if silo not in guilty]
             whole = self._terms.whole(state.spec, asked)
-            return len(whole) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
+            same = state.spoiled and len(self._setting.terms.batches) == 1  # it would be none of values again
+            return same or len(whole) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
         if only := self._repeating:
             stuck = bool(guilty & set(only)) or (bool(state.survivals) and state.evidence is None)
             return stuck or not self._can_survive(only)

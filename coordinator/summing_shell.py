@@ -9,6 +9,7 @@ from ..security.evidence import Misdealing
 from ..security.gram_pieces import SealedShare
 from ..security.round_spec import RoundSpec, Terms
 from ..security.secagg_coordinator_events import Open
+from ..security.secagg_messages import Abandon, SurvivorsShown
 from ..security.signers import Sign, Signers
 from .secure_rows import Entry
 
@@ -68,3 +69,5 @@ class Setting:
     sign: Sign = field(repr=False)
     together: Batches = ()  # who is in an attempt together or not at all (``Job.together``)
     proofs: tuple[Misdealing, ...] = ()  # evidence of the rounds before this one
+    notes: tuple[Abandon, ...] = ()  # of earlier rounds, and their survivors (settled.py)
+    shown: tuple[SurvivorsShown, ...] = ()

@@ -25,7 +25,7 @@ from ..security.pairwise import KEY_BYTES
 from ..security.receiving_keys import KeyDelivery, ReceivingKey
 from ..security.round_spec import MOST_SILOS
 from ..security.secagg_fault import Code
-from ..security.secagg_messages import Abandon, Header, Reveal, Revealed, Survival
+from ..security.secagg_messages import Abandon, Header, Reveal, Revealed, Survival, SurvivorsShown
 from ..security.shamir import SALT_BYTES, SHARE_BYTES
 from ..security.tags import TAG_BYTES
 from . import secure_pb2 as pb
@@ -273,6 +273,29 @@ def survival_from_wire(peer: str, message: pb.Survival) -> Survival:
     sent = Sender(peer, Code.NOTES)
     silo = sent.member(message.silo, "a survivor's signature of")
     return Survival(silo, sent.sized(message.signature, SIGNATURE_BYTES, f"the survivor's signature of {silo!r}"))
+
+
+def shown_to_wire(shown: SurvivorsShown) -> pb.SurvivorsShown:
+    """Survivors of an earlier attempt."""
+    return pb.SurvivorsShown(
+        context=shown.ctx,
+        h_u1=shown.h_u1,
+        h_u2=shown.h_u2,
+        headers=[header_to_wire(each) for each in shown.headers],
+        survivals=[survival_to_wire(each) for each in shown.survivals],
+    )
+
+
+def shown_from_wire(peer: str, message: pb.SurvivorsShown) -> SurvivorsShown:
+    """ABANDON, UPLOAD or NOTES."""
+    sent = Sender(peer, Code.ABANDON)
+    return SurvivorsShown(
+        sent.sized(message.context, HASH_BYTES, "the context of an earlier attempt"),
+        sent.sized(message.h_u1, HASH_BYTES, "H(U1) of an earlier attempt"),
+        sent.sized(message.h_u2, HASH_BYTES, "H(U2) of an earlier attempt"),
+        sent.every(message.headers, header_from_wire, lambda each: each.silo, "headers of an earlier attempt"),
+        sent.every(message.survivals, survival_from_wire, lambda each: each.silo, "signatures of an earlier attempt"),
+    )
 
 
 def reveal_to_wire(reveal: Reveal) -> pb.Reveal:

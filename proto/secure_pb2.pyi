@@ -141,16 +141,32 @@ class SecureNothing(_message.Message):
     def __init__(self) -> None: ...
 
 class SignedSpec(_message.Message):
-    __slots__ = ("document", "signature", "notes", "proofs")
+    __slots__ = ("document", "signature", "notes", "proofs", "shown")
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     PROOFS_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_FIELD_NUMBER: _ClassVar[int]
     document: bytes
     signature: bytes
     notes: _containers.RepeatedCompositeFieldContainer[Abandon]
     proofs: _containers.RepeatedCompositeFieldContainer[Misdealing]
-    def __init__(self, document: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., notes: _Optional[_Iterable[_Union[Abandon, _Mapping]]] = ..., proofs: _Optional[_Iterable[_Union[Misdealing, _Mapping]]] = ...) -> None: ...
+    shown: _containers.RepeatedCompositeFieldContainer[SurvivorsShown]
+    def __init__(self, document: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., notes: _Optional[_Iterable[_Union[Abandon, _Mapping]]] = ..., proofs: _Optional[_Iterable[_Union[Misdealing, _Mapping]]] = ..., shown: _Optional[_Iterable[_Union[SurvivorsShown, _Mapping]]] = ...) -> None: ...
+
+class SurvivorsShown(_message.Message):
+    __slots__ = ("context", "h_u1", "h_u2", "headers", "survivals")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    H_U1_FIELD_NUMBER: _ClassVar[int]
+    H_U2_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    SURVIVALS_FIELD_NUMBER: _ClassVar[int]
+    context: bytes
+    h_u1: bytes
+    h_u2: bytes
+    headers: _containers.RepeatedCompositeFieldContainer[Header]
+    survivals: _containers.RepeatedCompositeFieldContainer[Survival]
+    def __init__(self, context: _Optional[bytes] = ..., h_u1: _Optional[bytes] = ..., h_u2: _Optional[bytes] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., survivals: _Optional[_Iterable[_Union[Survival, _Mapping]]] = ...) -> None: ...
 
 class Sealing(_message.Message):
     __slots__ = ("sender", "ephemeral", "commitment", "root")

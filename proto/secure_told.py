@@ -4,9 +4,9 @@ It is told the events of its machine, the signed specification before, or that t
 each gets, in bytes, among n silos: ids of 64 characters, the largest numbers, p = ceil(log2 n) hashes in a proof, g
 tagged groups (0 in the columns, where there are no tags), s bytes of a share of compared vectors (none in the columns:
 there are none where nothing is compared by shares), a specification of d bytes (2 MiB at most, in the columns 0)
-with m abandon notes (4000 at most, in the columns n) and evidence against one dealer, of t = floor(2n/3) + 1 shares;
-against all dealers evidence has ``MOST_PROOF_BYTES``, 1 MiB, at most, and carries the specifications of its attempts
-(in the columns one of 1 byte)::
+with m abandon notes (4000 at most, in the columns n), the survivors of earlier rounds (a MiB at most, in the columns
+none) and evidence against one dealer, of t = floor(2n/3) + 1 shares; against all dealers evidence has
+``MOST_PROOF_BYTES``, 1 MiB, at most, and carries the specifications of its attempts (in the columns one of 1 byte)::
 
     body        at most                               n = 4       10      100     1000
     spec        530 + d + 135*m + 320*n + 138*t        2751     6033    55265   547565
@@ -31,7 +31,7 @@ from ..security.evidence import Misdealing
 from ..security.merkle import HASH_BYTES
 from ..security.round_spec import MOST_SILOS
 from ..security.secagg_fault import COORDINATOR, Code
-from ..security.secagg_messages import Abandon
+from ..security.secagg_messages import Abandon, SurvivorsShown
 from ..security.secagg_silo_events import AbandonAsked, KeysTold, NotesTold, ResultTold, SharesTold, SurvivorsTold
 from . import secure_pb2 as pb
 from .bounds import Bound, check_fields
@@ -66,15 +66,19 @@ from .secure_messages import (
     proofs_to_wire,
     sealed_share_from_wire,
     sealed_share_to_wire,
+    shown_from_wire,
+    shown_to_wire,
     survival_from_wire,
     survival_to_wire,
 )
 
 BODIES = range(1, 11)  # fields of SecureTold that are messages
 SPEC, KEYS, SHARES, SURVIVORS = 3, 4, 5, 6
-PROOFS = 4  # of a SignedSpec
+PROOFS, SHOWN = 4, 5  # of a SignedSpec
 MOST_DELIVERY_BYTES = 560 + 34 * MOST_HASHES  # with its proof
 MOST_NOTES = 4 * MOST_SILOS  # notes of several attempts may be due
+MOST_SHOWN = 16  # rounds; more silos are hardly away at once
+MOST_SHOWN_BYTES = 1 << 20  # of them together; the newest come first
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +86,14 @@ class SignedSpec:
     """What a silo is asked into, and abandon notes of earlier attempts, ascending by silo and signature.
 
     ``proofs`` are evidence against dealers of the job, ascending by dealer: silos without which there may be sums.
+    ``shown``: who survived in earlier rounds, ascending by context, for silos that were away since.
     """
 
     document: bytes
     signature: bytes
     notes: tuple[Abandon, ...] = ()
     proofs: tuple[Misdealing, ...] = ()
+    shown: tuple[SurvivorsShown, ...] = ()
 
 
 ToldBody: TypeAlias = SignedSpec | KeysTold | SharesTold | SurvivorsTold | NotesTold | ResultTold | AbandonAsked | Over
@@ -107,10 +113,8 @@ def told_to_wire(told: Told | None) -> pb.SecureTold:
         return pb.SecureTold(nothing=pb.SecureNothing())
     made = pb.SecureTold(attempt=attempt_to_wire(told.attempt))
     match told.body:
-        case SignedSpec(document, signature, notes, proofs):
-            noted = [abandon_to_wire(note) for note in notes]
-            shown = proofs_to_wire(proofs)
-            made.spec.CopyFrom(pb.SignedSpec(document=document, signature=signature, notes=noted, proofs=shown))
+        case SignedSpec():
+            made.spec.CopyFrom(spec_to_wire(told.body))
         case KeysTold(bundles, keys):
             given = [key_delivery_to_wire(key) for key in keys]
             made.keys.CopyFrom(pb.KeysTold(bundles=[bundle_to_wire(bundle) for bundle in bundles], keys=given))
@@ -130,14 +134,28 @@ def told_to_wire(told: Told | None) -> pb.SecureTold:
     return made
 
 
+def spec_to_wire(told: SignedSpec) -> pb.SignedSpec:
+    """What a silo is asked into, and what is brought beside it."""
+    return pb.SignedSpec(
+        document=told.document,
+        signature=told.signature,
+        notes=[abandon_to_wire(note) for note in told.notes],
+        proofs=proofs_to_wire(told.proofs),
+        shown=[shown_to_wire(each) for each in told.shown],
+    )
+
+
 def read_told(data: bytes, silos: int) -> pb.SecureTold:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
     bounds = {
         **dict.fromkeys(BODIES, Bound(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)),
         SPEC: Bound(
-            MOST_NOTES + silos + MOST_FIELDS,
+            MOST_NOTES + MOST_SHOWN + silos + MOST_FIELDS,
             MAX_MESSAGE_BYTES,
-            {PROOFS: Bound(2 * silos + MOST_FIELDS, MOST_PROOF_BYTES)},
+            {
+                PROOFS: Bound(2 * silos + MOST_FIELDS, MOST_PROOF_BYTES),
+                SHOWN: Bound(2 * silos + MOST_FIELDS, MOST_SHOWN_BYTES),
+            },
         ),
         KEYS: Bound(2 * silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
         SHARES: Bound(silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
@@ -160,7 +178,7 @@ def told_from_wire(message: pb.SecureTold) -> Told | None:
 def _told_body(message: pb.SecureTold) -> ToldBody:
     match message.WhichOneof("body"):
         case "spec":
-            return _spec(message.spec)
+            return spec_from_wire(message.spec)
         case "keys":
             sent = Sender(COORDINATOR, Code.KEYS)
             bundles = sent.every(message.keys.bundles, bundle_from_wire, lambda b: b.silo, "keys")
@@ -192,8 +210,8 @@ def _told_body(message: pb.SecureTold) -> ToldBody:
             raise RefusedError(COORDINATOR, ENVELOPE, "tells nothing in its message of a secure sum")
 
 
-def _spec(message: pb.SignedSpec) -> SignedSpec:
-    """SPEC, or ABANDON for its notes; ``round_spec.receive`` reads the document."""
+def spec_from_wire(message: pb.SignedSpec) -> SignedSpec:
+    """SPEC, or ABANDON for its notes and survivors; ``round_spec.receive`` reads the document."""
     sent, size = Sender(COORDINATOR, Code.SPEC), len(message.document)
     sent.check(0 < size <= MOST_SPEC_BYTES, f"a specification of {size} bytes, 1 to {MOST_SPEC_BYTES} it can have")
     signature = sent.sized(message.signature, SIGNATURE_BYTES, "the signature over the specification")
@@ -201,4 +219,5 @@ def _spec(message: pb.SignedSpec) -> SignedSpec:
     notes = noted.every(
         message.notes, abandon_from_wire, lambda n: (n.silo, n.signature), "abandon notes", most=MOST_NOTES
     )
-    return SignedSpec(message.document, signature, notes, proofs_from_wire(COORDINATOR, message.proofs))
+    shown = noted.every(message.shown, shown_from_wire, lambda s: s.ctx, "survivors of earlier rounds", most=MOST_SHOWN)
+    return SignedSpec(message.document, signature, notes, proofs_from_wire(COORDINATOR, message.proofs), shown)

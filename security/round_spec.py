@@ -163,14 +163,16 @@ class Terms:
         return unbroken(self.batches, silos, self.excused, least)
 
     def regroups(self, spec: RoundSpec) -> bool:
-        """Whether values of one round may be in several sums, each over other whole batches.
+        """Whether values of one round may be in several sums, each over whole batches.
 
-        These tell the sums of single batches and nothing beyond that, however many they are (algorithms/batches.py).
-        Rows for one silo are weighted otherwise, and unevenly within a batch. Each comparison is one more answer to
-        whoever chose its own vector. A round that has either is summed once.
+        These tell the sums of single batches and nothing beyond that, however many they are (algorithms/batches.py);
+        where there is one batch, all of them are the same sum. That takes the same values in each: a silo trains a
+        round once, and gives what its outbox has. Rows for one silo are weighted otherwise, and unevenly within a
+        batch. Each comparison is one more answer to whoever chose its own vector. A round that has either is summed
+        once.
         """
         once = spec.compared is not None or any(group.counts for group in spec.groups)
-        return len(self.batches) > 1 and not once
+        return bool(self.batches) and not once
 
 
 def threshold(silos: int) -> int:

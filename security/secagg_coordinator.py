@@ -118,10 +118,14 @@ class CoordinatorState:
     tags: bytes = b""  # of the survivors together, without masks
 
     @property
+    def notes_needed(self) -> int:
+        """Abandon notes after which nobody finds t signatures any more; 0 where no masked bytes may have left."""
+        return len(self.u1) - self.spec.threshold + self.spec.colluders + 1 if self.told else 0
+
+    @property
     def notes_missing(self) -> int:
         """Abandon notes that are missing before silos enter another attempt."""
-        needed = len(self.u1) - self.spec.threshold + self.spec.colluders + 1 if self.told else 0
-        return max(0, needed - len(self.notes))
+        return max(0, self.notes_needed - len(self.notes))
 
 
 Step: TypeAlias = tuple[CoordinatorState, tuple[Effect, ...]]
@@ -275,13 +279,17 @@ def _answered(state: CoordinatorState, stage: Stage) -> Mapping[str, object]:
     return by_stage.get(stage, {})
 
 
+def _expected(state: CoordinatorState) -> tuple[str, ...] | None:
+    """All whom a stage waits for; None where t of them are enough."""
+    return {"keys": state.spec.cohort, "shares": state.u1, "masked": state.u2}.get(state.stage)
+
+
 def _close_if_complete(state: CoordinatorState) -> Step:
     """Close a stage once nobody is awaited; the last two once t have answered, or too few are left.
 
     What t revealed may not join; then the others are awaited, too.
     """
-    expected = {"keys": state.spec.cohort, "shares": state.u1, "masked": state.u2}.get(state.stage)
-    answered = _answered(state, state.stage)
+    expected, answered = _expected(state), _answered(state, state.stage)
     if expected is not None:
         open_ = [silo for silo in expected if silo not in answered and silo not in state.failed]
         return (state, ()) if open_ else _close(state)
@@ -294,15 +302,31 @@ def _close_if_complete(state: CoordinatorState) -> Step:
     return state, ()
 
 
-def _close(state: CoordinatorState) -> Step:
-    """Close a stage with those who answered and whose batch is whole; end the attempt if they are too few."""
-    members = tuple(silo for silo in state.spec.cohort if silo in _answered(state, state.stage))
-    least = state.spec.threshold
+def hopeless(state: CoordinatorState) -> bool:
+    """Whether too few can answer in this stage, so that it need not wait for the others: ``Deadline`` ends it."""
+    expected = _expected(state)
+    if expected is None:
+        return False
+    answered = _answered(state, state.stage)
+    members, least = _counting(state, [silo for silo in expected if silo in answered or silo not in state.failed])
+    return len(members) < least
+
+
+def _counting(state: CoordinatorState, silos: Sequence[str]) -> tuple[tuple[str, ...], int]:
+    """Those of ``silos`` with whom the stage can close, whose batch is whole, and how many it takes at the least."""
+    members, least = tuple(silos), state.spec.threshold
     if state.stage in ("keys", "shares"):  # who is lost after its upload stays in the sum
         members = tuple(silo for silo in members if silo not in state.failed)
         least = max(least, state.spec.min_cohort, state.terms.min_cohort)
     if state.stage in ("keys", "shares", "masked"):
         members = state.terms.whole(state.spec, members)
+    return members, least
+
+
+def _close(state: CoordinatorState) -> Step:
+    """Close a stage with those who answered and whose batch is whole; end the attempt if they are too few."""
+    answered = _answered(state, state.stage)
+    members, least = _counting(state, [silo for silo in state.spec.cohort if silo in answered])
     if len(members) < least:
         whole = " in whole batches" if state.terms.batches else ""
         why = f"stage {state.stage!r} closed with {len(members)} silos{whole}, fewer than {least}"

@@ -33,6 +33,7 @@ class Code(StrEnum):
 
 
 # Whom a silo blames, besides a silo by its id:
+NOBODY = ""  # for what honest silos and an honest coordinator come to, when processes die
 COORDINATOR = "coordinator"  # for what only the coordinator can have done
 COORDINATOR_OR_SILO = "coordinator or a silo of the cohort"  # for what either can have done, and nobody can tell which
 

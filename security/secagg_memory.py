@@ -18,10 +18,20 @@ that nobody could open it. It is made over the very survivors that were signed, 
 have told the coordinator its secret, and so opened the first sum, both sums show the same honest silos together, and
 no difference of them shows one. Evidence names no honest dealer, and no two sets of survivors have t signatures.
 
-Where silos are summed in whole batches alone, of which there are several, values of one round may be in further sums
-over other batches: when a sum is none of values, the round goes on without the batch of whoever gave others. All sums
-of a round are of unions of batches then, and tell single batches' sums at most (algorithms/batches.py). That takes no
-word of the coordinator, so it may ask for them at any time.
+Where silos are summed in whole batches alone, values of one round may be in further sums over whole batches. When a
+sum is none of values, the round goes on without the batch of whoever gave others; when silos die before it is open, the
+round is summed again. All sums of a round are over unions of batches then, and tell single batches' sums at most
+(algorithms/batches.py): of one batch, the same sum again. That takes no word of the coordinator, so it may ask for them
+at any time.
+
+It holds in one round alone. In a later round the silos of a batch that signed before begin from later states, and one
+that was not asked to sign could be kept at the state before. Of nine silos in three batches, seven sign; so two of a
+batch could be kept, and the difference of that batch's two sums would be what one round changed in the third silo. So
+what may be open of an earlier round is settled first, by one of:
+
+- abandon notes of so many of its members that nobody finds t signatures any more (``Pending.check_abandoned``);
+- t signatures over its survivors, of whom this silo is none (``SurvivorsShown``);
+- a delivered sum of that round, which the silos' tags prove, without these values (``Memory.settled``).
 """
 
 from collections.abc import Sequence
@@ -34,8 +44,8 @@ from ..files import Strict
 from .evidence import Misdealing
 from .identity import Hex32, Id
 from .round_spec import RoundSpec, Terms
-from .secagg_fault import COORDINATOR, Code, check
-from .secagg_messages import Abandon
+from .secagg_fault import COORDINATOR, NOBODY, Code, check
+from .secagg_messages import Abandon, SurvivorsShown
 from .signers import Signers
 
 Number = Annotated[int, Field(strict=True, ge=-1)]
@@ -67,9 +77,19 @@ class Pending(Strict):
                 held.add(note.silo)
         why = (
             f"asks for values that an earlier attempt of round {self.round} may still show, and brings abandon notes "
-            f"of {len(held)} silos, not {self.notes_needed}"
+            f"of {len(held)} silos, not {self.notes_needed}, and no {self.threshold} signatures over survivors without "
+            "this silo; it may have none to bring"
         )
-        check(len(held) >= self.notes_needed, COORDINATOR, Code.ABANDON, why)
+        check(len(held) >= self.notes_needed, NOBODY, Code.ABANDON, why)
+
+    def is_without(self, shown: SurvivorsShown, silo: str, signers: Signers) -> bool:
+        """Whether t members of U1 signed survivors of this attempt of whom ``silo``, this one, is none.
+
+        Then nobody finds t signatures over others: with fewer than n/3 colluders an honest silo would be in both sets,
+        and it signs one an attempt.
+        """
+        without = shown.ctx.hex() == self.ctx and silo not in {header.silo for header in shown.headers}
+        return without and len(shown.signers(self.members, signers)) >= self.threshold
 
 
 class Memory(Strict):
@@ -106,6 +126,11 @@ class Memory(Strict):
         """
         resolved = [p for p in self.pending if p.round == round_ and (p.ctx != ctx or silo not in survivors)]
         return self._with(pending=tuple(p for p in self.pending if p not in resolved)) if resolved else self
+
+    def shown(self, survivors: Sequence[SurvivorsShown], silo: str, signers: Signers) -> Self:
+        """Memory without the attempts that are shown to have been signed without ``silo``, this one."""
+        kept = tuple(p for p in self.pending if not any(p.is_without(each, silo, signers) for each in survivors))
+        return self if kept == self.pending else self._with(pending=kept)
 
     def repeated(
         self, spec: RoundSpec, evidence: Misdealing | None, signers: Signers, terms: Terms = ANY_SILOS

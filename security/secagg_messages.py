@@ -20,7 +20,7 @@ receiving_keys.py.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .dealing import PAIR, SELF, Held, HeldShare, Portion
@@ -79,8 +79,11 @@ class Survival:
 
     def check(self, ctx: bytes, sets: "Sets", signers: Signers) -> None:
         """RefusedError unless the silo signed exactly these sets."""
-        signed = signers.by_silo(self.silo, SECAGG_SURVIVORS, sets.payload(ctx, self.silo), self.signature)
-        check(signed, self.silo, Code.NOTES, "signed no such set of survivors")
+        check(self.holds(ctx, sets, signers), self.silo, Code.NOTES, "signed no such set of survivors")
+
+    def holds(self, ctx: bytes, sets: "Sets", signers: Signers) -> bool:
+        """Whether the silo signed exactly these sets."""
+        return signers.by_silo(self.silo, SECAGG_SURVIVORS, sets.payload(ctx, self.silo), self.signature)
 
 
 def make_survival(ctx: bytes, silo: str, sets: "Sets", sign: Sign) -> Survival:
@@ -99,6 +102,27 @@ class Sets:
     def payload(self, ctx: bytes, silo: str) -> bytes:
         """What a survivor signs, behind SURVIVORS."""
         return framed(ctx, silo.encode(), self.h_u1, self.h_u2, self.h_u3)
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivorsShown:
+    """Who survived in an attempt, for a silo that was away since: U3, ascending by silo, and signatures over it."""
+
+    ctx: bytes
+    h_u1: bytes
+    h_u2: bytes
+    headers: tuple[Header, ...]
+    survivals: tuple[Survival, ...]
+
+    def signers(self, members: Collection[str], signers: Signers) -> frozenset[str]:
+        """Which of ``members`` are survivors and signed exactly these."""
+        h_u3 = set_digest(b"U3", self.ctx, [header.encoded(self.ctx) for header in self.headers])
+        sets, survivors = Sets(self.h_u1, self.h_u2, h_u3), {header.silo for header in self.headers}
+        return frozenset(
+            each.silo
+            for each in self.survivals
+            if each.silo in survivors.intersection(members) and each.holds(self.ctx, sets, signers)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ from .secagg_messages import (
     Header,
     Sets,
     Survival,
+    SurvivorsShown,
     kinds_to_reveal,
     make_abandon,
     make_header,
@@ -144,9 +145,11 @@ def begin(
     memory: Memory,
     notes: Sequence[Abandon] = (),
     evidence: Misdealing | None = None,
+    shown: Sequence[SurvivorsShown] = (),
 ) -> Step:
     """Enter an attempt; RefusedError says why this silo does not, and then nothing is remembered or sent."""
     spec = receive(document, signature, frame, party.terms, party.signers, party.silo)
+    memory = memory.shown(shown, party.silo, party.signers)
     signed = memory.repeated(spec, evidence, party.signers, party.terms)
     only = tuple(silo for silo in signed if silo not in party.terms.excused)
     memory = memory.entered(spec, notes, party.signers, evidence, party.terms)

@@ -54,6 +54,7 @@ from .signed_sets import SignedSets
 Pads = Callable[[RoundSpec], Mapping[int, Term]]
 PAUSE_SECONDS = 0.5  # after an answer without a message that came at once: a coordinator does not set our pace
 MOST_IDLE = 300  # messages of one round that lead to nothing, at our full pace
+MOST_AGAIN = 8  # that enter another attempt, end one or give one up: silos die, and the next attempt is for us to begin
 LEADING_ON = SendShares | SendComplaint | Upload | SendSurvival | SendReveal | Finish
 REFUSED = "SECURE"  # the ErrorCode of a message that the coordinator does not take
 CLOSED = "ROUND_CLOSED"  # and that of an upload that comes too late, for the attempt or for its round
@@ -136,7 +137,7 @@ class BlindRound:
         self._key = key
         self._pads = pads
         self._start = start
-        self._had = self._entered = self._idle = 0
+        self._had = self._again = self._idle = 0
         self._state: SiloState | None = None
         self._todo: deque[Doing] = deque()
         self._uploaded = b""  # ctx of the attempt whose upload the coordinator has, as it said after a lost connection
@@ -178,13 +179,13 @@ class BlindRound:
     def _paced(self) -> bool:
         """Whether what was told leads on; a coordinator does not set our pace, nor how fast our ledger grows."""
         effects = [doing.effect for doing in self._todo]
-        if any(isinstance(effect, SendKeys) for effect in effects):
-            self._entered += 1
-            return self._entered == 1
         if not effects:  # after an interruption, all that the round has had is told again
             self._idle += 1
             return self._idle <= MOST_IDLE
-        return any(isinstance(effect, LEADING_ON) for effect in effects)
+        if any(isinstance(effect, LEADING_ON) for effect in effects):
+            return True
+        self._again += 1
+        return self._again <= MOST_AGAIN
 
     def accepted(self, ctx: bytes) -> None:
         """The coordinator has the upload that was bound to this, whose connection broke."""
@@ -232,7 +233,8 @@ class BlindRound:
             excused = self._door.signed_sets.proven(self.job, told.proofs)
             party = replace(self._party, terms=replace(self._party.terms, excused=excused))
             evidence = next((each for each in told.proofs if each.is_of(memory.signed_ctx)), None)
-            state, effects = begin(party, self._frame, told.document, told.signature, memory, told.notes, evidence)
+            brought = told.document, told.signature, memory, told.notes, evidence, told.shown
+            state, effects = begin(party, self._frame, *brought)
         except RefusedError as error:
             self._state = None
             self._todo.append(Doing(attempt, End(Code(error.code), error.peer, error.why)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from raw_silo import SECONDS, Caller
 
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.blind import model_digest, round_frame, sums_metrics_alone
+from staddle.proto.blind import model_digest, round_frame, round_terms, sums_metrics_alone
 from staddle.proto.secure_given import Asked, Given, Over, asked_to_wire, given_to_wire
 from staddle.proto.secure_told import SignedSpec, told_from_wire
 from staddle.proto.wire import delivered_items
@@ -30,9 +30,8 @@ class BlindSilo(Caller):
 
     def __init__(self, address, keys, roster, job, gifts):
         super().__init__(address, keys, roster, job)
-        self.party = machine.Party(
-            self.silo, Signers.of(roster), Terms(colluders=job.security.colluders), keys.sign, os.urandom
-        )
+        terms = round_terms(job, Terms(colluders=job.security.colluders))
+        self.party = machine.Party(self.silo, Signers.of(roster), terms, keys.sign, os.urandom)
         self.whole_roster, self.gifts, self.memory = roster, gifts, Memory()
         self.hear = lambda effect: effect
         self.state, self.had, self.finished = None, 0, None

@@ -10,7 +10,7 @@ from staddle.security.evidence import Complaint, Misdealing, ShownShare, Unjoine
 from staddle.security.gram_pieces import SealedShare
 from staddle.security.receiving_keys import KeyDelivery, ReceivingKey
 from staddle.security.secagg_fault import Code
-from staddle.security.secagg_messages import Abandon, Header, Reveal, Revealed, Survival
+from staddle.security.secagg_messages import Abandon, Header, Reveal, Revealed, Survival, SurvivorsShown
 
 HASH, SIGNATURE, SESSION = b"\xff" * 32, b"\xff" * 64, b"\xff" * 64
 ATTEMPT = Attempt("j" * 64, HASH, 2**32 - 1, 2**32 - 1, HASH)
@@ -55,15 +55,19 @@ def longest_evidence(n, dealer=0):
     return Misdealing(b"{", bundle, dealing, dealt, Unjoined(PAIR, shares))
 
 
-def longest_told(n, groups=0, document=b"", noted=None, share=0, against=1):
+def longest_told(n, groups=0, document=b"", noted=None, share=0, against=1, rounds=0):
     """By the name of its body, the longest message that the first of n silos is told, with so many proofs."""
     silos, tags = names(n), b"\xff" * 8 * groups
     notes = tuple(Abandon(silo, SIGNATURE) for silo in names(n if noted is None else noted))
     deliveries = [(Dealing(silo, HASH, HASH, HASH, SIGNATURE), portion(silo, silos[0])) for silo in silos]
     sealed = tuple(SealedShare(silo, b"\xff" * share) for silo in silos[1:]) if share else ()
     headers = tuple(Header(silo, HASH, 2**64 - 1, HASH, tags, SIGNATURE) for silo in silos)
+    signed = tuple(Survival(silo, SIGNATURE) for silo in silos[: 2 * n // 3 + 1])
+    earlier = tuple(SurvivorsShown(bytes([at]) * 32, HASH, HASH, headers, signed) for at in range(rounds))
     bodies = {
-        "spec": SignedSpec(document, SIGNATURE, notes, tuple(longest_evidence(n, by) for by in range(against))),
+        "spec": SignedSpec(
+            document, SIGNATURE, notes, tuple(longest_evidence(n, by) for by in range(against)), earlier
+        ),
         "keys": s.KeysTold(
             tuple(KeyBundle(silo, HASH, HASH, HASH, SIGNATURE) for silo in silos),
             tuple(
@@ -96,6 +100,14 @@ dealings = st.builds(Dealing, ids, hashes, hashes, hashes, signatures)
 headers = st.builds(Header, ids, hashes, st.integers(0, 2**64 - 1), hashes, tags, signatures)
 survivals = st.builds(Survival, ids, signatures)
 notes = st.builds(Abandon, ids, signatures)
+shown = st.builds(
+    SurvivorsShown,
+    hashes,
+    hashes,
+    hashes,
+    st.deferred(lambda: some(headers, lambda each: each.silo)),
+    st.deferred(lambda: some(survivals, lambda each: each.silo)),
+)
 held = st.builds(HeldShare, st.binary(min_size=33, max_size=33), st.binary(min_size=32, max_size=32))
 revealed = st.builds(Revealed, ids, st.sampled_from([SELF, PAIR]), held)
 
@@ -151,6 +163,7 @@ told_bodies = (
         signatures,
         some(notes, lambda n: (n.silo, n.signature)),
         some(misdealings, lambda proof: proof.dealer),
+        some(shown, lambda each: each.ctx),
     )
     | st.builds(
         s.KeysTold,

@@ -232,7 +232,7 @@ def test_another_attempt_without_abandon_notes_gets_nothing(world, tmp_path):
     first, second = Attempted(world, "public", alter=cut), Attempted(world, "public", attempt=1)
     hostile = attacks(world, tmp_path, [first, second], retry=True, counted=1)
     assert kinds(hostile)["survival"] == kinds(hostile)["reveal"] == 0
-    assert ends(tmp_path) == [("ABANDON", "coordinator")]
+    assert ends(tmp_path) == [("ABANDON", "")]  # an honest one may lack them, too
     assert hostile.contexts[:-2] == [first.spec.context()]
 
 
@@ -397,10 +397,10 @@ def flooding(attempted, number):
 
 FLOODS = {  # name: how many messages are taken at full pace
     "nothing": 0,
-    "good specifications": 1,
-    "unsigned specifications": 0,
-    "the same specification": 1,
-    "abandon": 0,
+    "good specifications": blind.MOST_AGAIN,
+    "unsigned specifications": blind.MOST_AGAIN,
+    "the same specification": blind.MOST_AGAIN,
+    "abandon": blind.MOST_AGAIN,
     "end": blind.MOST_IDLE,
     "messages of another attempt": blind.MOST_IDLE,
 }
@@ -426,4 +426,4 @@ def test_a_flood_of_messages_is_paced(world, tmp_path, monkeypatch):
         asked, paced = hostiles[name].calls["secure_next"], seconds / PAUSE_SECONDS + 5
         assert 3 <= asked <= free + paced, (name, asked)
         written = [record for record in records(tmp_path / name) if record["type"] in ("egress.protocol", "secagg.end")]
-        assert len(written) <= 3 * paced, (name, len(written))
+        assert len(written) <= 3 * (paced + blind.MOST_AGAIN), (name, len(written))

@@ -10,7 +10,11 @@ from hostile import SILO, delivery, offer, play, records, round_of
 from hostile_sums import OTHERS, SILOS, Attempted, Blind, make_world
 
 from staddle.algorithms.local_round import state_from_bytes
-from staddle.proto.blind import summed
+from staddle.proto.blind import model_digest, round_frame, summed
+from staddle.proto.wire import delivered_items
+from staddle.security import roster as rosters
+from staddle.security import secagg_coordinator_events as c
+from staddle.security import secagg_silo_events as s
 from staddle.security.dealing import PAIR, SELF
 from staddle.security.masked_sum import Accumulator
 from staddle.security.masks import Term, pair_term
@@ -175,3 +179,47 @@ def unmasked(crowd):
     accumulator = Accumulator(spec)
     accumulator.add(crowd.pieces(crowd.uploads[SILO]))
     return accumulator.open(terms, (SILO,))[0].mean(np.float64)
+
+
+# The coordinator has a round of one batch summed twice, and delivers another model in between.
+
+
+class Delivered(Attempted):
+    """An attempt in which a model of this seed is delivered; the other silos wait for nobody's signature."""
+
+    def __init__(self, world, seed, **changes):
+        self.seed = seed
+        super().__init__(world, "private", 1, **changes)
+
+    def framed(self, round_):
+        items = delivered_items(self.job.down(round_))
+        digests = list(delivery(self.world, self.job.name, round_, seed=self.seed)[-1].end.tensor_sha256)
+        model = model_digest(self.job, round_, items, digests)
+        return round_frame(self.job, round_, self.world.roster.federation, rosters.digest(self.world.roster), model)
+
+    def act(self, who, effect):
+        super().act(who, effect)
+        if isinstance(effect, c.TellSurvivors):
+            self.queue += self.later
+            self.later = []
+
+
+@pytest.mark.parametrize("signs", [False, True], ids=["before it signs", "after it signed"])
+def test_a_round_that_is_summed_twice_shows_nothing_twice(world, tmp_path, signs):
+    """The silo dies in between; both sums are of the very same values, whatever it is delivered the second time."""
+    hidden = () if signs else (s.SurvivorsTold, s.NotesTold)
+    cut = (s.ResultTold, s.NotesTold, *hidden)  # it waits, until its process ends
+    first = Delivered(world, 1, alter=lambda _, body: [] if isinstance(body, cut) else [body])
+    second = Delivered(world, 2, attempt=1)
+    tasks = [offer(world, "private"), round_of(world, 1, "private")]
+    for attempted, told in ((first, tasks), (second, tasks[1:])):
+        hostile = Blind(world, told, {1: [attempted]})
+        hostile.script["fetch"] = [lambda seed=attempted.seed: delivery(world, "private", 1, seed=seed)]
+        play(hostile, tmp_path)
+    assert first.opened is not None
+    assert second.opened is not None
+    assert set(first.state.u3) == set(second.state.u3) == set(SILOS)
+    for one, other in zip(first.opened, second.opened, strict=True):
+        assert np.array_equal(one.total, other.total)
+    ended = [(each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"]
+    assert {blame for _, blame in ended} <= {""}

@@ -43,7 +43,7 @@ def asked(silo, spec, own, *, terms=None, memory=None):
 def refused(silo, spec, own, **rest):
     with pytest.raises(RefusedError) as caught:
         asked(silo, spec, own, **rest)
-    assert caught.value.peer == "coordinator"
+    assert caught.value.peer == ("" if caught.value.code == "ABANDON" else "coordinator")
     return caught.value.code
 
 

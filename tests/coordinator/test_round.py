@@ -31,7 +31,7 @@ from staddle.coordinator.events import (
     Unkeyed,
     Watch,
 )
-from staddle.coordinator.round import MOST_ATTEMPTS, MOST_REFUSED, JobState, advance, resumed
+from staddle.coordinator.round import MOST_ATTEMPTS, MOST_REFUSED, MOST_RESTARTED, JobState, advance, resumed
 from staddle.coordinator.tasks import FinishTask, OfferTask, RoundTask, awaited, concerned, task_for
 
 SILOS = ("b", "a", "c")  # job order is not the alphabet's
@@ -546,21 +546,24 @@ def blind_round():
 
 def attempts(state, codes):
     """How many attempts there are if in each one silo drops out with one of these codes, in turn; the end."""
-    number = 0
+    number = waited_for = 0
     while True:
         assert (state.stage, state.attempt, state.failed) == ("round", number, {})
         code = codes[number % len(codes)]
+        waited_for += code != "STOPPED"
         state, effects = run(state, Failed("a", 0, code), SumFailed(0, number, "TOO_FEW: one is missing", final=False))
         number += 1
         if state.stage == "finishing":
             return number, state
-        assert without_reports(effects) == (Gather(0, SILOS, number, number),)
+        assert without_reports(effects) == (Gather(0, SILOS, number, waited_for if code != "STOPPED" else 0),)
 
 
 @pytest.mark.parametrize(
     ("codes", "most"),
     [
-        (("lost", "STOPPED", "deadline"), MOST_ATTEMPTS),
+        (("lost", "deadline"), MOST_ATTEMPTS),
+        (("lost", "STOPPED", "deadline"), 3 * MOST_ATTEMPTS // 2),  # who began anew is there, and not waited for
+        (("STOPPED",), MOST_RESTARTED),
         (("POLICY",), MOST_REFUSED),
         (("lost", "TRAINING"), 2 * MOST_REFUSED),
     ],
@@ -1150,7 +1153,7 @@ def test_a_sum_that_opens_while_its_job_is_stopped_is_folded_when_it_is_resumed(
 
 def test_after_a_restart_the_sum_is_gathered_again():
     state, _ = blind(*OPEN, SumFailed(0, 0, "x"))
-    assert resumed(state) == (Gather(0, SILOS, 1, 1),)
+    assert resumed(state) == (Gather(0, SILOS, 1, 0),)  # at once: it may not live as long as the pause
     assert resumed(blind(*SUMMED)[0]) == (Fold(0, SUM),)
     assert resumed(blind(*OPEN, Stopped())[0]) == ()
 

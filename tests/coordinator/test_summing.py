@@ -431,6 +431,25 @@ def test_masked_words_are_awaited_from_members_of_the_attempt_that_goes_on(world
     assert [world.summing.awaits(silo, ctx) for silo in others] == [False, True, True]
 
 
+def test_an_attempt_that_lost_too_many_waits_for_nobody(tmp_path):
+    """In any stage before survivors sign, for silos that began anew; while enough are left it goes on with them."""
+    for number, stage in enumerate(("SendKeys", "SendShares", "Upload")):
+        (tmp_path / stage).mkdir()
+        world = World(tmp_path / stage, n=7)
+        first, second, third, *_ = world.silos
+        world.hear = stops_at(getattr(s, stage), *world.silos[:4])(world)
+        world.begin().run()
+        assert world.summing.stage == ("keys", "shares", "masked")[number]
+        for silo in (first, second):
+            world.summing.drop(silo, "STOPPED")
+            assert world.summing.goes_on  # five of seven are enough
+        world.summing.drop(third, "STOPPED")
+        assert world.summing.stage == "ended"
+        assert world.replayed().stage == "ended"
+        assert world.gone == dict.fromkeys((first, second, third), "STOPPED")
+        world.database.close()
+
+
 # Another attempt.
 
 

@@ -26,12 +26,14 @@ AWAY = {
 }
 GIVEN = "every:rename mix-extractor|rename gram|job 1 padded|job 1 rotated|of 104448|of 2560|ingress job 2"
 TAKEN = "every:padded or rotated|word on padded|rows of|folding 1"
+SIGNED = "every:egress.protocol job 0 reveal|egress.protocol job 1 reveal"  # too few are left to open either sum
 MAIL = "every:mix-theta.rows|rename mix-theta|intent job 3 padded"
 ASIDE = "every:rotated 2|padded 2|rename 2.theta|folding 2|drawing 3"
 OPENED = "every:rename mix-theta.directed|ingress job 3"
 ROWS = "every:rename 2.theta|rename 2.@sum|folding 2|drawing 3"
 CASES = {
     "both phases": ({"coordinator": TAKEN, "north": GIVEN}, PFEDSIM),
+    "two who signed": ({"north": SIGNED, "east": SIGNED}, PFEDSIM),
     "mail": ({"coordinator": ASIDE, "north": MAIL}, AWAY),
     "directed": ({"coordinator": ROWS, "middle": OPENED}, {**AWAY, "mix": "directed"}),
 }
@@ -58,6 +60,13 @@ STEPS = {
             "sync seg-00000001.jsonl ingress job 2 ",
         ),
     },
+    "two who signed": dict.fromkeys(
+        ("north", "east"),
+        (
+            "sync seg-00000001.jsonl egress.protocol job 0 reveal",
+            "sync seg-00000001.jsonl egress.protocol job 1 reveal",
+        ),
+    ),
     "mail": {
         "coordinator": (
             "before COMMIT of job padded or rotated 2: theta",

@@ -14,7 +14,7 @@ from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.secure_given import asked_from_wire, asked_to_wire, given_from_wire, given_to_wire
 from staddle.proto.secure_messages import MOST_GROUPS, MOST_SPEC_BYTES
-from staddle.proto.secure_told import MOST_NOTES, told_from_wire, told_to_wire
+from staddle.proto.secure_told import MOST_NOTES, MOST_SHOWN, told_from_wire, told_to_wire
 from staddle.security.evidence import Unopened
 from staddle.security.round_spec import MOST_SILOS
 
@@ -43,10 +43,11 @@ CODES = {
     "Reveal": "REVEAL",
     "Abandon": "ABANDON",
     "SignedSpec": "SPEC",
+    "SurvivorsShown": "ABANDON",
     "ResultTold": "SUM",
 }  # anything else: MANIFEST
 FREE = {"round", "attempt", "had", "length"}  # any number may stand there
-LISTS = {"proof": 10, "notes": MOST_NOTES}  # the rest: MOST_SILOS
+LISTS = {"proof": 10, "notes": MOST_NOTES, "shown": MOST_SHOWN}  # the rest: MOST_SILOS
 READ = {
     pb.SecureGiven: lambda message: given_from_wire(ME, message),
     pb.SecureAsked: lambda message: asked_from_wire(ME, message),
@@ -58,7 +59,7 @@ def whole():
     """One whole message of each kind, four silos in it, two groups tagged."""
     for kind, longest, to_wire in (
         ("given", lambda *args: longest_given(*args, products=80), given_to_wire),
-        ("told", lambda *args: longest_told(*args, document=b"{}", share=24, against=2), told_to_wire),
+        ("told", lambda *args: longest_told(*args, document=b"{}", share=24, against=2, rounds=2), told_to_wire),
     ):
         for body, message in longest(4, 2).items():
             yield f"{kind} {body}", to_wire(message)
@@ -139,7 +140,7 @@ def code_of(message, path, field):
     part = at(message, path).DESCRIPTOR.name
     if field in ("field 127", "code"):
         return "MANIFEST"
-    if (part, field) == ("SignedSpec", "notes"):
+    if part == "SignedSpec" and field in ("notes", "shown"):
         return "ABANDON"
     if (part, field) == ("SignedSpec", "proofs"):
         return "MISDEALT"
