@@ -484,7 +484,7 @@ def test_another_attempt_follows_with_the_notes_of_the_first():
     assert second.opened[0].total[0] == 15 / 16
     with pytest.raises(RefusedError) as caught:
         Run(attempt(5, number=1), ones(FIVE), memories=first.memories, notes=notes[1:]).finish()
-    assert (caught.value.peer, caught.value.code) == ("coordinator", "ABANDON")
+    assert (caught.value.peer, caught.value.code) == ("", "ABANDON")
 
 
 # Before anything is asked.

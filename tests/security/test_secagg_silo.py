@@ -535,18 +535,18 @@ def test_a_retry_without_some_silos_shows_their_difference_to_nobody():
         specify(frame(model_digest="ee" * 32), FIVE[:4], 1),
     ]
     own = [frame(), frame(round=4), frame(model_digest="ee" * 32)]
-    for silo, code in ((ME, "ATTEMPT"), (FIVE[1], "ABANDON")):
+    for silo, peer, code in ((ME, "coordinator", "ATTEMPT"), (FIVE[1], "", "ABANDON")):
         for spec, mine in zip(smaller, own, strict=True):
             with pytest.raises(RefusedError) as caught:
                 entered(spec, own=mine, memory=ran.memories[silo], silo=silo)
-            assert (caught.value.peer, caught.value.code) == ("coordinator", code)
+            assert (caught.value.peer, caught.value.code) == (peer, code)
     fresh = specify(frame(round=4, model_digest="ee" * 32), FIVE[:4], 0)
 
     def from_round(start, silo):
         memory = ran.memories[silo].starting(start)
         return entered(fresh, own=frame(round=4, model_digest="ee" * 32), memory=memory, silo=silo)[0]
 
-    for silo, code in ((ME, "ATTEMPT"), (FIVE[1], "ABANDON")):  # trained once more from where round 3 began
+    for silo, peer, code in ((ME, "coordinator", "ATTEMPT"), (FIVE[1], "", "ABANDON")):  # trained once more from where round 3 began
         with pytest.raises(RefusedError) as caught:
             from_round(0, silo)
         assert (caught.value.peer, caught.value.code) == ("coordinator", code)
