@@ -546,9 +546,10 @@ def test_a_retry_without_some_silos_shows_their_difference_to_nobody():
         memory = ran.memories[silo].starting(start)
         return entered(fresh, own=frame(round=4, model_digest="ee" * 32), memory=memory, silo=silo)[0]
 
-    for silo, peer, code in ((ME, "coordinator", "ATTEMPT"), (FIVE[1], "", "ABANDON")):  # trained once more from where round 3 began
+    blamed = ((ME, "coordinator", "ATTEMPT"), (FIVE[1], "", "ABANDON"))
+    for silo, peer, code in blamed:  # trained once more from where round 3 began
         with pytest.raises(RefusedError) as caught:
             from_round(0, silo)
-        assert (caught.value.peer, caught.value.code) == ("coordinator", code)
+        assert (caught.value.peer, caught.value.code) == (peer, code)
     for silo in (ME, FIVE[1]):
         assert from_round(4, silo).stage == "keys"
