@@ -10,6 +10,7 @@ from staddle.security.checkpoint import Checkpoint
 from staddle.silo.state import JobFolder
 
 HOW = ("before", "torn", "after")
+LONGEST_SECONDS = 50.0  # of a job with deaths; a row has a minute
 
 
 @row("kill -9 at any change of a ledger", "every record and checkpoint that was promised is there again", 6)
@@ -69,3 +70,13 @@ def death_of_a_silos_job(folder, draw):
     assert job.failed or kept < 2
     work(job.path, lambda _: None)
     assert job.failed
+
+
+@row("kill -9 of daemons while a blind job goes on", "all of its rounds close, and nobody is blamed", seeds=0)
+def death_of_daemons_in_a_blind_job(folder, draw):
+    import storm  # noqa: PLC0415 it is there in a checkout only, beside soak.py
+
+    job = storm.document(draw.choice(("pfedsim", "fedavg")), storm.SILOS, 2)
+    seed, mean = draw.randrange(2**32), draw.uniform(2.0, 6.0)
+    report = storm.storm(folder, job, seed=seed, mean_seconds=mean, longest_seconds=LONGEST_SECONDS)
+    assert report.sound, "\n".join(report.lines())

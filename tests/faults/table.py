@@ -14,7 +14,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-AREAS = ("at_rest", "foreign_records", "verify", "coordinator_ledger", "memory", "listener", "disks", "deaths", "edges")
+AREAS = (
+    "at_rest",
+    "foreign_records",
+    "verify",
+    "coordinator_ledger",
+    "memory",
+    "terminal",
+    "listener",
+    "disks",
+    "deaths",
+    "edges",
+)
 SECONDS = 60.0  # after which a row that still runs has fallen: some faults are those that make a reader wait for ever
 
 
@@ -43,7 +54,8 @@ def row(
 ) -> Callable[[Callable[[Path, random.Random], None]], Callable]:
     """Put a function into the table, under its own name and its module's area.
 
-    CI runs it with so many seeds, and with those that ``fell`` once, in benchmarks/soak.py or by hand.
+    CI runs it with so many seeds, and with those that ``fell`` once, in benchmarks/soak.py or by hand; where there are
+    none, soak.py alone does.
     """
 
     def put(make: Callable[[Path, random.Random], None]) -> Callable[[Path, random.Random], None]:
