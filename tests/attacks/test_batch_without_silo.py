@@ -7,9 +7,8 @@ takes part in it only where the fifth is proven to have dealt what does not open
 from dataclasses import replace
 
 import pytest
-from attacks.test_repeated_sums import Later
 from hostile import SILO, delivery, offer, play, records, round_of
-from hostile_sums import SILOS, Attempted, Blind, make_world
+from hostile_sums import SILOS, Attempted, Blind, Later, make_world
 
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo_events as s

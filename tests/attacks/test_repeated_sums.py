@@ -6,12 +6,11 @@ as it is recovered; models have numbers of about 0.05.
 """
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hostile import SILO, delivery, offer, play, records, round_of
-from hostile_sums import SILOS, Attempted, Blind, make_world
+from hostile_sums import SILOS, Attempted, Blind, Later, make_world
 
 from staddle.security import secagg_coordinator_events as c
 from staddle.security import secagg_silo_events as s
@@ -90,24 +89,6 @@ class Repeated(Attempted):
     def __init__(self, world, evidence, absent):
         self.proofs = () if evidence is None else (evidence,)
         super().__init__(world, "public", attempt=1, absent=(absent,))
-
-
-class Later:
-    """An attempt that begins once the first has ended."""
-
-    def __init__(self, first, make):
-        self.first, self.make, self.made, self.job = first, make, None, first.job
-
-    @property
-    def told(self):
-        if self.made is None and self.first.state.stage == "ended":
-            self.made = self.make(self.first)
-        return self.made.told if self.made else []
-
-    def __getattr__(self, name):
-        if self.made is None:
-            return SimpleNamespace(context=lambda: b"") if name == "spec" else None
-        return getattr(self.made, name)
 
 
 def against_an_honest_dealer(first):
