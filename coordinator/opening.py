@@ -174,7 +174,8 @@ class OpenedSums:
         own = group(part, self._bounds)
         if own.reader != COORDINATOR_READS:
             return {}
-        path = self._store.path(summed_words(self._round(), part.name))
+        name = summed_words(self._round(), part.name)
+        path = self._store.path(name)
         kept = kept_sum(part.name, path, own.nbytes)
         spec = parse_canonical(kept.claim.document, RoundSpec, str(path))
         words = np.memmap(path, WORD[own.ring], "r", shape=(own.body,))
@@ -184,6 +185,7 @@ class OpenedSums:
             made = folded(part, spec.groups[index], opened_group(spec, index, kept.claim.survivors, [(0, words)]))
             if hashing.result() != sha256:
                 raise LocalError(f"{path}: its words are not those of the open sum, the disk changed them")
+        self._store.found_sound(name)
         return made
 
     def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> None:

@@ -203,7 +203,8 @@ class JobStore:
         self._items = items
         self._files = dict(files)
         self._given = dict(given)
-        self._sound: set[str] = set()  # files of the silos that were found unchanged since the last commit
+        self._sound: set[str] = set()  # files that were found unchanged since the last commit
+        self._folded: set[str] = set()  # words that the fold of the open round read, and found unchanged
         self._mixed: Collection[str] = ()  # padded words that rows are of which were put aside
         self._rubbish: set[str] = set()  # no longer referred to since the last commit
         self._loading = threading.Lock()
@@ -252,6 +253,10 @@ class JobStore:
         if name not in self._sound:
             check()
             self._sound.add(name)
+
+    def found_sound(self, name: str) -> None:
+        """The fold of a round read these words, and they are as they were written: not hashed again in the next one."""
+        self._folded.add(name)
 
     def _check(self, name: str, digest: str, found: Callable[[], str]) -> None:
         if digest != found():
@@ -392,7 +397,7 @@ class JobStore:
             self._digests |= digests
             before = {*self._files.values(), *self._mixed}
             self._files, self._mixed = self.after(changes), mixed
-            self._sound = set()
+            self._sound, self._folded = self._folded, set()
             self._given = {name: digest for name, digest in self._given.items() if name in self._files.values()}
             wanted = {*self._files.values(), *mixed}
         kinds = (*(f"{round_}.*{kind}" for kind in (*SUFFIXES[:4], WORDS)), opened_sum(round_))

@@ -684,3 +684,12 @@ def test_rotated_vectors_are_read_by_part_and_silo(tmp_path, job):
         job.store.keep_as(f"2.{silo}.rows.rotated", tmp_path / "part")
     read = job.store.rotated(("b", "a"), 2, [part])
     assert [read("rows", silo, "r").tolist() for silo in "ab"] == [[[0.0] * 3] * 2, [[1.0] * 3] * 2]
+
+
+def test_words_that_a_fold_read_are_looked_at_again_after_the_next_commit_and_not_before(tmp_path):
+    store, looked = JobStore(tmp_path, lambda _: (), {}), []
+    store.found_sound("0.model.words")
+    for round_ in range(2):
+        store.commit(round_, {}, {})
+        store.check_once("0.model.words", lambda number=round_: looked.append(number))
+    assert looked == [1]
