@@ -126,6 +126,7 @@ class Daemon:
         self._waiting: Counter[str] = Counter()  # silo → its calls that wait
         self._folding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}  # of each job's present stage
         self._means = Means(config.timing, roster, keys, database, self.contributions)
         self._gatherings: dict[str, Gathering] = {}  # by job, of its open round
         self._spool = config.directory / "spool"
@@ -498,7 +499,10 @@ class Daemon:
     def _watch(self, run: JobRun, effect: Watch) -> None:
         loop = asyncio.get_running_loop()
         seconds = {"admitting": self.config.timing.admission_seconds}.get(effect.stage, run.job.round_timeout)
-        loop.call_later(seconds, self.apply, run, Deadline(effect.stage, effect.round))
+        if (before := self._deadlines.get(run.job.name)) is not None:  # of a stage that is over, or has begun again
+            before.cancel()
+        deadline = Deadline(effect.stage, effect.round)
+        self._deadlines[run.job.name] = loop.call_later(seconds, self.apply, run, deadline)
 
     def start(self, work: Coroutine[Any, Any, Any], done: Callable[[asyncio.Task[Any]], None]) -> None:
         """Run it beside all else; ``done`` hears how it ended, unless it was cancelled."""

@@ -223,8 +223,8 @@ class Database:
             with self._explained():
                 if read_only:
                     self._connection.execute("BEGIN")  # one state of the file in all that is read
-                    if self._check_version() == VERSION:
-                        table_seals.check(self._connection, path)
+                    self._check_version()
+                    table_seals.check(self._connection, path)
                 else:
                     self._prepare()
         except sqlite3.Error as error:
@@ -246,18 +246,15 @@ class Database:
                 run(f"PRAGMA user_version = {VERSION}")
         else:
             self._check_version()
-            if not table_seals.check(self._connection, self._path):
-                with self.transaction():
-                    table_seals.begin(self._connection)
+            table_seals.check(self._connection, self._path)
         table_seals.keep(self._connection)
 
-    def _check_version(self) -> int:
+    def _check_version(self) -> None:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
         if found not in (*BEFORE, VERSION):  # to be read, older ones are the same
             raise LocalError(
                 f"{self._path}: is of version {found}, this release reads {VERSION}; use the one that made it"
             )
-        return int(found)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

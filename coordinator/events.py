@@ -50,7 +50,8 @@ class Summed:
 class SumFailed:
     """An attempt at the sum of a blind round is over without one; ``final``: another could not succeed.
 
-    ``spoiled``: the silos of a sum that was opened and is none of values.
+    ``spoiled``: the silos of a sum that was opened and is none of values. ``signed``: those of a sum that some of them
+    may have signed.
     """
 
     round: int
@@ -58,6 +59,7 @@ class SumFailed:
     reason: str
     final: bool = False
     spoiled: tuple[str, ...] = ()
+    signed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -203,9 +203,9 @@ class Gathering:
         """The sum over these silos is open."""
         self._host.apply(self._run, Summed(self.round, members))
 
-    def failed(self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...]) -> None:
+    def failed(self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...], signed: tuple[str, ...]) -> None:
         """An attempt is over without a sum."""
-        self._host.apply(self._run, SumFailed(self.round, attempt, why, final, spoiled))
+        self._host.apply(self._run, SumFailed(self.round, attempt, why, final, spoiled, signed))
 
 
 def _digests(items: Sequence[Item], delivery: Delivery, hashed: Hashed) -> list[bytes]:

@@ -79,7 +79,7 @@ from .events import (
 # Attempts at the sum of a blind round; those that an operator stopped do not count.
 MOST_ATTEMPTS = 30  # a host may be away for twenty minutes (gathering.py pauses between them), a process die in a loop
 MOST_REFUSED = 3  # of them, that failed for more than silos which were away: what a silo refuses, it refuses again
-MOST_RESTARTED = 100  # attempts beside them, that failed for silos alone which began anew, and are there again
+MOST_RESTARTED = 100  # other attempts: nearly all failed since silos began anew alone
 RESTARTED = "STOPPED"  # why a silo drops out whose process began anew
 AWAY = ("lost", "deadline", RESTARTED)  # why a silo drops out that may well take part in the next
 
@@ -114,6 +114,7 @@ class JobState:
     least: int = 1  # silos of what is left of a batch without those that are proven to have broken the rules
     lost: frozenset[str] = frozenset()  # silos without which the next attempt is made
     spoiled: tuple[tuple[str, ...], ...] = ()  # silos of the sums of this round that are none of values, in turn
+    signed: frozenset[str] = frozenset()  # silos of this round's sums that some may have signed, and are not open
     attempt: int = 0  # at the sum of this round: the one that goes on, or the next
     fruitless: int = 0  # attempts at it that ended without a sum
     refused: int = 0  # those of them that will hardly end otherwise
@@ -178,7 +179,7 @@ def advance(state: JobState, event: Event) -> Step:
         case Folded(round_) if state.stage == "folding" and round_ == state.round:
             members = tuple(s for s in state.cohort if s in state.given)
             told = Report("round.closed", {"round": round_, "members": members})
-            trained = {silo for spoiled in state.spoiled for silo in spoiled}.union(members)  # they signed a sum of it
+            trained = state.signed.union(members, *state.spoiled)  # whoever may have signed a sum goes on from there
             state = replace(state, counted={**state.counted, **dict.fromkeys(sorted(trained), round_ + 1)})
             if round_ + 1 == state.rounds:
                 return _then(replace(state, round=state.rounds), (told,), _complete)
@@ -233,6 +234,8 @@ def _heard(state: JobState, event: Given | Failed) -> Step:
 
 def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
     """What came of an attempt; one that was stopped meanwhile may have come to its end."""
+    if isinstance(event, SumFailed) and event.attempt == state.attempt and not state.given:
+        state = replace(state, signed=state.signed.union(event.signed))
     match event:
         case Summed(_, members) if state.stage in ("round", "stopped", "queued"):
             state = replace(state, given=dict.fromkeys(members, ""))
@@ -436,8 +439,10 @@ def _close(state: JobState) -> Step:
 
 def _unfolded(state: JobState, event: FoldFailed | Damaged) -> Step:
     """The round is open again for silos whose uploads the disk changed; not for one whose second is changed, too."""
-    if isinstance(event, FoldFailed) or state.again.intersection(event.silos):
+    if isinstance(event, FoldFailed):
         return _finish(state, "failed", event.reason)
+    if state.again.intersection(event.silos):
+        return _finish(state, "failed", f"{event.reason} a second time; have the job signed again under a new name")
     if not state.given.keys() >= set(event.silos):
         return state, ()
     told = Report("upload.damaged", {"round": event.round, "silos": event.silos, "why": event.reason})
@@ -463,7 +468,7 @@ def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: st
 def _emptied(state: JobState) -> JobState:
     """Without what was of a round that is over."""
     state = replace(state, cohort=(), given={}, failed={}, excluded=_guilty(state), lost=frozenset(), spoiled=())
-    return replace(state, attempt=0, fruitless=0, refused=0, again=frozenset())
+    return replace(state, attempt=0, fruitless=0, refused=0, again=frozenset(), signed=frozenset())
 
 
 def _end_if_complete(state: JobState) -> Step:

@@ -240,7 +240,8 @@ class JobStore:
         with ThreadPoolExecutor(READERS) as pool:
             found = dict(zip(uploads, pool.map(Upload.digest, uploads.values()), strict=True))
         if changed := tuple(silo for silo, digest in given.items() if digest != found[silo]):
-            raise DamagedError(_changed(self._folder, *(_upload(round_, silo) for silo in changed)), changed)
+            files = ", ".join(_upload(round_, silo) for silo in changed)
+            raise DamagedError(f"{self._folder}: the disk changed {files}", changed)
         self._given |= {_upload(round_, silo): digest for silo, digest in given.items()}
 
     def check_files(self, digests: Mapping[str, str]) -> None:
@@ -530,8 +531,8 @@ class Folding:
         self.changes[place] = name
 
 
-def _changed(folder: Path, *files: str) -> str:
-    return f"{folder}: the disk changed {', '.join(files)}; have the job signed again under a new name"
+def _changed(folder: Path, file: str) -> str:
+    return f"{folder}: the disk changed {file}; have the job signed again under a new name"
 
 
 def _sha256(path: Path) -> str:

@@ -12,7 +12,8 @@ all else to the shell. A silo asks for the n-th entry of its list; replayed, the
                                                            them did or ``secure_seconds`` are over; at once where no
                                                            masked words may have left
 
-Silos that signed survivors take part in no other attempt of the round: where too few others are left, it was the last.
+Unless sums are over whole batches, silos that signed survivors take part in no other attempt of the round: where too
+few others are left, it was the last.
 Where evidence shows why nothing could be opened (security/evidence.py), the very survivors repeat the sum without the
 dealers at fault, and it takes all of them. With each attempt silos are shown all evidence of the job: they take part in
 sums that lack the dealers it is against. In a job of whole batches (algorithms/batches.py) whoever signed may sign
@@ -357,7 +358,7 @@ class Summing:
 
     @property
     def _regroups(self) -> bool:
-        """Whether who signed a sum of the round may sign another, over other batches."""
+        """Whether who signed a sum of the round may sign another, over whole batches."""
         return self._setting.terms.regroups(self._states[-1].spec)
 
     @property
@@ -433,7 +434,7 @@ class Summing:
         """Whether no further attempt could be opened, whoever comes back."""
         state = self._states[-1]
         guilty = {silo for silo, code in state.failed.items() if code in GUILTY}
-        if self._regroups:  # who signed may sign for other batches
+        if self._regroups:  # who signed may sign again, for whole batches
             asked = [silo for silo in self._states[0].spec.cohort if silo not in guilty]
             whole = self._terms.whole(state.spec, asked)
             same = state.spoiled and len(self._setting.terms.batches) == 1  # it would be none of values again
@@ -458,7 +459,7 @@ class Summing:
         self._over, self._waiting = True, False
         state = self._states[-1]
         spoiled = state.u3 if state.spoiled and self._regroups else ()  # else who signed it signs no other
-        self._shell.failed(self.attempt, self._why, self._final, spoiled)
+        self._shell.failed(self.attempt, self._why, self._final, spoiled, state.u3)
 
 
 def _said(code: str) -> str:

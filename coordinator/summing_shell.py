@@ -49,10 +49,11 @@ class Shell(Protocol):
     def summed(self, members: tuple[str, ...]) -> None:
         """The sum over these silos is open."""
 
-    def failed(self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...]) -> None:
+    def failed(self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...], signed: tuple[str, ...]) -> None:
         """An attempt is over without a sum; ``final``: another could not succeed.
 
-        ``spoiled``: the silos of a sum that was opened and is none of values.
+        ``spoiled``: the silos of a sum that was opened and is none of values. ``signed``: those of a sum that some of
+        them may have signed.
         """
 
 
@@ -69,5 +70,5 @@ class Setting:
     sign: Sign = field(repr=False)
     together: Batches = ()  # who is in an attempt together or not at all (``Job.together``)
     proofs: tuple[Misdealing, ...] = ()  # evidence of the rounds before this one
-    notes: tuple[Abandon, ...] = ()  # of earlier rounds, and their survivors (settled.py)
-    shown: tuple[SurvivorsShown, ...] = ()
+    notes: tuple[Abandon, ...] = ()  # of earlier rounds (settled.py)
+    shown: tuple[SurvivorsShown, ...] = ()  # survivors of earlier rounds (settled.py)

@@ -20,6 +20,7 @@ CREATE TABLE seals (                    -- what shows whether a disk changed row
   name TEXT PRIMARY KEY,
   sha256 BLOB NOT NULL
 ) STRICT"""
+SEALED_SINCE = 5  # the version of the database
 LEFT_OUT = {("jobs", "method")}
 NO_ROWS = bytes(32)
 
@@ -51,12 +52,19 @@ def keep(connection: sqlite3.Connection) -> None:
             connection.execute(f"CREATE TEMP TRIGGER {name} AFTER {event} ON {table} BEGIN {' '.join(steps)} END")
 
 
-def check(connection: sqlite3.Connection, path: Path) -> bool:
-    """LocalError names a table that is not as it was written; False for a database that has no seals yet."""
-    if "seals" not in _names(connection):
-        return False
-    kept = dict(connection.execute("SELECT name, sha256 FROM seals"))
+def check(connection: sqlite3.Connection, path: Path) -> None:
+    """LocalError names a table that is not as it was written, or ``seals`` where that is gone.
+
+    Databases of releases that knew no seals are taken as they are.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version < SEALED_SINCE:
+        return
     tables = _tables(connection)
+    if "seals" not in _names(connection):
+        tables, kept = ["seals"], {}
+    else:
+        kept = dict(connection.execute("SELECT name, sha256 FROM seals"))
     changed = sorted({*tables} ^ kept.keys()) or [name for name in tables if kept[name] != _found(connection, name)]
     (whole,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if changed or whole != "ok":
@@ -65,7 +73,6 @@ def check(connection: sqlite3.Connection, path: Path) -> bool:
             f"{path}: {what} is not as it was written: the disk changed it; with the coordinator stopped, put back the "
             "newest copy of its whole folder, or have its jobs signed under new names and move the folder away"
         )
-    return True
 
 
 def _names(connection: sqlite3.Connection) -> list[str]:

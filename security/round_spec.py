@@ -155,11 +155,11 @@ class Terms:
     excused: frozenset[str] = frozenset()
 
     def whole(self, spec: RoundSpec, silos: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``silos``, in their order, who may be in a sum of this specification, the other batches apart.
+        """Those of ``silos``, in their order, whose batch may be in a sum of this specification.
 
-        A batch that an excused silo left is no smaller than one that a job may have (``Job.least_batch``).
+        A batch without its excused silos has at least as many as a job's batches have (``Job.least_batch``).
         """
-        least = max(spec.min_cohort, self.min_cohort, spec.colluders + 2)
+        least = max(spec.min_cohort, self.min_cohort, spec.colluders + max(2, self.min_honest))
         return unbroken(self.batches, silos, self.excused, least)
 
     def regroups(self, spec: RoundSpec) -> bool:

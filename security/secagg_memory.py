@@ -24,14 +24,16 @@ round is summed again. All sums of a round are over unions of batches then, and 
 (algorithms/batches.py): of one batch, the same sum again. That takes no word of the coordinator, so it may ask for them
 at any time.
 
-It holds in one round alone. In a later round the silos of a batch that signed before begin from later states, and one
-that was not asked to sign could be kept at the state before. Of nine silos in three batches, seven sign; so two of a
-batch could be kept, and the difference of that batch's two sums would be what one round changed in the third silo. So
-what may be open of an earlier round is settled first, by one of:
+This holds within one round only. In a later round the silos of a batch that signed before begin from later states, and
+one that was not asked to sign could be kept at the state before. Of nine silos in three batches, seven sign; so two
+of a batch could be kept, and the difference of that batch's two sums would be what one round changed in the third silo.
+So attempts stay pending when the next one of their round is entered, until this silo signs one of that round, and what
+may be open of an earlier round is settled first, by one of:
 
 - abandon notes of so many of its members that nobody finds t signatures any more (``Pending.check_abandoned``);
 - t signatures over its survivors, of whom this silo is none (``SurvivorsShown``);
-- a delivered sum of that round, which the silos' tags prove, without these values (``Memory.settled``).
+- a delivered sum of that attempt, which the silos' tags prove, without these values; in a round that is summed once,
+  of any attempt (``Memory.settled``).
 """
 
 from collections.abc import Sequence
@@ -77,8 +79,8 @@ class Pending(Strict):
                 held.add(note.silo)
         why = (
             f"asks for values that an earlier attempt of round {self.round} may still show, and brings abandon notes "
-            f"of {len(held)} silos, not {self.notes_needed}, and no {self.threshold} signatures over survivors without "
-            "this silo; it may have none to bring"
+            f"of {len(held)} silos, not {self.notes_needed}, nor {self.threshold} signatures over survivors without "
+            "this silo; the coordinator may not have them, and nobody is to blame"
         )
         check(len(held) >= self.notes_needed, NOBODY, Code.ABANDON, why)
 
@@ -119,12 +121,16 @@ class Memory(Strict):
         check(start == NO_STATE or start > self.signed_round, COORDINATOR, Code.ATTEMPT, why)
         return self._with(start=start)
 
-    def settled(self, round_: int, ctx: str, survivors: Sequence[str], silo: str) -> Self:
-        """Memory of which sum was opened in a round, as all survivors' tags prove: no other of that round ever is.
+    def settled(self, round_: int, ctx: str, survivors: Sequence[str], silo: str, *, alone: bool) -> Self:
+        """Memory of which sum was opened in a round, as all survivors' tags prove.
 
+        ``alone``: no other of that round ever is. Where a round may be summed again, others may be open beside it.
         ``silo`` is this one. Where its values are in that sum it was told so by ``start``.
         """
-        resolved = [p for p in self.pending if p.round == round_ and (p.ctx != ctx or silo not in survivors)]
+        without = silo not in survivors
+        resolved = [
+            p for p in self.pending if p.round == round_ and ((alone and p.ctx != ctx) or (p.ctx == ctx and without))
+        ]
         return self._with(pending=tuple(p for p in self.pending if p not in resolved)) if resolved else self
 
     def shown(self, survivors: Sequence[SurvivorsShown], silo: str, signers: Signers) -> Self:
@@ -190,9 +196,10 @@ class Memory(Strict):
             for p in self.pending
             if p.round == spec.round or p.model == spec.model_digest or p.start == self.start != NO_STATE
         ]
+        if terms.regroups(spec):  # attempts of this round are of whole batches, as this one is; they may be open still
+            same = [p for p in same if p.round != spec.round]
         for attempt in same:
-            if attempt.round != spec.round or not terms.regroups(spec):  # else it is of whole batches, like this one
-                attempt.check_abandoned(notes, signers)
+            attempt.check_abandoned(notes, signers)
         return self._with(
             round=spec.round,
             attempt=spec.attempt,
@@ -224,7 +231,7 @@ class Memory(Strict):
             signed_attempt=spec.attempt,
             signed_survivors=tuple(survivors),
             signed_models=tuple(dict.fromkeys((*self.signed_models, spec.model_digest))),
-            pending=tuple(p for p in self.pending if p.ctx != self.ctx),
+            pending=tuple(p for p in self.pending if p.round != spec.round),  # its next state is behind this round
         )
 
     def given_up(self) -> Self:

@@ -102,6 +102,7 @@ class Party:
     terms: Terms
     sign: Sign = field(repr=False)
     draw: Draw = field(repr=False)
+    others: Signers | None = None  # all who may have signed notes on earlier rounds; None: ``signers``
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,11 @@ def begin(
 ) -> Step:
     """Enter an attempt; RefusedError says why this silo does not, and then nothing is remembered or sent."""
     spec = receive(document, signature, frame, party.terms, party.signers, party.silo)
-    memory = memory.shown(shown, party.silo, party.signers)
-    signed = memory.repeated(spec, evidence, party.signers, party.terms)
+    others = party.others or party.signers
+    memory = memory.shown(shown, party.silo, others)
+    signed = memory.repeated(spec, evidence, others, party.terms)
     only = tuple(silo for silo in signed if silo not in party.terms.excused)
-    memory = memory.entered(spec, notes, party.signers, evidence, party.terms)
+    memory = memory.entered(spec, notes, others, evidence, party.terms)
     ctx, seeds = spec.context(), Seeds(*(party.draw(KEY_BYTES) for _ in range(6 if spec.compared else 5)))
     keys = receiving_keys(seeds.receiving, ctx, party.silo, spec.cohort)
     bundle = make_bundle(ctx, party.silo, seeds.seal, seeds.mask, key_root(keys), party.sign)

@@ -31,7 +31,7 @@ from ..security.roster import Roster
 from .admission import Admitted, admit, checked_cohort
 from .blind import REFUSED
 from .blind_rounds import BlindRounds, Local
-from .bundle import Bundle
+from .bundle import UNSAID, Bundle
 from .config import SiloConfig
 from .delivery import Delivered
 from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
@@ -301,6 +301,13 @@ class Agent:
             return
         goes_on = self._blind.goes_on(job.digest, round_)
         bundle = None if goes_on else await self._outbox(job, folder, round_)
+        if bundle is not None and bundle.start not in (UNSAID, asked.counted):
+            raise RefusedError(
+                self._roster.coordinator.id,
+                "DELIVERY",
+                f"asks for round {round_} of job {job.name!r} from the state after round {asked.counted - 1}; what it "
+                f"gives was trained from the state after round {bundle.start - 1}, as the coordinator had said before",
+            )
         over = bundle is None and not goes_on and round_ < folder.rounds_done
         if folder.finished or round_ >= job.length or over:
             raise RefusedError(

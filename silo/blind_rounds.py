@@ -163,7 +163,8 @@ class BlindRounds:
         model = model_digest(job, round_, delivered.items, delivered.digests, delivered.sums)
         frame = round_frame(job, round_, self._roster.federation, rosters.digest(self._roster), model, parts)
         terms = round_terms(job, self._policy.terms)
-        party = Party(self._silo, Signers.of(self._roster, cohort), terms, self._keys.sign, os.urandom)
+        signers, others = (Signers.of(self._roster, silos) for silos in (cohort, job.silos))
+        party = Party(self._silo, signers, terms, self._keys.sign, os.urandom, others)
         training = asyncio.create_task(train(delivered))
         return BlindRound(
             self._gate,

@@ -20,13 +20,20 @@ from ..security.release import MASKED, Release
 
 T = TypeVar("T")
 
+START = "staddle.start"  # in the metadata of an outbox
+UNSAID = -1
+
 
 @dataclass(frozen=True)
 class Bundle:
-    """Tensors by part and name, the weights of sums among them, and their taints."""
+    """Tensors by part and name, the weights of sums among them, and their taints.
+
+    ``start`` is how many rounds are behind the state that it was trained from; UNSAID where no outbox says it.
+    """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     taints: Mapping[str, Mapping[str, Taint]] = field(default_factory=dict)
+    start: int = UNSAID
 
     def taint(self, part: str, name: str) -> Taint:
         """What a tensor was computed from; private unless something else was said."""
@@ -52,17 +59,18 @@ def tainted(releases: Sequence[Release], bundle: Bundle) -> tuple[Release, ...]:
 def to_bytes(bundle: Bundle) -> bytes:
     """The file."""
     said = _flat(bundle.taints)
-    return tensor_file.to_bytes(_flat(bundle.tensors), {TAINTS: taints_to_text(said)} if said else None)
+    metadata = {START: str(bundle.start), **({TAINTS: taints_to_text(said)} if said else {})}
+    return tensor_file.to_bytes(_flat(bundle.tensors), metadata)
 
 
 def read(path: Path) -> Bundle:
     """The bundle of a file; LocalError for one that was not written here, or that the disk changed."""
     tensors, metadata = tensor_file.read(path)
     try:
-        taints = taints_from_text(metadata.get(TAINTS, "[]"))
+        taints, start = taints_from_text(metadata.get(TAINTS, "[]")), int(metadata.get(START, UNSAID))
     except ValueError as error:
         raise LocalError(f"{path}: cannot read it: {error}; restore the silo's folder from a backup") from error
-    return Bundle(_by_part(tensors), _by_part(taints))
+    return Bundle(_by_part(tensors), _by_part(taints), start)
 
 
 def _flat(values: Mapping[str, Mapping[str, T]]) -> dict[str, T]:

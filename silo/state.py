@@ -27,7 +27,7 @@ passed) is as if the silo had been away: the next begins from the state before i
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ class JobFolder:
         outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
         if counted > self._confirmed():  # before older states go
             checked_file.write_json(self.path / "counted", Counted(counted=counted))
-        write_atomic(outbox, bundle.to_bytes(given))
+        write_atomic(outbox, bundle.to_bytes(replace(given, start=counted)))
         write_atomic(kept, state_to_bytes(state))
         for path in (*self.path.glob("outbox-*.safetensors"), *self.path.glob("state-*.safetensors")):
             if path not in (outbox, kept, self._state(counted)):
@@ -156,8 +156,8 @@ class JobFolder:
 
     def forget(self, round_: int) -> None:
         """Let the round be trained again from the state before it; nothing of it has left."""
-        self._state(round_ + 1).unlink(missing_ok=True)  # first: an outbox counts beside its state alone
-        self._outbox(round_ + 1).unlink(missing_ok=True)
+        remove(self._state(round_ + 1))  # first: an outbox counts beside its state alone
+        remove(self._outbox(round_ + 1))
 
     def _confirmed(self) -> int:
         """The most rounds that the coordinator ever said to count."""

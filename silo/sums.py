@@ -22,9 +22,9 @@ from ..security.evidence import Misdealing
 from ..security.fixedpoint import Group, Words
 from ..security.labels import SECAGG_CONTEXT, framed
 from ..security.open_sum import Claim, check_claim, open_group
-from ..security.round_spec import Frame, RoundSpec
+from ..security.round_spec import Frame, RoundSpec, Terms
 from ..security.secagg_fault import COORDINATOR, Code, check
-from ..security.secagg_memory import Memory
+from ..security.secagg_memory import NO_STATE, Memory
 from .coming_words import ComingWords
 from .sharing import Sharing
 
@@ -109,10 +109,14 @@ class Sums:
         sharing = self._sharing
         return round_frame(sharing.job, round_, sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
 
-    def _checked(self, place: SumDown, claim: Claim) -> RoundSpec:
+    @property
+    def _terms(self) -> Terms:
+        """By which sums of the job are opened, also such as this silo is not in."""
         job = self._sharing.job
-        # By these it was opened; this silo need not have been in it.
-        terms = round_terms(job, row_terms(job), self._sharing.proven(self.proofs))
+        return round_terms(job, row_terms(job), self._sharing.proven(self.proofs))
+
+    def _checked(self, place: SumDown, claim: Claim) -> RoundSpec:
+        job, terms = self._sharing.job, self._terms
         spec = check_claim(claim, self._frame(place.round), terms, self._sharing.signers)
         # Beyond that, its cohort was drawn for that round.
         drawn = set(spec.cohort) <= set(job.cohort(place.round))
@@ -123,6 +127,11 @@ class Sums:
         why = f"delivers the sum of another attempt at round {place.round} than the one that this silo signed"
         held = without or self.memory.may_be_opened(place.round, spec.context())
         check(held, COORDINATOR, Code.SUM, why)
+        # And where this silo's values are in it, that round counts.
+        start = self.memory.start
+        counts = self._sharing.silo not in claim.survivors or start == NO_STATE or start > place.round
+        why = f"delivers a sum of round {place.round} with values of this silo, and does not count the round for it"
+        check(counts, COORDINATOR, Code.SUM, why)
         return spec
 
     def _finish(self, coming: _Coming, words: Words) -> None:
@@ -133,7 +142,8 @@ class Sums:
             self._refuse(place, coming.claim.document, error)
             raise
         ctx, survivors = coming.spec.context().hex(), coming.claim.survivors
-        self.memory = self.memory.settled(place.round, ctx, survivors, self._sharing.silo)
+        alone = not self._terms.regroups(coming.spec)
+        self.memory = self.memory.settled(place.round, ctx, survivors, self._sharing.silo, alone=alone)
         made = folded(place.part, own, opened, words)
         self._made[place.part.name] = {spec.name: made[spec.name] for spec in self._down[place.part.name].tensors}
 

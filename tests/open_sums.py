@@ -154,7 +154,7 @@ class Recipient:
             if not self.world.gate._session:
                 await self.world.gate.hello()
             sharing = sharing_of(self.tagged, job, ME, self.folder / "job", key)
-            taking = Sums(sharing, round_, memory or Memory()) if sums_down(job, round_) else None
+            taking = Sums(sharing, round_, memory or Memory(start=round_)) if sums_down(job, round_) else None
             found = await self.world.gate.fetch(job, round_, None, taking)
             self.remembered = taking and taking.memory
             return found

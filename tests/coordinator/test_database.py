@@ -511,9 +511,21 @@ def database_dump(path):
 def test_a_database_of_a_release_without_seals_is_sealed(path):
     filled(path)
     with sqlite3.connect(path) as old:
-        old.execute("DROP TABLE seals")
+        for table in ("seals", "misdealings"):
+            old.execute(f"DROP TABLE {table}")
+        old.execute("PRAGMA user_version = 4")
+    Database(path, read_only=True).close()
     Database(path).close()
     with sqlite3.connect(path) as disk:
         disk.execute("UPDATE rounds SET round = 7")
     with pytest.raises(LocalError, match="table rounds"):
         Database(path)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_database_whose_seals_are_gone_is_not_sealed_as_it_is(path, read_only):
+    filled(path)
+    with sqlite3.connect(path) as disk:
+        disk.execute("DROP TABLE seals")
+    with pytest.raises(LocalError, match="table seals is not as it was written"):
+        Database(path, read_only=read_only)

@@ -124,7 +124,7 @@ class World:
     def summed(self, members):
         self.ends.append(("summed", members))
 
-    def failed(self, attempt, why, final, spoiled):
+    def failed(self, attempt, why, final, spoiled, signed):
         self.ends.append(("failed", attempt, why, final))
 
     # What happens.
@@ -831,7 +831,7 @@ def test_of_a_sum_that_is_none_of_values_silos_are_named_where_they_may_sign_ano
         world = World(folder, n=8)
         batched(world, kind, (world.silos[:4], world.silos[4:]))
         named = []
-        monkeypatch.setattr(world, "failed", lambda *end, named=named: named.append(end[2:]))
+        monkeypatch.setattr(world, "failed", lambda *end, named=named: named.append(end[2:4]))
         world.open_now = lambda world=world: world.summing.unopened(world.opens.pop()[0], "beyond", spoiled=True)
         world.begin().run()
         assert named == [(False, world.silos) if kind is Terms else (True, ())]

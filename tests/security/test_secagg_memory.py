@@ -102,10 +102,10 @@ def test_values_from_one_state_are_in_one_signed_sum():
 def test_an_upload_is_settled_by_the_sum_of_its_round_that_holds_it_not():
     of, ctx = spec(3, 0), spec(3, 0).context().hex()
     memory = entered(of).uploading(of, FIVE)
-    assert memory.settled(4, ctx, FIVE[1:], FIVE[0]) is memory  # the sum of another round says nothing
-    assert memory.settled(3, ctx, FIVE, FIVE[0]) is memory  # its values are in that sum
+    assert memory.settled(4, ctx, FIVE[1:], FIVE[0], alone=True) is memory  # the sum of another round says nothing
+    assert memory.settled(3, ctx, FIVE, FIVE[0], alone=True) is memory  # its values are in that sum
     for found, survivors in ((ctx, FIVE[1:]), ("ee" * 32, FIVE)):  # without it; or of another attempt
-        after = memory.settled(3, found, survivors, FIVE[0])
+        after = memory.settled(3, found, survivors, FIVE[0], alone=True)
         assert after.pending == ()
         assert entered(spec(4, 0, OTHER_MODEL), after).round == 4
 
@@ -214,7 +214,11 @@ def test_a_round_of_one_batch_may_be_summed_again_over_all_of_it():
 def test_an_attempt_that_others_may_have_signed_binds_nobody_of_whole_batches():
     everybody = over(NINE, 0)
     memory = entered(everybody).uploading(everybody, NINE)
-    assert memory.entered(over(NINE[3:], 1), (), signers(NINE), None, THREES).pending == ()
+    after = memory.entered(over(NINE[3:], 1), (), signers(NINE), None, THREES)
+    assert after.pending == memory.pending  # the sum over everybody may still be opened
+    with pytest.raises(RefusedError, match="brings abandon notes of 0 silos, not 4"):
+        after.entered(over(NINE, 0, round=4), (), signers(NINE), None, THREES)
+    assert after.signed(over(NINE[3:], 1), NINE[3:]).pending == ()  # its next state is behind the round
     with pytest.raises(RefusedError, match="brings abandon notes of 0 silos, not 4"):
         memory.entered(over(NINE[3:], 1), (), signers(NINE), None, Terms())
     other = over(NINE[3:], 0, round=4)  # another round, of the same model: what was pending may still be opened
@@ -231,3 +235,21 @@ def test_a_round_with_rows_for_one_silo_is_summed_once():
     memory = entered(everybody).uploading(everybody, NINE).signed(everybody, NINE)
     with pytest.raises(RefusedError, match="after its survivors were signed"):
         memory.entered(over(NINE[3:], 1, **fields), (), signers(NINE), None, THREES)
+
+
+@pytest.mark.parametrize(
+    ("number", "within", "alone", "left"),
+    [
+        (0, True, True, 1),  # its own values are in the sum, as ``start`` says
+        (0, False, True, 0),
+        (0, False, False, 0),
+        (1, False, True, 0),  # no two sums of such a round are opened
+        (1, False, False, 1),  # the other attempt may be open beside it
+    ],
+)
+def test_what_a_delivered_sum_says_of_an_attempt(number, within, alone, left):
+    everybody = over(NINE, 0)
+    memory = entered(everybody).uploading(everybody, NINE)
+    ctx = over(NINE, number).context().hex()
+    survivors = NINE if within else tuple(silo for silo in NINE if silo != NINE[0])
+    assert len(memory.settled(everybody.round, ctx, survivors, NINE[0], alone=alone).pending) == left

@@ -106,7 +106,7 @@ class Hall:
     def summed(self, members):
         self.ends.append(("summed", members))
 
-    def failed(self, attempt, why, final, spoiled):
+    def failed(self, attempt, why, final, spoiled, signed):
         self.ends.append(("failed", attempt, why))
 
 

@@ -71,10 +71,12 @@ def test_the_file_keeps_tensors_and_taints(tmp_path):
         assert all(torch.equal(found.tensors[p][name], value) for p in TENSORS for name, value in TENSORS[p].items())
 
 
-def test_the_file_of_a_plain_job_has_the_tensors_alone(tmp_path):
+def test_the_file_of_a_plain_job_has_the_tensors_and_where_they_began(tmp_path):
     flat = {f"{part}/{name}": value for part, own in TENSORS.items() for name, value in own.items()}
-    data = bundles.to_bytes(Bundle(TENSORS))
-    assert (tensor_file.metadata_of(data).keys(), data) == ({"sha256"}, tensor_file.to_bytes(flat))
+    assert bundles.to_bytes(Bundle(TENSORS, start=3)) == tensor_file.to_bytes(flat, {bundles.START: "3"})
+    assert kept(tmp_path / "outbox", Bundle(TENSORS, start=3)).start == 3
+    (tmp_path / "older").write_bytes(tensor_file.to_bytes(flat))
+    assert bundles.read(tmp_path / "older").start == bundles.UNSAID
 
 
 def test_a_private_jobs_file_without_taints_is_private(tmp_path):

@@ -25,7 +25,7 @@ from staddle.security.rotation import RotationMemory
 from staddle.security.secagg_memory import Memory
 from staddle.silo.account import JobAccount
 from staddle.silo.agent import Agent
-from staddle.silo.bundle import Bundle
+from staddle.silo.bundle import UNSAID, Bundle
 from staddle.silo.config import SiloConfig
 from staddle.silo.mix_memory import MixMemory, OpenedDirected, OpenedRows, Rotations
 from staddle.silo.prekeys import PrekeyFiles
@@ -145,6 +145,15 @@ def damaged_outbox(made, world, job):
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     config = SiloConfig.model_construct(directory=world.path.parent)
     return Agent(config, "silo-a", made.roster, world.policy, world.gate, world.keys), folder
+
+
+def test_what_was_trained_from_one_state_is_not_given_as_if_from_another(tmp_path):
+    """A coordinator that counts other rounds now would have the same state's values in a second sum."""
+    folder = JobFolder(tmp_path)
+    folder.accept(b"{}")
+    folder.save_round(2, 1, STATE, GIVEN)
+    assert folder.outbox(2).start == 1
+    assert Bundle({}).start == UNSAID
 
 
 def test_a_damaged_outbox_of_which_nothing_left_is_trained_again(made, tmp_path, caplog):

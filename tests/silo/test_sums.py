@@ -184,9 +184,9 @@ def test_a_sum_that_is_not_the_silos_is_refused_and_stands_in_the_ledger(recipie
 def test_the_sum_of_a_round_is_the_one_whose_survivors_this_silo_signed(recipient, sums):
     """Another attempt at the round has honest tags, too, where a silo of the job helps the coordinator."""
     made = sums["simple", 0]
-    signed = Memory().starting(0).signed(made.spec, SILOS)
+    signed = Memory().starting(0).signed(made.spec, SILOS).starting(1)
     assert recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=signed).sums
-    other = Memory().starting(0).signed(made.spec.model_copy(update={"attempt": 1}), SILOS)
+    other = Memory().starting(0).signed(made.spec.model_copy(update={"attempt": 1}), SILOS).starting(1)
     with pytest.raises(RefusedError, match="delivers the sum of another attempt at round 0 than") as caught:
         recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=other)
     assert caught.value.code == "SUM"
@@ -249,9 +249,19 @@ def test_a_sum_settles_what_became_of_an_upload_that_is_not_in_it(recipient, tag
     recipient.take(made.job, 1, frames, memory=memory)
     assert (len(memory.pending), recipient.remembered.pending) == (1, ())
     within = sums["simple", 0]
-    memory = Memory().starting(0).uploading(within.spec, SILOS)
+    memory = Memory().starting(0).uploading(within.spec, SILOS).starting(1)
     recipient.take(made.job, 1, delivery(made.job, 1, [within.down("model")]), memory=memory)
     assert recipient.remembered == memory
+
+
+def test_a_sum_with_values_of_a_silo_for_which_its_round_does_not_count_is_refused(recipient, sums):
+    """It would train once more from the state whose values are in it."""
+    made = sums["simple", 0]
+    with pytest.raises(
+        RefusedError, match="delivers a sum of round 0 with values of this silo, and does not"
+    ) as caught:
+        recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=Memory().starting(0))
+    assert caught.value.peer == "coordinator"
 
 
 @pytest.mark.parametrize("job", ["simple", "hidden"])
