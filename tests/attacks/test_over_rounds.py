@@ -107,6 +107,24 @@ def test_leave_one_out_sums_from_one_state_are_not_to_be_had(world, tmp_path, co
     assert {(code, blame) for _, code, blame in ended} in ({("ATTEMPT", "coordinator")}, {("SUM", "coordinator")})
 
 
+class Unasked(Attempted):
+    """The real silo uploads, and is not asked to sign who survived: the others may have the sum opened without it."""
+
+    def act(self, who, effect):
+        if not isinstance(effect, c.TellSurvivors):
+            super().act(who, effect)
+
+
+def test_values_of_one_state_are_not_given_as_if_they_were_of_another(world, tmp_path):
+    """What a silo trained lies on its disk. Before, it was given again for any state that the coordinator named."""
+    tasks = [offer(world, "public"), round_of(world, 0, "public"), round_of(world, 0, "public", counted=3)]
+    hostile = Blind(world, tasks, {0: [Unasked(world, "public", 0)]})
+    hostile.script["fetch"] = [lambda: delivery(world, "public", 0)] * 2
+    play(hostile, tmp_path)
+    assert len(hostile.contexts) == 1
+    assert ("FAILED", 0, "DELIVERY") in hostile.answers
+
+
 # The coordinator leaves other silos of a batch out of each round's sum.
 
 BATCHED = tuple(sorted((*SILOS, "border", "coast", "hills", "inland")))
