@@ -553,3 +553,23 @@ def test_a_retry_without_some_silos_shows_their_difference_to_nobody():
         assert (caught.value.peer, caught.value.code) == (peer, code)
     for silo in (ME, FIVE[1]):
         assert from_round(4, silo).stage == "keys"
+
+
+def test_notes_on_an_earlier_round_count_of_silos_that_the_new_cohort_lacks():
+    """Another part of the job's silos was drawn since."""
+    eight = names(8)
+    before = specify(frame(), eight, 0)
+    memory = machine.Memory().starting(0).uploading(before, eight)
+    notes = tuple(machine.make_abandon(before.context(), silo, signer(silo)) for silo in eight[4:])
+    own = frame(round=4, model_digest="ee" * 32)
+    spec = specify(own, eight[:4], 0)
+
+    def enter(others):
+        party = machine.Party(ME, signers(eight[:4]), Terms(), signer(ME), Drawn("entered"), others)
+        return machine.begin(
+            party, own, spec.payload(), signer("coordinator")(SECAGG_SPEC, spec.payload()), memory, notes
+        )
+
+    assert enter(signers(eight))[0].stage == "keys"
+    with pytest.raises(RefusedError, match="brings abandon notes of 0 silos, not 4"):
+        enter(None)
